@@ -1,8 +1,7 @@
 """fedopt: experiments in federated nested optimisation.
 
-The public names are what runs are begun and read with from Python, and what algorithms and problems of one's own are made with.
-Each is imported when it is first used, so that help and mistakes are answered without torch; `__init__.pyi` says the same to type
-checkers.
+The public names begin, read and compare runs from Python, and serve to write algorithms and problems. Each is imported when
+it is first used, so that help and mistakes are answered without torch. `__init__.pyi` lists them for type checkers.
 """
 
 import os

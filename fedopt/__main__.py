@@ -1,4 +1,7 @@
-"""The commands as programs, and `python -m fedopt`, the same as `fedopt`. Ctrl-C while Python still imports is one line, too."""
+"""The commands as programs, and `python -m fedopt`, which does the same as `fedopt`.
+
+Ctrl-C gives one line also while Python still imports.
+"""
 
 import atexit
 import os
@@ -17,7 +20,7 @@ from fedopt.machine import short_spins
 
 
 def main(module: str = "commands.run") -> None:
-    """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
+    """Call the function `main` of a module of fedopt, as the command `fedopt` does. module: its name without `fedopt.`."""
     os.environ.update(short_spins(), MPLBACKEND="Agg")  # whatever there is for windows and notebooks
     with ending_at_once():
         command = import_module(f"fedopt.{module}").main
@@ -26,27 +29,27 @@ def main(module: str = "commands.run") -> None:
 
 
 def compare() -> None:
-    """Entry point of `fedopt-compare`."""
+    """Do what the command `fedopt-compare` does."""
     main("commands.compare")
 
 
 def reproduce() -> None:
-    """Entry point of `fedopt-reproduce`."""
+    """Do what the command `fedopt-reproduce` does."""
     main("commands.reproduce")
 
 
 def tune() -> None:
-    """Entry point of `fedopt-tune`."""
+    """Do what the command `fedopt-tune` does."""
     main("commands.tune")
 
 
 def report() -> None:
-    """Entry point of `fedopt-report`."""
+    """Do what the command `fedopt-report` does."""
     main("commands.report")
 
 
 def bench() -> None:
-    """Entry point of `fedopt-bench`."""
+    """Do what the command `fedopt-bench` does."""
     main("commands.bench")
 
 

@@ -348,10 +348,10 @@ def compare(
         runs: Runs, or folders that hold some at any depth.
         metric: The metric's name. None: the problem's first metric.
         x: The cost that runs are compared by, such as ``bytes``.
-        target: A value of the metric: the table then says what it cost to reach it.
+        target: A value of the metric. The table then has the cost of reaching it.
         group_by: A key, or a list of keys, whose values are compared. None: all keys that differ.
-        names: New labels of groups, by their old labels or parts of them.
-        at: A value of ``x``: each run is judged by its last evaluation up to it. None: by its last one of all.
+        names: New labels of groups, by their old labels, or by one of the parts that commas separate in old labels.
+        at: A value of ``x``: each run is judged by its last evaluation up to this cost. None: by its very last evaluation.
         exclude: Patterns of folders to leave out, such as ``*seed3*``.
         label: The metric's label in tables and figures, with its unit. None: as the problem says.
 

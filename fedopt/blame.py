@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: the file and line of a user's code, the exception, and at most one hint.
+"""Find whose mistake an exception is: name the file and line of a user's code, the exception, and at most one hint.
 
 It imports no torch.
 """

@@ -1,4 +1,4 @@
-"""What this machine allows: its cores, its memory, and numbers that the environment sets. Imports no torch."""
+"""The limits of this machine: its cores, its memory, and numbers that environment variables set. Imports no torch."""
 
 import os
 from contextlib import suppress

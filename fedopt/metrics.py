@@ -1,7 +1,7 @@
-"""What a metric says of itself: its name, its label and unit, which way is better, how it is drawn. Imports no torch.
+"""The description of a metric: its name, its label and unit, which values are better, how it is drawn. Imports no torch.
 
-A problem declares its metrics as values of `Metric`; a run records them beside its numbers (run.json), so that nothing else needs
-to know any metric by its name.
+A problem declares its metrics as values of `Metric`; a run records them beside its numbers (run.json), so that nothing else
+needs to know any metric by its name.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""What the classes that a config names say of themselves, in words. Help and messages read it without an import.
+"""Facts on the classes that a config names, in words. Help and messages read them without importing the class.
 
-A class is imported, which takes torch, when somebody first asks about it. The user's cache keeps the answer until a file changes.
+A class is imported, which takes torch, when somebody first asks about it. The user's cache keeps the answer until a file
+changes.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What fedopt asks of Hydra: the files that the words of a command choose, composed."""
+"""The use of Hydra: compose the files that the overrides of a command choose."""
 
 import os
 from collections.abc import Hashable, Iterator

@@ -1,4 +1,4 @@
-"""The overrides of a command, its words: parsing, quoting and comparing them."""
+"""The overrides of a command, called words here: parsing, quoting and comparing them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

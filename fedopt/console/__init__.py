@@ -1,4 +1,4 @@
-"""Saying things to a person, how a text leaves the program, and what Ctrl-C does."""
+"""Messages for a person, texts escaped for output, and the handling of Ctrl-C."""
 
 from fedopt.lazy import face
 

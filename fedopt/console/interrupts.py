@@ -1,4 +1,4 @@
-"""What Ctrl-C does. Imports nothing that takes time."""
+"""Handling of Ctrl-C and SIGTERM. Imports nothing that takes time."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Saying things to a person."""
+"""Print messages for a person."""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""How a text that somebody else may have made leaves the program: names of files, values of configs, labels of metrics."""
+"""Escape texts that somebody else may have made, for a terminal or a file: names of files, values of configs, labels of
+metrics.
+"""
 
 import html
 import re

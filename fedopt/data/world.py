@@ -1,4 +1,4 @@
-"""What a problem is built from: data, their partition among clients, a seed, a device and a type of numbers."""
+"""The world that a problem is built from: data, their partition among clients, random numbers and a device."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Reading what somebody may have sent; writing a whole file or none."""
+"""Read files that somebody may have sent; write a file completely or not at all."""
 
 from fedopt.lazy import face
 

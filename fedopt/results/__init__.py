@@ -1,4 +1,4 @@
-"""What one run leaves: folder, metrics file, checkpoint, card, identity, trackers."""
+"""The files that one run leaves: folder, metrics file, checkpoint, card, identity, trackers."""
 
 from fedopt.lazy import face
 

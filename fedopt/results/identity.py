@@ -1,4 +1,7 @@
-"""What makes two runs the same run. It is asked when a run is resumed, skipped, shared or compared. Imports no torch."""
+"""Whether two runs are the same run, by their configs and data. Asked when a run is resumed, skipped, shared or compared.
+
+Imports no torch.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""One run: from config to objects, the loop, its life cycle, who takes its rows, hardware."""
+"""One run: from config to objects, the loop, its life cycle, the sinks that take its rows, hardware."""
 
 from fedopt.lazy import face
 

@@ -1,4 +1,4 @@
-"""What a run shows while it works: a progress bar on a terminal, about ten plain lines elsewhere."""
+"""The progress that a run shows: a bar on a terminal, about ten plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator, Sequence

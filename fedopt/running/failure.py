@@ -1,4 +1,4 @@
-"""What happens when a run fails: whose mistake it was, and what is kept in the folder."""
+"""Failures of a run: find whose mistake one was, and record it in the folder."""
 
 import signal
 import traceback

@@ -1,6 +1,6 @@
-"""Names of folders from overrides: seed1-K5-eta0.1.
+"""Names of folders, made of overrides: seed1-K5-eta0.1.
 
-They leave out much. Which run a folder holds is asked of what is recorded in it.
+A name does not identify a run, since it omits much: `place` compares the files in the folder.
 """
 
 import re

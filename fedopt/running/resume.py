@@ -1,4 +1,4 @@
-"""What a run's folder holds already, and how a run resumes from its own checkpoint or begins at another run's."""
+"""How a run begins in its folder: at its own checkpoint, at another run's, or at the start."""
 
 import os
 from collections.abc import Iterator, Mapping
