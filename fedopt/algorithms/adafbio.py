@@ -40,12 +40,12 @@ class Adaptive:
     """What AdaFBiO and AdaFGDA share.
 
     gamma, lam: an iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
-    k, n: eta_t = k / (n + t)^(1/3), at most 1; k is the papers' times M^(1/3), with M clients.
-    c1, c2: the newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1.
+    k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError); k is the papers' times M^(1/3), with M clients.
+    c1, c2: the newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1 (else ValueError).
     q: the iterations of a round. Variables and momenta are averaged at its end.
     r, rho: a becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A = (a +
         rho) I. With r = rho = 1, A = B = I.
-    A_of_x, A_of_y: the forms of A and B, diagonal or norm.
+    A_of_x, A_of_y: the forms of the matrices A and B, diagonal or norm.
     B, B1: the examples of each sample, and of the sample for the first w and v; None for all of a client's.
     """
 

@@ -136,9 +136,9 @@ class BRFedBi:
         return point
 
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """Return the answers, [S, d], with those of hostile clients replaced by what they send.
+        """Return the answers, [S, d], with the hostile clients' answers replaced by the attack.
 
-        g: the answers, [S, d]. hostile: [S] of bool.
+        g: the answers, [S, d]. hostile: [S] of bool, True for hostile clients.
         """
         n, f = len(g), int(hostile.sum())
         if self.attack == "none" or f == 0:

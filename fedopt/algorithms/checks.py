@@ -13,10 +13,10 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """Return what `init` gives.
+    """Call the algorithm's `init` on the problem, and return its state.
 
-    Raises UserError if it is not a NamedTuple, has tensors of a wrong dtype, or if `output` does not give a point of the
-    problem.
+    Raises UserError if the state is not a NamedTuple or has tensors of a wrong dtype, or if `output` does not return a point
+    of the problem.
     """
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
@@ -38,9 +38,9 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """Return the state that `step` gives.
+    """Call the algorithm's `step` on a state, and return the new state.
 
-    Raises UserError if it has other fields, shapes or dtypes than the state before, or if `step` wrote over that state.
+    Raises UserError if it has different fields, shapes or dtypes than the state before, or if `step` wrote over that state.
     """
     with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)
@@ -62,7 +62,7 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
 def _flat(value: Any) -> tuple[list[Any], Any]:
     """Return the tensors, memories and numbers in a value, and its structure.
 
-    A memory stays as it is: it may not fit as one tensor.
+    A `Memory` is one leaf, and is not made into a tensor, which might not fit.
     """
     return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
 

@@ -41,14 +41,14 @@ class Drfa:
     eta, gamma_l: the step sizes of x and of lambda. tau: the local steps. B: the examples of a batch; None for all of a
         client's.
     sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
-        lambda_i M / |S|; these do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the weight is
-        lambda_i over its sum in S. If all clients take part, the weights are lambda in the last two.
-    losses: which losses lambda follows. kept: those of a second cohort at the mean of the kept points (DRFA). last: that of
-        each client's last local batch, before its step (AFL).
-    k: the local steps before a point is kept, at most tau. None: drawn in each round from 1..tau, or from 0..tau-2 if
-        kept=public.
+        lambda_i M / |S|. These weights do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the
+        weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights lambda.
+    losses: the losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA). last:
+        the loss of each client's last local batch, before its step (AFL).
+    k: the local steps before a point is kept, at most tau (else ValueError). None: drawn in each round from 1..tau, or from
+        0..tau-2 if kept=public.
     kept: whether the mean of the kept points is weighted as the local changes are (weighted), or plain as in the public code
-        (public).
+        (public). public cannot be combined with sampling=lambda (ValueError).
     """
 
     eta: Schedule

@@ -37,10 +37,10 @@ class EAiPOD:
 
     alpha, beta: the step sizes of x and y.
     S, p: the inner steps of a round, and the probability that the y_i are averaged after each of them.
-    B: the examples of an inner step. B_out: those of each sample in the outer part. None: all of a client's.
+    B: the examples of an inner step. B_out: the examples of each sample in the outer part. None: all of a client's.
     tau_out: the local outer work. If it is one step, the server takes it.
     N, l, inverse: as in `FedNest`, for the outer part.
-    own_head: whether the outer part takes each client's own y_i (the authors' code), or ybar.
+    own_head: whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
     """
 
     alpha: Schedule
@@ -109,7 +109,9 @@ class EAiPOD:
             return fed.exchange(at_head(product), (x, head(), p), S, memory=memory, zeta=zeta)[0]
 
         def head() -> Tensors:
-            """Return what is sent of ybar: (ybar,), or () if all clients take y_i and no steps are due."""
+            """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
+            up.
+            """
             return (ybar,) if due or untold or not own_head else ()
 
         for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:

@@ -29,7 +29,7 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """x_hat: (x_hat,) with "+", else (). drawn: a uniformly random one of the (x, y) so far; () unless iterate=random."""
+    """x_hat: (x_hat,) with "+", else (). drawn: (x, y) drawn uniformly from the iterates so far; () unless iterate=random."""
 
     x: Tensor
     y: Tensor
@@ -179,7 +179,10 @@ class FedNormSgda:
         return client.scan("local", step, (*none, y), lambda k: k)
 
     def _message(self, s: State, r: int) -> tuple[Tensors, Tensors]:
-        """Return what is sent, and (x_hat,) of this round; () without "+". Every S rounds x_hat is x, which is not sent twice."""
+        """Return the message of round r, and (x_hat,), or () without "+".
+
+        Every S rounds x_hat is x. The message is then (x, y), since x is not sent twice; in other rounds it is (x, y, x_hat).
+        """
         if self.S is None:
             return (s.x, s.y), ()
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)

@@ -39,19 +39,20 @@ class FedNest:
     """FedNest and its variants.
 
     alpha, beta: the step sizes of x and y. T: the inner rounds per round.
-    tau_in, tau_out: the local inner and outer work, in steps or epochs; the most of it if clients are uneven.
-    N: the terms of the Neumann series, or the steps of conjugate gradients. l: 1/l is the Neumann step.
-    B: the examples of an inner step. B_anchor: those for q. B_out: those of each sample in the outer part. None: all of a
-        client's.
+    tau_in, tau_out: the local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
+    N: the terms of the Neumann series, or the steps of conjugate gradients. l: 1/l is the step size of the Neumann series.
+    B: the examples of an inner step. B_anchor: the examples for q. B_out: the examples of each sample in the outer part.
+        None: all of a client's.
     inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut). outer=server is svrg, but if tau_out is one step, the
         server takes it without an exchange.
     anchor: whether q comes from the cohort or from all clients.
     inverse: randomised: one random term of the series (the paper). truncated: the sum of its first N + 1 terms. cg: conjugate
         gradients, whose products must be with the same H: use cohorts=one and B_out=null.
-    cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all have S.
+    cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all exchanges
+        have the cohort S.
     alternating: false is LFedNest-NonAlt: in one exchange a client takes its inner steps, T times as many, then its outer
-        steps at its own y_i.
-    divided: whether client i's steps are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem 3.1.
+        steps at its own y_i. It needs inner=sgd and outer=sgd (else ValueError).
+    divided: whether client i's step sizes are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem 3.1.
     """
 
     alpha: Schedule

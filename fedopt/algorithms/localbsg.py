@@ -29,8 +29,8 @@ from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
 class State(NamedTuple):
     """z: the clients' means of (x_t, y_t, u_{t-1}, v_{t-1}).
 
-    LocalBSGVRM also keeps (x_{t-1}, y_{t-1}), flat. previous: their mean, which is used if cohorts change. memory: each
-    client's own, which are used if all clients take part.
+    LocalBSGVRM also keeps (x_{t-1}, y_{t-1}), flat; in LocalBSGM the other fields are (). previous: the clients' mean of it,
+    used if cohorts change. memory: a row for each client, used if all clients take part.
     """
 
     z: Tensors

@@ -81,10 +81,10 @@ class AlternatingSOBA(WarmStarted):
 
     order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x along
         the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
-    rho: the weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d. There is no momentum with rho = 1. MA-SOBA's
-        beta is 1 - rho.
+    rho: the weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
+        momentum with rho = 1. MA-SOBA's beta is 1 - rho.
     storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho. It
-        needs order=code.
+        needs order=code (else ValueError).
 
     order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
     order=paper, are from memory, not compared.
@@ -136,6 +136,8 @@ class AmIGO(WarmStarted):
 
     With n -> infinity it descends along the hypergradient. grad_x f and grad_y f share a sample.
 
+    n: the steps of y, and of v, in a round.
+
     It was read in benchmark_bilevel. The paper is from memory, not compared.
     """
 
@@ -171,7 +173,7 @@ class AmIGO(WarmStarted):
 
 
 class Remembering(NamedTuple):
-    """z: the variables. memory: each client's tables, that of g and then that of f, flat."""
+    """z: the variables. memory: each client's table of g, then its table of f, flat."""
 
     z: Vectors
     memory: Memory
@@ -184,8 +186,8 @@ class SABA(WarmStarted):
     B: the size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client keeps
         the last value of each quantity on each of its batches, 0 at first.
 
-    It was read in benchmark_bilevel, except for the choice of the batch. Here it is that of a uniformly random example, so
-    that a smaller last batch leaves no bias. The paper is from memory, not compared.
+    It was read in benchmark_bilevel, except for the choice of the batch. Here a uniformly random example chooses its batch,
+    so that a smaller last batch leaves no bias. The paper is from memory, not compared.
     """
 
     def init(self, problem: Bilevel) -> Remembering:

@@ -67,9 +67,10 @@ class Answers:
 
 
 def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
-    """Return the memory with the new rows of the cohort's clients, those of other ranks too.
+    """Return the memory with the new rows of all clients of the cohort. Ranks exchange the rows that they computed.
 
-    mine, rows: the places in the cohort that this rank computed, and their new rows. idle: whether its rows do not count.
+    mine, rows: the places in the cohort that this rank computed, and their new rows.
+    idle: whether this rank has no client of the cohort, so that its rows do not count.
     """
     if ranks.count() == 1:
         return memory.replaced(cohort[mine], rows)

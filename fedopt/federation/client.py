@@ -30,8 +30,9 @@ class Client(Oracles):
         problem: The problem.
         calls: The counter that oracle calls are added to.
         drawn: The draws of the stack, by name.
-        share: What differs between clients: index, place in the stack, rows, positions, steps, memory, message and key.
-        stack: The number of clients in the stack; None for one client by itself.
+        share: The values that differ between clients: index, place in the stack, rows, positions, steps, memory, message and
+            key.
+        stack: The number of clients in the stack; None if clients are run one by one.
     """
 
     def __init__(

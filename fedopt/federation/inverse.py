@@ -27,9 +27,10 @@ def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
 
 
 def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
-    """Return (N/l) (I - H/l)^chosen b, one term of the series times N [FedNest Alg. 3].
+    """Return (N/l) (I - H/l)^chosen b, one term of the Neumann series times N [FedNest Alg. 3].
 
-    Its expectation is the sum of N terms if ``chosen`` is uniform in 0, ..., N - 1.
+    If ``chosen`` is uniform in 0, ..., N - 1, its expectation is the sum of the first N terms, `neumann_sum` with N - 1
+    products.
 
     Args:
         product: As in `neumann_sum`.

@@ -69,9 +69,9 @@ def offered(kind: type, cls: type[Problem]) -> list[str]:
 class Oracles(Derivatives):
     """The functions of a problem and their derivatives at a point, on a sample.
 
-    x and y are flat vectors, [dx] and [dy]. A sample is what `Client.scan`, `steps` or `sample` give.
+    x and y are flat vectors, [dx] and [dy]. A client gets samples by `Client.scan`, `Client.steps` or `Client.sample`.
 
-    problem: one of the class that an oracle's description names; on others the oracle raises UserError.
+    problem: the problem. An oracle raises UserError if it is not of a class that the oracle is for.
     calls, stack: as in `Derivatives`.
     """
 

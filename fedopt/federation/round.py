@@ -174,14 +174,14 @@ class Round:
         return Steps(amount, B, samples, split, replace)
 
     def work(self, most: float | np.ndarray, clients: np.ndarray | None = None) -> float | np.ndarray:
-        """Return the local steps, or epochs, that clients make in this round.
+        """Return the amount of local steps, or epochs, of each client in this round.
 
         It is ``most`` itself if clients are even, else one number for each client. Uneven clients have their entry of
-        ``participation.work``, or a draw from ``participation.least`` to ``most``. With ``work=once`` the draw comes from the
-        same random numbers in all rounds. Stragglers have 0.
+        ``participation.work``, or a draw from ``participation.least`` to ``most``. With ``work=once`` the same random numbers
+        are used in all rounds. Stragglers have 0.
 
         Args:
-            most: What the algorithm asks for, one number or ``[M]``.
+            most: The amount that the algorithm asks for, one number or ``[M]``.
             clients: The indices of the clients. None: all.
         """
         who, M = self.participation, self.problem.clients
@@ -234,23 +234,24 @@ class Round:
         combine: Callable[[Any, Tensor], Any] | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
-        """Send a message to the cohort, run a function on each client, and return the mean of what the clients send back.
+        """Send a message to the cohort, run a function on each client, and return the weighted mean of the clients' answers.
 
         It bills one communication round. Messages and answers are tensors, or (nested) tuples of them.
 
         Args:
-            client_fn: ``client_fn(client, message)``, what one client computes and sends back.
-            message: What the server sends to every client of the cohort. Clients must not write over it.
+            client_fn: ``client_fn(client, message)``, which computes and returns one client's answer.
+            message: The message to every client of the cohort. Clients must not write over it.
             cohort: The indices of the clients, each once.
             weights: ``[cohort]``, the weights of the answers in the mean, used as they are. None: the problem's weights of
                 the cohort, divided by their sum.
             memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this
                 returns (mean, new memory).
             own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
-            combine: ``combine(answers, weights)``, what the server takes in place of the mean, such as a median. Each tensor
+            combine: ``combine(answers, weights)``, which the server calls in place of the mean, such as a median. Each tensor
                 of ``answers`` has a leading dimension ``[cohort]``, in double precision. It returns the structure of one
                 answer.
-            draws: Which of their examples the clients use, by the name under which they ask for them.
+            draws: The samples that clients take. ``local=Steps(5, B=32)`` makes draws that a client gets by the name
+                ``local``.
 
         Raises:
             UserError: ``client_fn`` uses data of the server's that are not in the message, writes over the message, or

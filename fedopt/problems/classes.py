@@ -93,7 +93,7 @@ class Problem(_InWorld, ABC):
 
     @abstractmethod
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return what ``f``, ``g`` and the other functions need of one client's examples.
+        """Return one client's sample: everything that ``f``, ``g`` and the other functions need of these examples.
 
         Args:
             client: The client's index.
@@ -290,7 +290,7 @@ class Hierarchical(Problem):
 
     @abstractmethod
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Any:
-        """Return what ``f1`` needs of the server's examples.
+        """Return a sample of the server's examples, as ``f1`` takes it.
 
         Args:
             rng: The generator to draw with.

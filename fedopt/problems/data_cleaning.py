@@ -37,7 +37,7 @@ class DataCleaning(SupervisedBilevel):
     examples: the largest number of training examples, validation included, drawn at random; None for all.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     corruption: the probability that a training label is redrawn uniformly over all classes.
-    per: what has a trust of its own: each example, class or client. x0: every coordinate of x at the start.
+    per: whether x has an entry for each example, class or client. x0: every coordinate of x at the start.
     """
 
     examples: PositiveInt | None

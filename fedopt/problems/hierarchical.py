@@ -152,7 +152,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        objective: f1 + sum_i p_i f2 at y_i(x). server_loss: f1. test_accuracy, test_loss: those of x.
+        objective: f1 + sum_i p_i f2 at y_i(x). server_loss: f1. test_accuracy, test_loss: the accuracy and loss of x on the
+            test set.
         personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of y_i on client i's own test examples.
         personal_distance: sqrt(sum_i p_i |x - y_i(x)|^2).
         client_classes: the mean over clients of the effective number of classes in their training examples, constant over

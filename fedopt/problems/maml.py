@@ -76,8 +76,9 @@ class _Sinusoids(Problem):
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
-        """Return the loss of each curve after adaptation, [curves]. support: the points of the adaptation. query: those of the
-        loss.
+        """Return the loss of each curve after adaptation, [curves].
+
+        support: the points on which x is adapted. query: the points on which the loss is then measured.
         """
         one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
         return torch.func.vmap(one)(support, query)
@@ -187,7 +188,7 @@ class MamlConditional(_Sinusoids, Conditional):
         return weight @ self.after(x, support, query)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. objective: that of the exact problem, in which curves are adapted on all points."""
+        """Return the metrics. objective: the exact objective, in which curves are adapted on all points."""
         x = point[0]
         objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

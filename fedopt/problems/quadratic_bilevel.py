@@ -34,7 +34,10 @@ class Outer(NamedTuple):
 
 
 def reduced(terms: Sample) -> Outer:
-    """Return f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of M problems, [M, ...]."""
+    """Return f(x, y*(x)) as a quadratic function of x.
+
+    terms: the terms of one problem; or of M problems, [M, ...], for M functions at once.
+    """
     A, B, c, D, d, F, e, G = (term if name.isupper() else term[..., None] for name, term in terms._asdict().items())
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
     hessian = D + G @ S + (G @ S).mT + S.mT @ F @ S

@@ -36,7 +36,8 @@ def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
 class Quadratic(Problem):
     """Quadratic problems. Clients differ in matrices and linear terms, and a client's examples differ in linear terms.
 
-    conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix.
+    conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix that is drawn. Clients'
+        mixtures of two such matrices have at most this ratio.
     heterogeneity: h mixes common terms with each client's own in the proportion 1 : h. 0 makes all clients equal.
     noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
     examples: the number of examples over all clients.

@@ -168,17 +168,17 @@ class Supervised(Labelled):
     def set_up_shared(
         self, test: float | None, server: float, own_test: float | None, pretrain: int, pretrain_step: float
     ) -> None:
-        """Do what `set_up` does, with examples of the server's, and some that clients keep to test their own models.
+        """Do the work of `set_up`, with examples for the server, and test examples for each client.
 
         Args:
             test: The fraction of all examples for testing. None: the data set's own test examples.
-            server: The fraction of the others that the server has.
-            own_test: The fraction of each client's examples that it keeps for tests. None: none.
-            pretrain: How many steps of SGD the server takes on its examples, from the initial parameters to the start.
-            pretrain_step: The step size of these steps.
+            server: The fraction of the training examples that the server gets, and no client.
+            own_test: The fraction of each client's examples that it keeps to test its own model. None: none.
+            pretrain: The number of SGD steps that the server takes on its examples, from the initial parameters to the start.
+            pretrain_step: The step size of the server's SGD steps.
 
         Raises:
-            UserError: A fraction is less than one example, or the server shall pretrain and has no examples.
+            UserError: A fraction is less than one example, or pretrain is set and the server has no examples.
         """
         world, data = self.world, self.world.load()
         if test is not None:

@@ -33,13 +33,14 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
     prints grad_x f in Dv]. At z = (x, y) they are (grad_x f, grad_y g).
 
-    It counts as two gradient calls and one product of each kind; without v, as no product.
+    It counts as two gradient calls, one Hessian-vector and one Jacobian-vector product; without v, as the gradient calls
+    alone.
 
     Args:
         client: The client, of a bilevel problem.
         z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
         xi: The sample, of f and of g.
-        damping: What is added to the diagonal of the Hessian.
+        damping: A number that is added to the diagonal of the Hessian.
     """
     x, y, *v = z
     if not v:
@@ -63,13 +64,13 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
 def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
     """Return the directions of `bilevel_maps` without damping, with a sample for each of Dx, Dy and Dv.
 
-    It counts as three gradient calls, one less if grad_x f is zero, and one product of each kind. Without v it counts as two
-    gradient calls.
+    It counts as three gradient calls, one less if grad_x f is zero, one Hessian-vector and one Jacobian-vector product.
+    Without v it counts as two gradient calls.
 
     Args:
         client: The client, of a bilevel problem.
         z: The point (x, y, v), or (x, y).
-        xis: The three samples.
+        xis: The three samples, for Dx, Dy and Dv in this order.
     """
     (x, y, *v), (xi_x, xi_y, xi_v) = z, xis
     d_x, d_y = client.outer_gradient_x(x, y, xi_x), client.inner_gradient(x, y, xi_y)

@@ -22,8 +22,8 @@ def minimax_field(
         client: The client, of a minimax problem.
         w: The point (x, y).
         xi: The sample.
-        plus: What is added, (x, y); None for nothing.
-        anchor: The point whose field is subtracted; None for no point.
+        plus: A term (x, y) that is added; None for no term.
+        anchor: The point (x, y) whose field, on the same sample, is subtracted; None for no such term.
     """
     x, y = w
     f_x, f_y = client.outer_gradients(x, y, xi)
