@@ -27,8 +27,9 @@ from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """The state (w_r, w_{r-1}, q_{r-1}, w_s): the points after this round and the last one, the last anchor, and the stage's
-    point.
+    """The state (w_r, w_{r-1}, q_{r-1}, w_s).
+
+    w, w_prev: (x, y) after this round and after the last one. q: the last anchor. w_s: (x, y) at the start of the stage.
     """
 
     w: Vectors

@@ -55,8 +55,8 @@ class Solver(NamedTuple):
     def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
         """Return the sums with one more gradient.
 
-        grad: the gradient of local step k = 0, 1, ..., whose step size is eta decay^k. eta: the step size without decay, as
-            in the proximal part.
+        so_far: the sums before. grad: the gradient of local step k = 0, 1, ..., whose step size is eta decay^k. eta: the step
+            size without decay, as in the proximal part.
         """
         if self.is_sgd:
             return Sums(so_far.G + grad, grad, so_far.norm + 1, so_far.m)
@@ -158,7 +158,10 @@ class FedNormSgda:
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
     def _solve(self, client: Client, message: Tensors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
-        """Take a client's local steps; return the sums of x and of y, and y_i. message: (x, y), or (x, y, x_hat)."""
+        """Take a client's local steps. Return the sums of x, the sums of y, and y_i.
+
+        message: (x, y), or (x, y, x_hat). eta_x, eta_y: the client's step sizes.
+        """
         x, y = message[:2]
         x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
         solver = Solver(client.entry(self.rho), client.entry(self.mu), client.entry(self.decay))
@@ -188,8 +191,9 @@ class FedNormSgda:
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
 
     def _norms(self, etas: tuple[float, float], steps: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        """Return |a_i|_1 for x and for y, [2, n]. etas: the step sizes of x and y. steps: the local steps of each of the n
-        clients.
+        """Return |a_i|_1 for x and for y, [2, n].
+
+        etas: the step sizes of x and y. steps: the local steps of each of the n clients. clients: their indices.
         """
         solver = Solver(*(np.take(value, clients, mode="wrap") for value in (self.rho, self.mu, self.decay)))
         eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))

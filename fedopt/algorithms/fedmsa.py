@@ -25,7 +25,11 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend
 
 
 class State(NamedTuple):
-    """The state (u_r, u_{r-1}, (h, q)_{r-1}, u_drawn). u_drawn is a uniformly random one of the iterates so far."""
+    """The state (u_r, u_{r-1}, (h, q)_{r-1}, u_drawn).
+
+    u, u_prev: the variables after this round and after the last one. d: the last directions (h, q). u_drawn: an iterate drawn
+        uniformly from all so far.
+    """
 
     u: Vectors
     u_prev: Vectors

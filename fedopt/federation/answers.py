@@ -95,5 +95,5 @@ def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: An
 
 
 def versions(message: Any) -> list[int]:
-    """Return how often each tensor of a message was written over so far."""
+    """Return a version count of each tensor of a message, which grows each time the tensor is written over."""
     return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]

@@ -101,7 +101,9 @@ class Derivatives:
         return value, self._counting(pull, jvp=1)
 
     def _counting(self, product: Callable[[Any], T], grad: int = 0, hvp: int = 0, jvp: int = 0) -> Callable[[Any], T]:
-        """Return the map `product`, of which each use counts as this number of oracle calls of each kind."""
+        """Wrap the map `product` so that each use counts as grad gradient calls, hvp Hessian-vector and jvp Jacobian-vector
+        products.
+        """
 
         def counting(v: Any) -> T:
             self._count(grad, hvp, jvp)

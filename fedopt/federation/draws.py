@@ -62,7 +62,10 @@ class Steps:
         return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
-        """Return the next ``count`` samples, as positions among a client's n examples. ``left`` is not used."""
+        """Return the next ``count`` samples, as positions among a client's n examples.
+
+        rng: the client's generator. left: not used; see `Epochs.positions`.
+        """
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
         if self.B is None or n <= self.B:
@@ -105,7 +108,7 @@ class Epochs:
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """Return the next ``count`` samples, as positions among a client's n examples.
 
-        left: the samples of a pass that are not used yet; changed in place.
+        rng: the client's generator. left: the samples of a pass that are not used yet; changed in place.
         """
         while len(left) < count:
             order = rng.permutation(n)
@@ -161,13 +164,13 @@ class Drawn:
 def draw(
     draws: Draws, splits: Splits, clients: np.ndarray, rng_of: Callable[[int], np.random.Generator], like: Tensor
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
-    """Draw the samples of an exchange for each client, every client from a generator of its own.
+    """Draw the samples of an exchange for each client. Every client has its own generator.
 
-    Returns (whole, drawn). whole: for each split, all rows of each client and their weights, [clients, n], padded with weight
-    0. drawn: the draws by name.
+    Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
+    padded with weight 0. drawn: the draws by name.
 
-    splits: who has which examples. clients: the indices of the clients. rng_of: client index -> generator. like: the tensor
-        whose device and dtype the results have.
+    draws: the wanted draws by name. splits: who has which examples. clients: the indices of the clients.
+    rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
     """
     drawn = {}
     for name, wanted in draws.items():

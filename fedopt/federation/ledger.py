@@ -14,9 +14,7 @@ from fedopt.federation.derivatives import Calls
 
 
 def size_in_bytes(message: object) -> int:
-    """Return the bytes of all tensors in a (nested) message. Anything else costs nothing, such as hyperparameters, known to
-    all.
-    """
+    """Return the bytes of all tensors in a (nested) message. Numbers cost nothing: they are hyperparameters, which all know."""
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 
 
@@ -64,7 +62,7 @@ class Ledger:
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the counts from what `tensors` returned.
+        """Set the counts from a dict as `tensors` returns it.
 
         Raises ValueError if they are of a different number of clients, not whole, or negative.
         """

@@ -312,7 +312,7 @@ class Round:
         """Yield the stacks of clients that are computed at once.
 
         Each is the clients' places in the cohort, and their data, draws, memory and keys. mine, steps: as `_mine` returns
-        them.
+        them. Other parameters: as in `exchange`.
         """
         problem, exchange = self.problem, next(self._exchanges)
         rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange), problem.start()[0]
@@ -334,7 +334,9 @@ class Round:
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
         """Raise UserError if clients did what their method may not.
 
-        That is, if they took second derivatives in a first-order method, or left an answer where only the server looks.
+        That is, if they took second derivatives in a first-order method, or stored a tensor where only the server looks.
+
+        client_fn: the client function. calls: the oracle calls of the exchange.
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(

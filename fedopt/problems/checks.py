@@ -117,10 +117,11 @@ def _check_splits(problem: Nested) -> None:
 
 
 def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
-    """Return the gradient, in the first argument, of the sum of a function's entries; None if the function does not depend on
-    it.
+    """Return the gradient, in the first argument, of the sum of the entries of a function's value.
 
-    Raises UserError if torch cannot differentiate it, for instance since a tensor that it needs was written over.
+    It is None if the function does not depend on that argument. The last argument is the sample.
+
+    Raises UserError if torch cannot differentiate the function, for instance since it writes over a tensor that is needed.
     """
     *points, sample = arguments
     with torch.enable_grad():

@@ -42,13 +42,13 @@ class HyperRepresentation(SupervisedBilevel):
 
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
-        """Return a sample with its features computed, constant in x from then on. f and g take it in place of the sample."""
+        """Return a sample with its features computed at x. f and g take it in place of the sample; derivatives in x are lost."""
         return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        """Return a selection of the examples that `hold` returned.
+        """Return a selection of the examples in held, the result of `hold`.
 
-        rows: split -> (their positions in it [B], their weights [B]).
+        rows: split -> (their positions in held [B], their weights [B]).
         """
 
         def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:

@@ -19,7 +19,7 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
-    """Return the sorted indices of the examples to keep.
+    """Return the sorted indices of the examples to keep. labels: the class of each example.
 
     They are the first n_c of class c, n_c = largest * imbalance^(c / (C-1)), rounded, or all if the class has fewer.
     """

@@ -92,7 +92,9 @@ class Quadratic(Problem):
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return the client's terms, with the mean noise of the sample's examples."""
+        """Return the client's terms, plus the mean noise of the examples in rows. The noise of a split without rows is left
+        out.
+        """
         own = {name: v[client] for name, v in self.per_client.items()}
         for name, split in self._noisy.items():
             if split in rows:

@@ -21,7 +21,7 @@ from fedopt.randomness import Part
 class Saddle(Minimax):
     """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
 
-    d: the dimension of x and of y. x0: every coordinate of the start of both.
+    d: the dimension of x and of y. lam: the factor of |x|^2 / 2 in f_i. x0: every coordinate of the start of both.
     """
 
     d: PositiveInt

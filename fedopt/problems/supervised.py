@@ -56,7 +56,10 @@ class Labelled(Problem):
         self.remark = self._remark(data)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
-        """Return the sorted indices of `examples` training examples, drawn at random; of all if there are fewer, or for None."""
+        """Return the sorted indices of `examples` training examples, drawn at random.
+
+        It returns all indices if examples is None, or larger than their number. data: the data set.
+        """
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
 
     def _remark(self, data: LabelledData) -> str:
@@ -89,7 +92,7 @@ class Labelled(Problem):
     def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
         """Return sum_i p_i (the mean of class_weight[y_j] CE_j over client i's examples of a split).
 
-        class_weight: [classes], by default 1.
+        logits: a function from inputs to logits [B, classes]. class_weight: [classes], by default 1.
         """
 
         def of_examples(batch: Batch) -> tuple[Tensor]:
@@ -100,7 +103,10 @@ class Labelled(Problem):
         return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
 
     def test_metrics(self, logits: Logits) -> dict[str, float]:
-        """Return test_loss and test_accuracy, in percent, over all test examples."""
+        """Return {test_loss, test_accuracy} over all test examples, the accuracy in percent.
+
+        logits: a function from inputs to logits [B, classes].
+        """
         loss, accuracy = self._test.loss_and_accuracy(logits)
         return {"test_loss": loss, "test_accuracy": 100 * accuracy}
 
@@ -326,7 +332,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
-        """Return y after one step on g, written over it. plus, anchor: as in `FlatModel.descend`."""
+        """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner(x, sample["train"])
         if anchor is not None and (less := self._penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less

@@ -40,7 +40,7 @@ class Storm(NamedTuple):
     c: Callable[[int], Sequence[float]]
 
     def first(self, client: Client, z: Vectors, xis: Iterable[Any]) -> Vectors:
-        """Return d_0, the mean of D over some samples."""
+        """Return d_0, the mean of D at z over the samples xis."""
         new = [self.D(client, z, xi) for xi in xis]
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
