@@ -37,8 +37,8 @@ class WrongFunction(UserError):
     """A mistake in a user's function or class. `blame` adds the file and the line.
 
     Args:
-        function: The function or class, or its name for the message.
-        said: What it does wrong; the message is its name and then this.
+        function: The function or class, or a text that names it.
+        said: What it does wrong, such as 'returns None'. The message is the function's name and then this.
     """
 
     def __init__(self, function: Any, said: str):

@@ -26,8 +26,8 @@ class Composed:
         chosen: The option of each config group, such as ``{"algo": "fedavg"}``.
         words: The overrides of the command, such as ``seed=1``.
         folders: Config folders besides fedopt's.
-        tuned: The tuned values that apply.
-        experiment: The node of a published experiment; empty without one.
+        tuned: Which tuned values apply, and where they come from.
+        experiment: The node of the published experiment that the command chooses; {} without one.
     """
 
     nodes: Mapping[str, Any]
@@ -98,13 +98,13 @@ def recorded(
     chosen: Mapping[str, str] | None = None,
     tuned: Tuned | None = None,
 ) -> Composed:
-    """Return the config of a recorded run, changed by overrides.
+    """Return the config of a recorded run, changed by overrides. They can set its keys, but not add or remove keys.
 
     Args:
         nodes: The content of its ``config.yaml``.
         words: Overrides as on the command line.
-        chosen: The option of each config group, from the run's ``run.json``.
-        tuned: The tuned values that applied.
+        chosen: The option of each config group, from the run's ``run.json``. None: not known.
+        tuned: The tuned values that applied, from the same file. None: not known.
 
     Raises:
         UserError: A key is unknown, or a value is not allowed.

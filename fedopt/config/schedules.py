@@ -25,7 +25,7 @@ Size = Annotated[float, Field(ge=0, le=1e30)]  # of a step, within what float32 
 
 @dataclass(frozen=True, config=_config)
 class Constant:
-    """The same value in every round."""
+    """The same step size in every round: ``value``."""
 
     value: Size
     kind: Literal["constant"] = "constant"
@@ -64,7 +64,10 @@ class Exponential:
 
 @dataclass(frozen=True, config=_config)
 class Piecewise:
-    """Step size ``values[j]`` from round ``boundaries[j-1]`` to ``boundaries[j] - 1``. There is one value more than boundaries."""
+    """Step size ``values[j]`` from round ``boundaries[j-1]`` to ``boundaries[j] - 1``. There is one value more than boundaries.
+
+    The first value holds from round 0 on, the last one to the end.
+    """
 
     values: list[Size]
     boundaries: list[PositiveInt]
@@ -126,7 +129,7 @@ class Fixed:
         return self
 
     def __call__(self, r: int, clients: int) -> int | float:
-        """Return the steps or epochs in round r, for all clients alike."""
+        """Return the steps or epochs in round r, one number for all clients. ``clients`` is not used."""
         return self.value
 
 

@@ -42,7 +42,7 @@ class Torchvision:
 
     Args:
         name: The data set.
-        root: The data folder; None as in `data_folder`.
+        root: The data folder. None: as in `data_folder`.
         pixels: As in `LabelledData`.
     """
 

@@ -81,7 +81,7 @@ class Dropout(TorchFunctionMode):
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
         """Draw the next mask: a bool tensor that is False with probability p.
 
-        shape: the mask's. device: where it is made.
+        shape: the shape of the mask. device: the device on which it is made.
         """
         self.drawn += 1
         places = torch.arange(math.prod(shape), device=device) * GOLDEN

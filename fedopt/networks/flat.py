@@ -31,9 +31,11 @@ class FlatModel:
     Attributes:
         dim: The length of the vector.
         initial: ``[dim]``, float32, its value at the start.
+        copy: A function that returns a copy of the network.
         convolutional: Whether a layer is a convolution.
-        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Then `gradient` and
-            `descend` work.
+        flattens: Whether the layers themselves take x ``[B, features]``, and not images.
+        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Only then can `gradient`
+            and `descend` be called.
         random: Whether it has dropout.
         alone: Why vmap cannot run it; empty if it can.
         remark: A remark for the user, or empty.
@@ -113,7 +115,7 @@ class FlatModel:
         return nn.Sequential(nn.Flatten(), network) if self.flattens else network
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return views of the vector, one per parameter and of its shape. They share its memory.
+        """Return views of the vector, one per parameter and in the parameter's shape. They share its memory.
 
         torch.split makes the gradient one concatenation; slices would make a zero-filled vector for each parameter.
         """

@@ -32,7 +32,7 @@ class Experiment:
         federation: The clients and the server.
         budget: When the run ends.
         evaluation: When metrics are taken.
-        keep: Which checkpoint is kept: that of the last round, or also the variables at the best evaluation.
+        keep: ``last``: a checkpoint holds the last state. ``best``: it also holds the variables at the best evaluation.
         device: The device of all tensors.
         digest: A hash of the data set. None: the problem makes its own data.
     """

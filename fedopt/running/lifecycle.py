@@ -199,8 +199,9 @@ class Run:
     ) -> list[sinks.Sink]:
         """Return the sinks of the run: each moment goes to all of them, in this order. Set `keeper`, the last of them.
 
-        opened: closes them, the pictures last. e: the objects of the run. checkpoint: what the keeper writes to. rows_size:
-            the bytes of metrics.csv to keep, None for a run that begins. loggers: what builds the trackers.
+        opened: closes them at its end, the pictures last. e: the objects of the run. checkpoint: the keeper writes to it.
+            rows_size: the bytes of metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes
+            the trackers.
         """
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))

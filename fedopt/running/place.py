@@ -78,10 +78,11 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def place(composed: Composed, quiet: bool = False) -> Path:
-    """Return output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number.
+    """Return the folder of a single run: output_dir if that is set, else outputs/<algo>_<problem>/<name>, named by the
+        overrides.
 
-    With resume=true, return the last of these folders that holds this run, if there is one. A note says so if the same run
-    has finished and a new one begins, unless `quiet`.
+    If this folder is taken, <name>-2, <name>-3 and so on are tried. With resume=true, return the last of these folders that
+    holds this run, if there is one. Unless `quiet`, a note says so if the same run has finished and a new one begins.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
