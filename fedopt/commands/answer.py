@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises UserError for a mistake. It adds --version, and the project's folder to --config-dir."""
+    """An argparse parser that raises UserError for a mistake. It adds --version, and the current project's folder to
+    --config-dir.
+    """
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
     def parse_known_args(self, *given: Any, **options: Any) -> Any:
-        """Parse arguments, and add the project's folder to those of --config-dir.
+        """Parse arguments, and add the current project's config folder to those of --config-dir.
 
-        It is here because argparse's other methods call this one. Some call it twice; the folder is added once.
+        All parsing methods of argparse call this one, some of them twice; the folder is added only once.
         """
         parsed, others = super().parse_known_args(*given, **options)
         if hasattr(parsed, "folders"):
@@ -44,7 +46,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a type for argparse that reads names separated by commas, each of which must be one of the choices."""
+    """Return a `type` for argparse: it splits a text at commas, and each name must be one of the choices. Repeated names are
+    dropped.
+    """
 
     def read(text: str) -> list[str]:
         names = list(dict.fromkeys(text.split(",")))
@@ -58,7 +62,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def number(text: str) -> float:
-    """Read a finite number. A type for argparse."""
+    """Parse a finite number; a `type` for argparse."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number")
@@ -66,16 +70,16 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """Read a whole number from ``least`` to 2^62 - 1. A type for argparse."""
+    """Parse a whole number from ``least`` to 2^62 - 1; a `type` for argparse."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Read a time as Slurm writes it, [days-]hours:minutes:seconds, or minutes.
+    """Parse a time, [days-]hours:minutes:seconds or a number of minutes, as Slurm writes it; a `type` for argparse.
 
-    Return minutes, rounded up. A type for argparse.
+    Return whole minutes, rounded up, at least 1.
     """
     if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
         raise argparse.ArgumentTypeError(
@@ -87,7 +91,7 @@ def minutes(text: str) -> int:
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the runs of a sweep or an experiment are done. `launcher_of` reads them."""
+    """Add the options for running in a cluster's queue to a parser. `launcher_of` reads them."""
     add = parser.add_argument_group("runs in the queue of a cluster").add_argument
     add("--launcher", choices=["slurm", "local-executor"], help="slurm; local-executor tries it out on this machine")
     add("--partition", metavar="NAME", help="Slurm's partition (default: Slurm's own)")
@@ -103,7 +107,9 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
 
 
 def launcher_of(given: argparse.Namespace) -> "Launcher":
-    """Return the launcher that the options choose. Raises UserError for options that need --launcher."""
+    """Return the launcher that the options choose; without --launcher, `Local`. Raises UserError for options that need
+    --launcher.
+    """
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
     options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
     if given.launcher:
@@ -118,13 +124,13 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
-    """Do a command's work, and exit if its code is not 0. Mistakes are answered in one line.
+    """Do a command's work, and exit if its exit code is not 0. Errors are printed as one line.
 
-    The exit code is what the work returns, or 2 for a user's mistake, and 1 for a bug or for runs that did not end. It is 130
-    for Ctrl-C, and 141 if nobody reads the output any more. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
+    The exit code is the one the work returns; 2 for a user's mistake; 1 for a bug, or for runs that did not finish; 130 for
+    Ctrl-C; and 141 if the output is no longer read. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
 
     Args:
-        work: Returns the exit code, or None for 0.
+        work: Does the work and returns the exit code, or None for 0.
         arguments: The command's arguments, for messages.
     """
     for stream in (sys.stdout, sys.stderr):

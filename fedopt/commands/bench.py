@@ -65,9 +65,9 @@ def _main() -> int:
 
 
 def _check_contract(method: str, folders: list[str]) -> None:
-    """Test a method against the contract of algorithms. Raises UserError if it fails, or cannot be tested.
+    """Run the contract tests on a method. Raises UserError if one fails, or they cannot be run.
 
-    method: the algorithm's name. folders: config folders besides fedopt's.
+    method: the algorithm's name. folders: the user's config folders.
     """
     if find_spec("pytest") is None:
         raise UserError("enter: testing the contract of algorithms needs pytest; pip install 'fedopt[testing]'")

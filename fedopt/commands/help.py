@@ -90,9 +90,9 @@ EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
 class Key(NamedTuple):
-    """What help says of a key.
+    """What the help shows about a config key.
 
-    default: its value without tuned values, as YAML. tuned: the tuned value, as YAML; empty without one. type, meaning: in
+    default: its value without tuned values, as YAML. tuned: its tuned value, as YAML; empty if it has none. type, meaning: in
         words.
     """
 
@@ -103,11 +103,11 @@ class Key(NamedTuple):
 
 
 def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
-    """Return what help says of each key of a command's config, the chosen options, and a line on tuned values.
+    """Return (key -> what the help shows, config group -> chosen option, a line on tuned values) for a command's config.
 
     Args:
-        words: The overrides of the command. FedMSA and mco stand in for an algorithm and problem that it does not choose.
-        folders: Config folders besides fedopt's.
+        words: The overrides of the command. If it chooses no algorithm or problem, FedMSA and mco are used.
+        folders: The user's config folders.
 
     Raises:
         UserError: As `merge` does.
@@ -131,7 +131,10 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
 
 
 def show_list(arguments: list[str]) -> None:
-    """Print what can be chosen for a topic, and what each is: `fedopt list TOPIC`. Raises UserError for an unknown topic."""
+    """Print the options of a topic with their titles: `fedopt list TOPIC`. Without a topic print the topics.
+
+    Raises UserError for an unknown topic.
+    """
     parser = Parser(prog="fedopt list", description="What there is.")
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
@@ -164,9 +167,10 @@ def show_list(arguments: list[str]) -> None:
 
 
 def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
-    """Print algorithms or problems by their first class of problems; below each class, the names of others that fit it.
+    """Print algorithms or problems, grouped by the first problem class they fit. Below each group, name the others that fit the
+    class.
 
-    group: algo or problem. titles: the title of each option. folders: config folders besides fedopt's.
+    group: algo or problem. titles: option -> title. folders: the user's config folders.
     """
     paths = {name: class_path(group, name, folders) for name in titles}
     answers = about_all([PROBLEM, *(path for path in paths.values() if path.startswith("fedopt."))])
@@ -184,7 +188,7 @@ def _folded(text: str, first: str = "", others: str = "") -> list[str]:
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
-    """Print the usage of the command, or the keys that the given overrides choose."""
+    """Print the command's usage; with overrides, the keys of what they choose."""
     if words:
         show_keys(words, folders)
     else:
@@ -192,9 +196,9 @@ def show_help(words: list[str], folders: list[str]) -> None:
 
 
 def show_keys(words: list[str], folders: list[str]) -> None:
-    """Print the keys of the groups that a command chooses, or of the whole run if it has an algorithm and a problem.
+    """Print the keys of the config groups that a command chooses; with an algorithm and a problem, those of the complete run.
 
-    words: the overrides; without any, the keys of every run are printed. folders: config folders besides fedopt's.
+    words: the overrides; [] prints the keys that every run has. folders: the user's config folders.
     """
     described, chosen, tuned = keys(words or PLAIN, folders)
     groups = [group for group in GROUPS if group in map(key_of, words)]
@@ -215,15 +219,15 @@ def show_keys(words: list[str], folders: list[str]) -> None:
 
 
 def _part(key: str) -> str:
-    """Return the group of a key; empty for a key that every run has."""
+    """Return the config group of a key; '' for a key that every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
 
 def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
-    """Print keys as a table; as a paragraph for each key if a table would leave less than `LEAST` columns for meanings.
+    """Print keys as a table, or as paragraphs if the table would leave less than `LEAST` columns for the meanings.
 
-    rows: what to say of each key. with_tuned: whether to show tuned values.
+    rows: key -> what to show. with_tuned: whether to show tuned values.
     """
     shown = {key: Key(*map(printable, row)) for key, row in rows.items()}
     texts = [("key", "default", "tuned"), *((key, row.default, row.tuned) for key, row in shown.items())]
@@ -252,7 +256,7 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
 
 
 def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config by dotted keys, without keys that begin with an underscore. A schedule counts as one value."""
+    """Return dotted key -> value of a config. Keys that begin with an underscore are left out; a schedule counts as one value."""
     leaves: dict[str, Any] = {}
     for key, value in _with_loggers(config).items():
         inner = (
@@ -272,7 +276,7 @@ def _shown(value: Any) -> str:
 
 
 def completions(line: str) -> list[str]:
-    """Return the completions of the last word of a command line: groups, keys, options, or the few values that a key may have."""
+    """Return the completions of the last word of a command line: groups, keys, options, or a key's possible values."""
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
     folders = with_project(extra_folders(before))
     try:
@@ -309,7 +313,7 @@ def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_loggers(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nodes of a config, with a separate node for each logger."""
+    """Return a copy of the nodes of a config in which each logger is a node, logger.NAME."""
     loggers = {name: node for name, node in nodes["logger"].items() if isinstance(node, dict)}
     rest = {name: value for name, value in nodes["logger"].items() if name not in loggers}
     return {**nodes, "logger": rest, **{f"logger.{name}": node for name, node in loggers.items()}}

@@ -31,7 +31,7 @@ LEFT_OUT = ("size", "time", "seed", "problem", "algo")  # in this order on narro
 
 
 def ls(arguments: list[str]) -> None:
-    """Print the table of runs, and how to resume the interrupted ones.
+    """Print a table of runs, and how to resume an interrupted one.
 
     Raises UserError for a folder, a column or a key that does not exist.
     """
@@ -61,9 +61,9 @@ def ls(arguments: list[str]) -> None:
 
 
 def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each run in folders, once: what `_row` reads. Links are not followed.
+    """Yield a row (see `_row`) for each run in the folders, each run once. Symbolic links are not followed.
 
-    A status of None means that summary.json cannot be read. Raises UserError for a missing folder.
+    The status is None if summary.json cannot be read. Raises UserError for a missing folder.
     """
     seen = set()
     for path in paths:
@@ -76,9 +76,9 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _add_queued(rows: list[dict[str, Any]], paths: Sequence[str]) -> None:
-    """Add rows, in place, for the runs below these paths that wait in a cluster's queue.
+    """Add to `rows`, in place, the runs below these paths that wait in a cluster's queue.
 
-    A run that has a row is marked as queued there, unless it is running or over.
+    A run that already has a row gets the status queued there, unless it is running or over.
     """
     there = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
@@ -113,9 +113,10 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's chosen options by group, and its config's values by dotted key; only the options if config.yaml is broken.
+    """Return a run's config as dotted key -> value, together with config group -> chosen option. If config.yaml is broken, only
+    the options.
 
-    The first call keeps the result in the row, under config. row: as `_row` returns it.
+    The result is cached in the row, under the key config. row: as `_row` returns it.
     """
     if "config" not in row:
         row["config"] = dict(row["chosen"])
@@ -129,7 +130,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
 
 
 def _fits(value: Any, wanted: str) -> bool:
-    """Return whether a value equals the wanted one as a number, or matches it as a shell pattern."""
+    """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
     with suppress(ValueError, TypeError):
         if not isinstance(value, bool):
             return float(value) == float(wanted)
@@ -138,7 +139,7 @@ def _fits(value: Any, wanted: str) -> bool:
 
 
 def _order(value: Any) -> tuple[bool, list[Any]]:
-    """Return a key for sorting: numbers by size, texts with the numbers in them by size, missing values last."""
+    """Return a sort key: numbers by size, texts with the numbers inside them by size, missing values last."""
     if isinstance(value, int | float):
         return False, ["", value]
     parts = re.split(r"(\d+)", str(value))
@@ -155,8 +156,8 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows with the columns that fit the terminal. Folders that do not fit, and why runs failed, stand below their
-    rows.
+    """Print the rows, with as many columns as fit the terminal. A folder that does not fit, and why a run failed, go on lines
+    below.
     """
     table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
     widths = {name: max(map(len, cells)) for name, cells in table.items()}

@@ -27,10 +27,10 @@ TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 
 
 def new(arguments: list[str]) -> None:
-    """Write NAME.py, <config folder>/<algo or problem>/NAME.yaml and test_NAME.py into the working directory; say how to run
-    them.
+    """Write the files of a new algorithm or problem, and print how to run them: `fedopt new algo NAME`.
 
-    The config folder is myconf, or what fedopt.toml says. A folder without fedopt.toml gets one and is trusted. Nothing is
+    The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the working directory. CONFIG is myconf, or
+    the folder that fedopt.toml names. If there is no fedopt.toml, one is written and the folder is trusted. Nothing is
     overwritten. Raises UserError for a name or class that cannot be used.
     """
     parser = Parser(prog="fedopt new")
@@ -70,7 +70,7 @@ def new(arguments: list[str]) -> None:
 
 
 def trust(arguments: list[str]) -> None:
-    """Let commands in the working directory import its Python files: `fedopt trust`. A missing fedopt.toml is written.
+    """Allow commands in the working directory to import its Python files: `fedopt trust`. A missing fedopt.toml is written.
 
     Raises UserError if that cannot be recorded.
     """

@@ -18,7 +18,10 @@ def main() -> None:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write the page, or serve it. Raises UserError if there is nothing to show in a written page, or a folder does not exist."""
+    """Write the page, or serve it with --live.
+
+    Raises UserError if a folder does not exist, or there is nothing to show on a written page.
+    """
     first = page(given.paths)
     if given.live:
         serve(lambda: page(given.paths), lambda: stamp(given.paths), given.port)

@@ -97,9 +97,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _plan(name: str, given: argparse.Namespace) -> Plan:
-    """Return the plan of an experiment: which runs it needs, and where they and the results go.
+    """Return the plan of an experiment: its runs, and where they and the results go.
 
-    name: the experiment's. given: the command's options. Raises UserError if its file is broken.
+    name: <paper>/<name>. given: the command's options. Raises UserError if the experiment's file is broken.
     """
     published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
     results, seeds = given.results / name, given.seeds or published.seeds
@@ -118,13 +118,13 @@ def _plan(name: str, given: argparse.Namespace) -> Plan:
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str], kept: Path | None = None) -> int:
-    """Do the runs that are missing, then draw and judge each experiment. Return the exit code, 1 if a run failed, else 0.
+    """Do the missing runs, then draw and judge each experiment. Return the exit code: 1 if a run failed or was refused, else 0.
 
     Args:
         plans: The experiments.
-        launcher: What does the runs.
-        formats: The formats of the figures.
-        kept: The folder in which `papers.kept.keep` keeps the results. None: they are not kept.
+        launcher: Does the runs.
+        formats: The formats of the figures, such as png.
+        kept: The folder into which `papers.kept.keep` copies the results. None: no copy.
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
@@ -145,7 +145,7 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str],
 
 
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
-    """Write runs.csv of each plan, and do the runs that have not ended. Return folder -> why, for runs that failed or were
+    """Write runs.csv of each plan, and do the runs that have not ended. Return folder -> reason, for runs that failed or were
     refused.
     """
     for plan in plans:
@@ -163,11 +163,11 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the experiments by paper, with their minutes, and how many of the runs of each have ended.
+    """Print the experiments by paper, with their minutes and the number of their runs that have ended.
 
     Args:
         known: The names of the experiments.
-        folders: Config folders besides fedopt's.
+        folders: The user's config folders.
         output: The folder of all results and runs.
 
     Raises:
@@ -194,13 +194,13 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
-    """Judge again the claims of the experiments that have results, and write their claims.csv.
+    """Judge again the claims of the experiments that have results, and rewrite their claims.csv.
 
-    Return all claims as Markdown, with the names of the experiments without results.
+    Return a Markdown table of all claims, followed by the names of the experiments without results.
 
     Args:
         wanted: The names of the experiments.
-        folders: Config folders besides fedopt's.
+        folders: The user's config folders.
         results: The folder of all results.
 
     Raises:

@@ -75,7 +75,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _complete(words: list[str]) -> None:
-    """Print a shell's completion script (`-sc install=bash`), or what COMP_LINE may be completed to (`-sc query=bash`)."""
+    """Print a shell's completion script (`-sc install=bash`), or the completions of the line in COMP_LINE (`-sc query=bash`).
+
+    Raises UserError for other arguments.
+    """
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
         raise UserError("-sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash")
     if words[0].startswith("query"):
@@ -128,9 +131,9 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Return which limits of the budget ended the run, in words.
+    """Return as text which limits of the budget ended the run.
 
-    It is empty if there is only one limit, or if the run has not finished.
+    It is '' if the budget has only one limit, or the run has not finished.
     """
     calls = sum(summary.get(f"{kind}_calls") or 0 for kind in ("grad", "hvp", "jvp"))
     spent = {**summary, "rounds": summary.get("round"), "oracle_calls": calls}

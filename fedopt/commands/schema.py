@@ -24,12 +24,12 @@ PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Part
 
 
 def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the JSON schema of one kind of file. Any key may be left out; unknown keys are not allowed.
+    """Return the JSON schema of one kind of config file. Keys may be left out, unknown keys are not allowed.
 
     Args:
-        kind: ``config``: a whole config, such as a run's config.yaml. ``experiment``: a published experiment. Or a group,
-            such as ``algo``: a file of one option.
-        folders: Config folders whose classes are included.
+        kind: ``config``: a complete config, such as a run's config.yaml. ``experiment``: a published experiment. The name of
+            a config group, such as ``algo``: the file of one option.
+        folders: The user's config folders, whose classes are included.
 
     Raises:
         UserError: A class in these folders cannot be used.
@@ -62,14 +62,14 @@ def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _classes(group: str, folders: list[str]) -> list[type]:
-    """Return the classes that the options of a group name, sorted by name."""
+    """Return the classes that the options of a config group configure, sorted by name."""
     paths = {class_path(group, name, folders) for name in options(group, folders)}
     classes = [target({"_target_": path}, group)[0] for path in paths if path]
     return sorted(classes, key=lambda cls: cls.__qualname__)
 
 
 def _relaxed(node: Any) -> Any:
-    """Return a schema without defaults, in which a text with { may stand in place of a number or a truth value, such as ${key}."""
+    """Return a schema without defaults, in which a number or a truth value may also be a text with {, such as ${key}."""
     if isinstance(node, list):
         return [_relaxed(part) for part in node]
     if not isinstance(node, dict):
@@ -79,8 +79,8 @@ def _relaxed(node: Any) -> Any:
 
 
 def _describe_experiment(published: dict[str, Any], claim: dict[str, Any], claim_ref: dict[str, Any]) -> None:
-    """Add to the schemas of experiments and claims, in place, what `fedopt.papers.where` replaces in a file before it is
-    checked.
+    """Add to the schemas, in place, the keys that `fedopt.papers.where` resolves before a file is checked: where, for, and
+    groups of claims.
     """
     axes = {"type": ["object", "array", "string"]}
     claim["properties"] |= {"for": axes, "paper": {"type": ["string", "number"]}}

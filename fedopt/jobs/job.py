@@ -17,8 +17,8 @@ from fedopt.results.identity import identity
 class Outcome(NamedTuple):
     """How a job ended.
 
-    status: the run's status, or 'refused' if nothing was done and its folder stays as it is.
-    text: the last values of its metrics, or what went wrong.
+    status: the run's status, or 'refused' if the job was not done and its folder was left unchanged.
+    text: the last values of the metrics, or what went wrong.
     """
 
     status: str
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to be done in a folder.
+    """A run to do in a folder.
 
-    composed: its config. title: what its line of progress says. on_eval: as in `running.lifecycle.execute`.
+    composed: its config. title: its name in the progress output. on_eval: as in `running.lifecycle.execute`.
     """
 
     folder: Path
@@ -42,9 +42,9 @@ class Job:
         return RunFolder(self.folder).status() in ENDED
 
     def check(self) -> None:
-        """Raise UserError if the run in the folder, which has ended, had other values or data than this job.
+        """Check the ended run in the folder. Raises UserError if it had other config values or data than this job.
 
-        A note tells which of your modules have changed since.
+        A note names your modules that have changed since.
         """
         with ending_at_once():
             from fedopt.results import say_changed
@@ -56,17 +56,18 @@ class Job:
         say_changed(folder, self.composed.nodes, done=True)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Do the run to its end, resuming it if it has begun. Return how it ended.
+        """Do the run, resuming it if it has begun, and return how it ended.
 
-        A run that has ended is only checked. Mistakes and failures are printed and returned, and failures recorded in the
-        folder.
+        A run that has ended is only checked. Errors do not raise: they are printed and returned, and a failure is recorded in
+        the folder.
 
         Args:
-            processes: How many processes share the machine.
-            bar: The bar that shows progress. None: a bar of its own.
+            processes: The number of processes that share the machine.
+            bar: The progress bar. None: a new one.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. Else the status is 'interrupted'.
+            KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. After one Ctrl-C during the run, the
+                status is 'interrupted' instead.
         """
         with ending_at_once():
             from fedopt.running import execute, record_failure
@@ -95,18 +96,19 @@ class Job:
 
 
 def outcome_in(folder: RunFolder) -> Outcome:
-    """Return the outcome of the run in a folder. Its text has the last values of the metrics."""
+    """Return the outcome that the run in a folder has recorded. Its text is the last values of the metrics."""
     summary = folder.summary()
     final = numbers_of(summary.get("final")).items()
     return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:
-    """Return what Hydra's sweepers optimise: the last value of a metric, or the worst possible value for a run that diverged.
+    """Return the value that Hydra's sweepers optimise: the last value of a metric, or its worst possible value if the run
+    diverged.
 
-    Return None if the run has not ended, or has no such value.
+    Return None if the run has not ended, or has no such metric or value.
 
-    folder: the run's. wanted: the metric's name; None: the problem's first one.
+    folder: of the run. wanted: the metric's name; None: the problem's first metric.
     """
     summary = folder.summary()
     metric = next((m for m in described(folder.path) if wanted in (m.name, None)), None)

@@ -22,9 +22,10 @@ Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
 class Launcher(Protocol):
-    """What does jobs. Calling it with jobs and a progress bar does them, and yields each with its outcome when it has ended.
+    """A way to do jobs. Calling it with jobs and a progress bar does them, and yields each job with its outcome when it has
+    ended.
 
-    stopped: the line to print after Ctrl-C.
+    It yields (job, outcome, seconds). stopped: the line to print after Ctrl-C.
     """
 
     @property
@@ -35,7 +36,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """Does jobs on this machine, up to ``at_once`` at a time. stopped: the line to print after Ctrl-C."""
+    """A `Launcher` that does jobs on this machine, up to ``at_once`` at a time. stopped: the line to print after Ctrl-C."""
 
     at_once: int = 1
     stopped: str = "stopped; the same command resumes it"
@@ -45,17 +46,17 @@ class Local:
 
 
 def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
-    """Do jobs under one progress bar, and print a line for each that ends.
+    """Do jobs under one progress bar, and print a line when each ends.
 
-    Return the outcomes of the jobs that neither finished nor diverged, such as those that failed or were refused.
+    Return job -> outcome for the jobs that neither finished nor diverged, such as those that failed or were refused.
 
     Args:
         jobs: The jobs. Those that have ended are only checked.
-        launcher: What does the others.
-        shared: A bar of these and other jobs, which stays open. None: a bar of their own.
+        launcher: Does the jobs that have not ended.
+        shared: A progress bar that counts these jobs among others; it stays open. None: a new one.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C or SIGTERM, when all runs on this machine have written a checkpoint.
+        KeyboardInterrupt: Ctrl-C or SIGTERM came. It is raised when all runs on this machine have written a checkpoint.
         UserError: The launcher cannot queue the jobs.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
@@ -141,7 +142,7 @@ def _work(job: Job, at_once: int, sends: connection.Connection, environment: dic
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C during the context, if this is the main thread, which alone receives signals."""
+    """Treat SIGTERM as Ctrl-C in the `with` block. Outside the main thread, which alone receives signals, it does nothing."""
     if current_thread() is not main_thread():
         yield
         return

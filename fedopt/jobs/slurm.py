@@ -39,14 +39,15 @@ BATCH = {"kind": Kind, "runs": list[str]}  # of runs.json
 
 @dataclass(frozen=True)
 class Work:
-    """What a job in the queue does, as texts: compose the config again, and do or resume the run.
+    """A run as a job of submitit, as texts that can be pickled. Calling it composes the config again, and does or resumes the
+    run.
 
     Args:
         folder: The run's folder.
-        words: Its overrides.
-        folders: Config folders besides fedopt's.
-        digits: The fingerprint of its config when it was queued.
-        at_once: How many runs share a machine.
+        words: The run's overrides.
+        folders: The user's config folders.
+        digits: The fingerprint of the config when the job was queued.
+        at_once: The number of runs that share a machine.
     """
 
     folder: str
@@ -56,9 +57,10 @@ class Work:
     at_once: int
 
     def __call__(self) -> tuple[str, str]:
-        """Do the run and return the status and text of its outcome.
+        """Do the run and return (status, text) of its outcome.
 
-        If the time limit is near, stop after the round and be queued again. A cancelled job exits without a result.
+        If the time limit is near, the run stops after its current round and the job is queued again. A cancelled job exits
+        without a result.
         """
         from submitit import JobEnvironment
 
@@ -90,14 +92,14 @@ class Work:
         return outcome.status, outcome.text
 
     def checkpoint(self) -> Any:
-        """Return what submitit queues again: this same work, which resumes the run."""
+        """Return the job that submitit queues again at the time limit: this one, which then resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class Queued(NamedTuple):
-    """A run in the queue. folder: the run's. job: submitit's."""
+    """A run in the queue. folder: the run's folder. job: submitit's job."""
 
     folder: Path
     job: Any
@@ -113,9 +115,10 @@ class Queued(NamedTuple):
         return "submitit" in args and not self.job.paths.result_pickle.exists()
 
     def outcome(self) -> Outcome:
-        """Return the outcome in the run's folder if the run has ended, else what the job returned.
+        """Return the outcome in the run's folder if the run has ended, else the one that the job returned.
 
-        It waits for the job in the second case. A job without a readable result has failed; the text names its log.
+        In the second case it blocks until the job ends. A job without a readable result counts as failed; the text names its
+        log.
         """
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
@@ -129,9 +132,9 @@ class Queued(NamedTuple):
                 return Outcome("failed", log)
 
     def forget(self) -> None:
-        """Take an ended job out of the list of those that wait.
+        """Remove an ended job from the list of queued jobs.
 
-        If all runs of its submission have ended, remove the folder with the logs.
+        If all runs of its submission have ended, remove the submission's folder with the logs too.
         """
         paths = self.job.paths
         with suppress(OSError):  # another command was faster
@@ -144,20 +147,20 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A `Launcher` that queues jobs unless they are queued already, and reports each when it has ended.
+    """A `Launcher` that queues jobs on a cluster, unless they are queued already. It yields each when it has ended.
 
     Args:
-        kind: ``slurm``, or ``local-executor`` to try it out on this machine, which does not use partition and cpus.
+        kind: ``slurm``, or ``local-executor`` to try it out on this machine, which ignores partition and cpus.
         partition: Slurm's partition. None: Slurm's default.
-        minutes: The time limit of a job. A job that reaches it is queued again.
-        gpus, cpus: How many each job gets. None: Slurm's default.
-        at_most: How many run at once.
+        minutes: The time limit of a job. A job that reaches it is queued again and resumes the run.
+        gpus, cpus: The number for each job. None: Slurm's default.
+        at_most: The number of jobs that run at once.
 
     Attributes:
-        going: The jobs that are queued or running.
+        going: job -> its entry in the queue, for jobs that are queued or running.
 
     Raises:
-        UserError: The jobs cannot be queued. It is raised when the launcher is called.
+        UserError: The jobs cannot be queued. It is raised while iterating over the jobs, not when the launcher is made.
     """
 
     kind: Kind
@@ -195,7 +198,7 @@ class Queue:
         return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
 
     def _submit(self, todo: list[Job]) -> None:
-        """Take jobs off the list, in place, as many as there is room for, and queue them. Raises UserError if they cannot be
+        """Queue as many jobs as there is room for, and remove them from ``todo`` in place. Raises UserError if they cannot be
         queued.
         """
         slurm = self.kind == "slurm"
@@ -237,9 +240,9 @@ def _place() -> Path:
 
 
 def queue_folder() -> Path:
-    """Return the folder of the queue, made for this user alone, since what lies there is executed.
+    """Return the folder of the queue, created for this user alone, since its files are executed.
 
-    Raises UserError if others may write.
+    Raises UserError if other users may write there.
     """
     folder = _place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -252,7 +255,7 @@ def queue_folder() -> Path:
 
 
 def queued() -> list[Queued]:
-    """Return the runs that are queued or running, and clean up what is left of others."""
+    """Return the runs that are queued or running. Entries of ended jobs are removed from the queue's folder."""
     entries = []
     for listed in (path for path in _place().glob("*/runs.json") if not path.parent.is_symlink()):
         from submitit.local.local import LocalJob

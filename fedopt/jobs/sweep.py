@@ -44,12 +44,12 @@ class Sweep:
 
     Args:
         words: The overrides of the command.
-        folders: Config folders besides fedopt's.
-        composed: The config of each combination, by its overrides. With Hydra's sweeper, only some combinations are here.
+        folders: The user's config folders.
+        composed: overrides of a combination -> its config. If Hydra's sweeper chooses combinations, only some are here.
         folder: The folder of all runs.
         swept: The keys with several values.
-        naming: The keys that name the folder of a run. None: all.
-        places: The folder of each combination's run, by its overrides.
+        naming: The keys that appear in the name of a run's folder. None: all overridden keys.
+        places: overrides of a combination -> the folder of its run.
     """
 
     words: tuple[str, ...]
@@ -61,33 +61,36 @@ class Sweep:
     places: dict[tuple[str, ...], Path]
 
     def job(self, words: tuple[str, ...]) -> Job:
-        """Return the job of a combination.
+        """Return the job of a combination, given its overrides.
 
-        A combination that Hydra's sweeper chooses is composed now. Raises UserError as `compose` does.
+        A combination that is not in `composed`, chosen by Hydra's sweeper, is composed now. Raises UserError as `compose`
+        does.
         """
         composed = self.composed.get(words) or compose(words, self.folders)
         place = self.places.get(words) or self.place(composed, {})
         return Job(place, composed, place.name)
 
     def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
-        """Return the folder of a run. composed: its config. taken: as in `run_place`."""
+        """Return the folder for a run. composed: its config. taken: folder -> config of runs that begin together, as in
+        `run_place`.
+        """
         if self.naming is None and (renamed := held(self.folder / run_name(composed, self.swept), composed)):
             return renamed  # the folder of a sweep without output_dir, under another name now
         return run_place(self.folder / run_name(composed, self.naming), composed, taken)
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
-    """Do all combinations of a command, and report them.
+    """Do all combinations of a command, write sweep.csv and print a summary.
 
     Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C, else 0.
 
     Args:
         words: The overrides of the command.
-        folders: Config folders besides fedopt's.
-        launcher: What does the runs.
+        folders: The user's config folders.
+        launcher: Does the runs.
 
     Raises:
-        UserError: There is a mistake in the command, or the launcher cannot be used.
+        UserError: The command has a mistake, or the launcher cannot be used.
     """
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
@@ -116,16 +119,17 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
     """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order, each once.
 
-    Runs that fail after they have begun do not raise; their folders say that they failed.
+    A run that fails after it has begun raises nothing; its folder records the failure.
 
     Args:
         commands: The overrides of each command.
-        folders: Config folders besides fedopt's.
-        at_once: How many runs go at once.
+        folders: The user's config folders.
+        at_once: The number of runs at the same time.
 
     Raises:
-        UserError: There is a mistake, before anything runs; or runs were refused or could not begin, at the end.
-        KeyboardInterrupt: After Ctrl-C, when all runs have written a checkpoint.
+        UserError: A command has a mistake, raised before anything runs; or runs were refused or could not begin, raised at
+            the end.
+        KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs have written a checkpoint.
     """
     for words in commands:
         refuse_hydra(words)
@@ -146,12 +150,12 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
 
 
 def _refused(bad: Mapping[Job, Outcome]) -> dict[Path, str]:
-    """Return why runs were refused, by folder: their folders hold runs with other values. bad: the result of `run_all`."""
+    """Return run folder -> reason, for refused runs: their folders hold runs with other values. bad: as `run_all` returns it."""
     return {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
 
 
 def _head(planned: Sweep) -> list[str]:
-    """Return lines that say what runs, with which tuned values, on which data, and where."""
+    """Return the lines printed before a sweep: methods and problems, tuned values, data, and the folder."""
     shared = frozenset[str].intersection(*map(frozenset, planned.composed))
     keys = sorted({key_of(word) for words in planned.composed for word in words if word not in shared})
     methods = dict[str, dict[str, None]]()
@@ -169,12 +173,13 @@ def _head(planned: Sweep) -> list[str]:
 
 
 def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
-    """Compose and check every combination, as far as that needs no data, so that no mistake ends a sweep half-way.
+    """Compose and check every combination, without loading data, so that mistakes show before the first run.
 
     Args:
         words: The overrides of the command.
-        folders: Config folders besides fedopt's.
-        taken: The folders of other sweeps that begin at the same time, as in `run_place`. This sweep's are added.
+        folders: The user's config folders.
+        taken: folder -> config of runs of other sweeps that begin together, as in `run_place`. This sweep's runs are added in
+            place.
 
     Raises:
         UserError: A combination is wrong; the message says which.
@@ -218,7 +223,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
 
 
 def _by_hydra(planned: Sweep) -> bool:
-    """Do the jobs with Hydra's launcher or sweeper that the command names. Return whether a run was refused.
+    """Do the runs with the Hydra launcher or sweeper that the command names. Return whether a run was refused.
 
     Raises UserError if Hydra cannot use them.
     """
@@ -239,10 +244,11 @@ def _by_hydra(planned: Sweep) -> bool:
 
 
 def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> float | None:
-    """Do one of Hydra's jobs. It never raises for a mistake, so that the others go on.
+    """Do one of Hydra's jobs, and return the value to optimise; None for a refused run.
 
-    Returns what a sweeper optimises, None for a refused run.
-    planned: the sweep. command: host and process id of the sweep's command, with which a worker ends. config: Hydra's.
+    A mistake is printed and does not raise, so that the other jobs continue.
+    planned: the sweep. command: host and process id of the sweep's command; a worker exits when that process does. config:
+        Hydra's.
     """
     parent, here = os.getppid(), (gethostname(), os.getpid())
 
@@ -276,7 +282,7 @@ def _runs(process: int) -> bool:
 
 
 def _added(words: Sequence[str]) -> list[str]:
-    """Return the overrides with ++ in front of those that set keys of a swept group.
+    """Return the overrides, with ++ in front of those that set a key of a swept config group.
 
     Hydra first composes the config without the swept groups, where such keys would be unknown. `plan` has checked that every
     combination has them.
@@ -292,7 +298,7 @@ def _added(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterator[None]:
-    """Make a UserError say in which combination of a sweep it occurred.
+    """Prefix a UserError raised in the `with` block with the combination in which it occurred.
 
     combination: its overrides. swept: all overrides of the sweep that vary.
     """
@@ -304,12 +310,12 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
 
 
 def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[str, ...]]:
-    """Return all combinations of a sweep.
+    """Return all combinations of a sweep, each a tuple of overrides.
 
-    If Hydra's sweeper chooses, return only as many as have each override in at least one.
+    If Hydra's sweeper chooses, return only enough that each alternative occurs at least once.
 
-    given: the alternatives of each override. by_sweeper: whether such a sweeper chooses. Raises UserError for none or too
-        many.
+    given: for each override, its alternatives. by_sweeper: whether Hydra's sweeper chooses. Raises UserError if there are no
+        combinations or too many.
     """
     longest = max(map(len, given), default=1)
     runs = longest * all(given) if by_sweeper else prod(map(len, given))

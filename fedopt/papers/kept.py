@@ -29,7 +29,7 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
     """Copy an experiment's results in reduced form: curves of at most `POINTS` points with five digits, and the figure drawn
     from them.
 
-    A figure.csv of an experiment with points is copied unchanged. Files of an earlier copy are replaced.
+    The points of an experiment with `points` are copied unchanged. Files of an earlier copy are replaced.
 
     name: <paper>/<name>. folders: the user's config folders. folder: the results. into: where to copy them.
 

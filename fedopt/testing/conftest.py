@@ -6,7 +6,7 @@ from fedopt.errors import UserError
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks of the contract, and read the files under test.
+    """Register the pytest markers of the contract, and import the files under test.
 
     Raises:
         pytest.UsageError: A user's file cannot be read or imported.

@@ -44,10 +44,11 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """Read a contract.yaml; a missing file gives {}.
+    """Read a contract.yaml; {} if the file is missing.
 
-    Its keys: an algorithm, a problem or 'ALGO PROBLEM', with overrides; `less`: ALGO -> overrides for less work; `everyone`:
-        the algorithms that take no cohorts; `approximate`: ALGO -> how far rounds may lead from the solution.
+    Its keys are an algorithm, a problem or 'ALGO PROBLEM', each with overrides. Further keys: `less`: ALGO -> overrides for
+    less work; `everyone`: the algorithms in which all clients take part in each round; `approximate`: ALGO -> how far three
+    rounds may move from the solution.
     """
     return content(path) if path.exists() else {}
 
@@ -66,9 +67,9 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """Return the names under test in a group: all of fedopt's, or all in your config folder.
+    """Return the names under test in a config group: all in your config folder if you named one, else all of fedopt's.
 
-    If one algorithm is under test, return only that, and no problem.
+    If a single algorithm is under test, return only that, and [] for problems.
     """
     if ONLY:
         return [ONLY] if group == "algo" else []
@@ -86,7 +87,7 @@ if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.s
 
 @cache
 def node(group: str, name: str) -> dict[str, Any]:
-    """Return the group's node of a config in which this option is chosen."""
+    """Return the node of a config group when this option is chosen."""
     return config(f"{group}={name}")[group]
 
 
@@ -96,7 +97,7 @@ def class_at(group: str, name: str) -> Any:
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether the class of an option is one of fedopt's."""
+    """Return whether the class of an option is part of fedopt."""
     return class_at(group, name).__module__.startswith("fedopt.")
 
 
@@ -108,7 +109,7 @@ def problem_classes() -> dict[str, str]:
 
 @cache
 def pairs() -> list[tuple[str, str]]:
-    """Return all pairs of an algorithm and a problem that it can be run on."""
+    """Return all pairs (algorithm, problem) in which the algorithm can solve the problem."""
     classes = problem_classes()
     return [
         (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
@@ -116,7 +117,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def held_pairs() -> list[tuple[str, str]]:
-    """Return the pairs (algorithm, problem) that fit together and of which at least one is under test."""
+    """Return the pairs (algorithm, problem) that fit together and in which at least one is under test."""
     algos, problems = held("algo"), held("problem")
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
@@ -127,9 +128,9 @@ def composed(*words: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Return the values that an option's file and those it builds on set in its group, by field.
+    """Return field -> value of an option, as its file and the files it builds on set them.
 
-    Composing all would take half a minute.
+    It reads only the group's files: composing every config would take half a minute.
     """
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
@@ -144,7 +145,7 @@ def fields(group: str, name: str) -> dict[str, Any]:
 def structure(algo: str) -> tuple[Any, ...]:
     """Return what decides which code of an algorithm runs: its class, its choices, and which numbers are zero.
 
-    Batch sizes do not count.
+    Batch sizes are ignored.
     """
 
     def kind(value: Any) -> Any:
@@ -157,9 +158,9 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Return fedopt's algorithms that have the same structure as an earlier one.
+    """Return those of fedopt's algorithms that have the same `structure` as an earlier one.
 
-    The order is by how many files an algorithm's file builds on, then by name.
+    Algorithms are ordered by the number of files that theirs builds on, then by name.
     """
     seen, repeated = set[tuple[Any, ...]](), set[str]()
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
@@ -171,10 +172,10 @@ def variants() -> frozenset[str]:
 
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Return the pairs that are tested by default.
+    """Return the pairs (algorithm, problem) that are tested by default.
 
     Each algorithm, except variants, is paired with one problem of each class that it solves directly. It is also paired with
-    one problem of one class that a reduction turns into these. Each problem is in at least one pair.
+    one problem that it solves only by a reduction, if there is one. Each problem is in at least one pair.
     """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
@@ -193,7 +194,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """Return the usual pairs, and for each variant a pair with one problem of its first class whose solution is known."""
+    """Return the usual pairs, and one pair for each variant: with a problem of its first class that has a known solution."""
     closed = {
         p: kind for p, kind in problem_classes().items() if class_at("problem", p).solution is not Problem.solution
     }
@@ -203,12 +204,11 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Distribute the cases of the tests.
+    """Distribute the checks over the pairs. Return test -> its pytest parameters: algorithm, problem, and a setting if it has
+    several.
 
-    Return the parameters of each test: an algorithm, a problem, and a setting if it has several.
-
-    By default each usual pair has one check, in turn. `FULL` more checks of each pair and each variant are marked full, also in
-    turn, and all others slow. Your own files have all checks.
+    By default each usual pair gets one check, such that all checks are used equally often. For each usual pair and variant,
+    `FULL` more are marked full; the rest are marked slow. Your own files get all checks.
 
     Args:
         checks: A function of a pair that lists its checks, each (name of the test, setting) or (name of the test,).
@@ -229,10 +229,9 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
 
 
 def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
-    """Parametrise a test, without the cases that pytest's `-m` would deselect: making them takes longer than running the
-    others.
+    """Parametrise a test with its cases, without those that pytest's `-m` would deselect; creating them would be slow.
 
-    `-m smoke` leaves out cases that are marked full.
+    `-m smoke` leaves out cases that are marked full or slow.
     """
     words = metafunc.config.option.markexpr
 
@@ -244,25 +243,27 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
 
 
 def config(*words: str) -> dict[str, Any]:
-    """Compose overrides without checking values; FedMSA and mco stand in for an algorithm and problem that are not chosen."""
+    """Compose overrides without checking values, and return the config. If they choose no algorithm or problem, FedMSA and mco
+    are used.
+    """
     chosen = {word.partition("=")[0] for word in words}
     others = [word for word in PAIR if not {word.partition("=")[0], "experiment"} & chosen]
     return dict(merge([*others, *words], FOLDERS[1:]).nodes)
 
 
 def overrides(algo: str, problem: str) -> list[str]:
-    """Return the overrides for a pair in the contract.yaml files, yours last."""
+    """Return the overrides that the contract.yaml files give for a pair: fedopt's, then yours."""
     names = (algo, problem, f"{algo} {problem}")
     return [word for said in (OURS, YOURS) for name in names for word in said.get(name, [])]
 
 
 def small(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair as `tuned` does, with less work per round. words: further overrides."""
+    """Assemble a pair as `tuned` does, with less work per round. words: more overrides, which win."""
     return tuned(algo, problem, *LESS.get(algo, []), *words)
 
 
 def tuned(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair with tuned values, unless contract.yaml or ``words`` set others."""
+    """Assemble a pair (algorithm, problem) on six clients, with tuned values unless contract.yaml or ``words`` set others."""
     chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
     if algo in EVERYONE:
         chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
@@ -270,7 +271,7 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
-    """Yield the initial state and then the state after each of some rounds."""
+    """Yield the initial state, and then the state after each of ``rounds`` rounds."""
     state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):

@@ -14,7 +14,7 @@ from fedopt.federation import OneByOne
 
 
 class Tap(torch.autograd.Function):
-    """The identity function, whose derivatives are recorded in a list of events.
+    """The identity function, which appends to a list of events when it is differentiated.
 
     It appends 'back' for each gradient that passes back through it, and 'second' for each derivative of such a gradient.
     """
@@ -34,7 +34,9 @@ class Tap(torch.autograd.Function):
 
 
 class Tapped:
-    """Counts the derivatives of a problem's functions. It replaces the functions on the object by functions with taps."""
+    """A counter of the derivatives of a problem's functions. It replaces the functions on the problem object by functions with
+    taps.
+    """
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
@@ -62,8 +64,8 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function's faster form, ``gradient``, ``gradients`` or ``step``, so that its gradients are counted: taps do
-        not see them.
+        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted. Taps do not
+        see them.
         """
 
         def tapped(*arguments: Any) -> Any:
@@ -103,7 +105,7 @@ class Tapped:
 
 
 class Watching(OneByOne):
-    """The engine that runs clients one by one, and counts the bytes that each client receives (down) and sends (up)."""
+    """An engine that runs clients one by one, and counts for each client the bytes it receives (down) and sends (up)."""
 
     def __init__(self) -> None:
         self.down, self.up = Counter[int](), Counter[int]()

@@ -93,7 +93,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
-    """Assert that numbers are equal up to ``rtol`` of each, or of the largest: cancellation leaves an error of that size."""
+    """Assert that numbers are equal up to ``rtol`` times each, or times the largest: cancellation leaves errors of that size."""
     pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
     for x, y in pairs:
@@ -106,7 +106,7 @@ def batches(algo: str, size: str) -> list[str]:
 
 
 def without_chance(algo: str) -> list[str]:
-    """Return the overrides for full batches and no random directions."""
+    """Return the overrides for full batches, and without random directions."""
     return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in fields("algo", algo) else [])]
 
 
@@ -135,7 +135,7 @@ def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
 
 
 def three_steps(algo: str) -> list[str]:
-    """Return the overrides for three local steps of each kind."""
+    """Return the overrides that set three local steps, for each kind of local step that the algorithm has."""
     keys = class_at("algo", algo).uneven
     return [f"algo.{key}=3" for key in ([keys] if isinstance(keys, str) else keys)]
 
@@ -222,9 +222,10 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -
 
 
 def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
-    """Return the experiment with its clients in the given order, which may name one several times. All take part in each round.
+    """Return the experiment with its clients in the given order, which may repeat a client. All clients take part in each
+    round.
 
-    The clients of ``e.original`` are arranged in place.
+    The clients of ``e.original`` are rearranged in place.
     """
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
@@ -234,7 +235,7 @@ def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
 
 
 def of_server(state: Any) -> list[Any]:
-    """Return the parts of a state that are not memories of single clients."""
+    """Return the parts of a state that are not per-client memory."""
     return [value for value in state if not isinstance(value, Memory)]
 
 
@@ -281,7 +282,8 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return a solution with v added, (x, y, v), if the problem is bilevel with grad^2_yy g = I; else return it unchanged.
+    """Return a solution (x, y) with v = grad_y f added, (x, y, v), if the problem is bilevel with grad^2_yy g = I; else
+    unchanged.
 
     Clients must be equal.
     """
