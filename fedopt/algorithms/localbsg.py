@@ -120,13 +120,13 @@ class LocalBSGM(Momentum):
 
 @dataclass(frozen=True)
 class LocalBSGVRM(Momentum):
-    """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2]. Hyperparameters as in
-        `Momentum`, and:
+    """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each below 1.
+    Hyperparameters as in `Momentum`, and:
+    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each less than 1 (else ValueError).
     step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
     L, L_Phi: the theorem's constants L-hat and L_Phi.
-    S: the number of xi that the first D and G are means over.
+    S: the number of samples xi over which the first D and G are means.
     warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
     neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
     """

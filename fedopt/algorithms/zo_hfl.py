@@ -76,7 +76,7 @@ class ZoHfl:
         return (s.x,)
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Round) -> Tensor:
-        """Return the unit vectors v of each client of the cohort, [cohort, D, n]."""
+        """Return the unit vectors v of each client of the cohort S, [cohort, D, n]. D is n if they are the coordinate axes."""
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)

@@ -38,7 +38,7 @@ class Stack(NamedTuple):
     keys: Tensor | None = None
 
     def shares(self, device: torch.device) -> dict[str, Any]:
-        """Return what differs between the clients, as `Client` takes it: tensors with a leading dimension [n]."""
+        """Return the values that differ between the clients, as `Client` takes them: tensors with a leading dimension [n]."""
         uneven = {name: drawn.steps for name, drawn in self.drawn.items() if np.ptp(drawn.steps)}
         share: dict[str, Any] = {
             "index": torch.from_numpy(self.clients).to(device),
@@ -127,10 +127,11 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Tell whether a cohort is faster at once than one by one. cohort: its number of clients.
+    """Tell whether a cohort is computed faster at once than one by one. cohort: its number of clients.
 
-    Stacking saves the cost of a call for each client. It loses if grouped convolutions take over, if one client's vectors
-    fill the cache, or if the cohort is tiny (scripts/bench engines; measured in scripts/engines.txt).
+    It is False for a problem that vmap cannot run (``alone``), and else True on a GPU. On a CPU, stacking saves the cost of a
+    call for each client. It loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort
+    is tiny (scripts/bench engines; measured in scripts/engines.txt).
     """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)

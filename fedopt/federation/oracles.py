@@ -30,7 +30,7 @@ def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
 
 
 def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
-    """Mark a method of `Oracles` as one for problems of these classes. On other problems it raises UserError."""
+    """Mark a method of `Oracles` as one for problems of these classes. The method then raises UserError on other problems."""
 
     def marked(oracle: Oracle) -> Oracle:
         @wraps(oracle)
@@ -45,7 +45,10 @@ def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
 
 
 class Function:
-    """A function of problems of these classes, as a client calls it: `client.f(x, sample)`. On others it raises UserError."""
+    """A function of a problem, as a client calls it: `client.f(x, sample)`.
+
+    classes: the classes of problems that have it. On others it raises UserError.
+    """
 
     def __init__(self, *classes: Any):
         self.classes = classes
@@ -118,7 +121,8 @@ class Oracles(Derivatives):
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
         """Return x - eta (gradient - gradient at the anchor + plus), where x is the last variable of the arguments.
 
-        If x is what the last step returned, the function's own step may be written over it.
+        If x is the result of the last step, the function's `step` may overwrite it. fn: the function. arguments: the
+        variables and the sample.
         """
         *fixed, x, sample = arguments
         if x is self._iterate and not isinstance(eta, Tensor) and hasattr(fn, "step"):

@@ -33,10 +33,11 @@ _left = Event()  # set when this process no longer depends on torchrun
 
 
 def start() -> None:
-    """Join the other ranks if torchrun (WORLD_SIZE) started several; alone, do nothing.
+    """Join the other ranks if WORLD_SIZE, as torchrun sets it, is 2 or more. Otherwise, or if they are joined already, do
+    nothing.
 
-    Tensors on the CPU are exchanged by gloo, those on GPUs by nccl. Until `finish` or `stop`, this process ends when torchrun
-    does. If nothing shows that the others were started, a note says that it waits for them.
+    Tensors on the CPU are exchanged by gloo, tensors on GPUs by nccl. Until `finish` or `stop`, this process ends when
+    torchrun does. If nothing shows that the others were started, a note says that it waits for them.
 
     Raises UserError if the others cannot be reached.
     """

@@ -33,6 +33,9 @@ class Federation:
 
     With several ranks (``torch.distributed``), each computes some clients of every exchange, and all hold the same server.
 
+    Attributes:
+        ledger: The counts of bytes, exchanges and oracle calls so far.
+
     Args:
         problem: The problem.
         engine: How a client function runs over the clients of an exchange: one by one, or at once.

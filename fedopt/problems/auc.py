@@ -75,7 +75,10 @@ class Auc(SupervisedMinimax):
         return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Return the scores of examples, [B], from 0 to 1. keys: as in a batch."""
+        """Return the scores of examples, [B], from 0 to 1.
+
+        w: the network's parameters. inputs: the examples' features. keys: as in a batch.
+        """
         return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:

@@ -22,9 +22,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 def check(problem: Problem) -> None:
     """Try a problem's functions on two examples of its first client.
 
-    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, or has no
-    gradient. Also if its random numbers do not follow the seed, or splits are missing. Also if a network's buffers change:
-    clients that are run one by one would share them.
+    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, or cannot
+    be differentiated. Also if its random numbers do not follow the seed, or splits are missing. Also if a network's buffers
+    change: clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):
         raise WrongFunction(
@@ -74,10 +74,10 @@ def check(problem: Problem) -> None:
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
-    """Return the values of the metrics at a point of a problem, in the order of its ``metrics``.
+    """Return metric -> value at a point of a problem, in the order of its ``metrics``.
 
     original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError if `evaluate` does not
-        return one number for each metric, and no others.
+        return one number for each metric, and nothing else.
     """
     values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
     if not isinstance(values, dict) or set(values) != set(names):

@@ -55,7 +55,7 @@ class PolicemanBurglar(Minimax):
         return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        """Return the weighted mean of the reports in the sample, [houses]."""
+        """Return the weighted mean of the reports in rows, [houses]."""
         index, weight = rows["train"]
         return weight @ self._wealth[index]
 

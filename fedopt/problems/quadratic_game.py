@@ -78,7 +78,7 @@ class QuadraticGame(Minimax):
         return zero, zero.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> Function:
-        """Return the mean of the functions in the sample."""
+        """Return the weighted mean of the functions in rows."""
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
 

@@ -40,8 +40,9 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """A saddle point problem as a bilevel one with g_i = -f_i. Its hypergradient is grad_x f at y*(x), without an indirect
-    part.
+    """A saddle point problem as a bilevel one with g_i = -f_i.
+
+    Its hypergradient is grad_x f at y*(x), without an indirect part.
     """
 
     source = Minimax

@@ -181,5 +181,5 @@ def rows(z: Vectors, clients: int) -> Memory:
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced by these means."""
+    """Return z with its first variables replaced by the means, of which there may be fewer."""
     return Vectors((*means, *z[len(means) :]))
