@@ -109,7 +109,7 @@ def _stretch() -> dict[str, Any]:
 
 
 def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
-    """Note which of the user's modules have changed since the run in a folder began.
+    """Print a note that names the user's modules that changed since the run in a folder began; nothing if none changed.
 
     folder: the run's. config: the run's. done: whether the run has ended already.
     """
@@ -135,7 +135,10 @@ def division(problem: Problem) -> str:
 
 
 def facts(config: dict[str, Any], data: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return what all ranks of a run must have in common: config, code and versions. data: the hashes of the run's data."""
+    """Return the entries that must be equal on all ranks of a run: config, code, versions and data.
+
+    config: the resolved config. data: the hashes of the run's data.
+    """
     versions = _versions()
     return identity(config) | sources(config) | {name: versions[name] for name in NUMERICAL} | {**data}
 
@@ -166,8 +169,7 @@ def _commit() -> str | None:
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a hash of each of the user's modules that a config names, and of the user's modules that these import from, by
-    name.
+    """Return name -> hash of the user's modules that a config names, and of the user's modules from which they import.
 
     Modules that cannot be imported are left out.
     """
@@ -184,8 +186,9 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _module(path: str) -> ModuleType | None:
-    """Return the module of a class, by the class's dotted path; None if it cannot be imported, which building the class
-    reports.
+    """Return the module of a class, by the class's dotted path; None if it cannot be imported.
+
+    No error is raised here: building the class reports it.
     """
     with suppress(UserError):
         imported(path, path)

@@ -142,7 +142,7 @@ class RunFolder:
     def used(self) -> bool:
         """Whether a run has begun here, or the folder holds somebody's files that a run would overwrite.
 
-        What a run leaves that failed before it began does not count.
+        Files that a run left because it failed before it began do not count.
         """
         there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
         if not there - LEFT_OVER:  # a run that failed before it began leaves no more
@@ -168,8 +168,9 @@ class RunFolder:
         return summary.get("status") in OVER or (summary.get("status") == "failed" and not summary.get("machine"))
 
     def seen(self) -> str | None:
-        """Return the status to show: a run that is recorded as running but whose process is gone, as after kill -9, is
-        interrupted.
+        """Return the status to show: that of `status`, except for a run that was killed.
+
+        A run is interrupted if it is recorded as running and its process is gone, as after kill -9.
         """
         status = self.status()
         return "interrupted" if status == "running" and not self.alive else status

@@ -74,12 +74,12 @@ def stamp(config: dict[str, Any]) -> dict[str, str]:
 
 
 def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a run began with different data or a different partition among clients, or has noted no hash of them.
+    """Raise UserError if a run began with different data or a different partition among clients, or recorded no hash of them.
 
     Args:
         folder: The run's folder, for the message.
-        before: The hashes that the run has noted, by name.
-        now: The hashes of the present data.
+        before: The hashes that the run has recorded, by name.
+        now: The hashes of the present data, by name.
     """
     if missing := [key for key in now if key not in before]:
         raise UserError(
@@ -92,12 +92,12 @@ def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str,
 
 
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise UserError if the run in a folder began with other values than those that are asked for now.
+    """Raise UserError if the run in a folder began with values that differ from those of the present config.
 
     Args:
         folder: The run's folder.
         old: Its keys and values, from `numbers` or `identity`.
-        new: The same of the present config.
+        new: The keys and values of the present config, from the same function.
     """
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

@@ -25,11 +25,11 @@ BLOCK = 2**26  # bytes of rows that are read and written at once
 
 
 class Journal:
-    """The journal of one run.
+    """The journal of one run: files beside the checkpoint with the rows of per-client memories.
 
     Args:
         folder: The run's folder.
-        initial: The memories before the first round; rows that are still equal to theirs are not written.
+        initial: The memories before the first round. Rows that are still equal to these are not written.
     """
 
     def __init__(self, folder: Path, initial: Sequence[Memory]):
@@ -69,7 +69,7 @@ class Journal:
                 (self._folder / name).unlink(missing_ok=True)
 
     def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
-        """Return the memories that a checkpoint refers to, and continue from there.
+        """Return the memories that a checkpoint refers to. Later calls of `append` continue after them.
 
         Args:
             entry: The checkpoint's entry, as `append` returned it.

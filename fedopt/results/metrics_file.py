@@ -34,10 +34,10 @@ class MetricsFile:
             self.columns = rows.decode().split("\n", 1)[0].split(",")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row.
+        """Write one row. The first row of a new file sets its columns.
 
         Raises:
-            OSError: The row cannot be written completely; the file is left as it was.
+            OSError: The row cannot be written completely; no part of it is left in the file.
             UserError: Its columns differ from the file's.
         """
         if not self.columns:

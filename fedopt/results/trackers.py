@@ -115,8 +115,8 @@ class MLflow:
     """A run of MLflow, with the config as parameters.
 
     Args:
-        uri: The address of the tracking server or store. None: MLflow's own choice.
-        experiment: The name of the experiment.
+        uri: The address of the tracking server or store. None: MLflow's default.
+        experiment: The name of the experiment; it is created if it does not exist.
 
     Raises:
         UserError: MLflow is not installed.

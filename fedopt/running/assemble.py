@@ -67,9 +67,10 @@ def check_parts(composed: Composed) -> None:
 
 
 def participation_of(composed: Composed) -> Participation:
-    """Return who takes part in a round. If there is a single client, participation.cohort is ignored.
+    """Return a config's settings of who takes part in a round. If there is a single client, participation.cohort becomes None.
 
-    Raises UserError if participation does not fit the algorithm, or the partitioner's number of clients.
+    Raises UserError if they do not fit the algorithm or the partitioner's number of clients. If only the data determine this
+    number, `assemble` checks them.
     """
     participation = composed.settings.participation
     if (clients := getattr(composed.parts["partitioner"], "clients", None)) == 1:
@@ -134,8 +135,9 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if the data set of a run that has ended has changed since.
 
-    Data whose files are gone, or that the run did not note, are not compared.
-    folder: the run's. before: the hashes that the run has noted. config: the run's.
+    Data whose files are gone, or whose hash the run did not record, are not compared.
+
+    folder: the run's. before: the hashes that the run has recorded. config: the run's.
     """
     if before.get("data") is None or not config["dataset"].get("_target_"):
         return
@@ -162,7 +164,11 @@ def _digest(nodes: str, files: Hashable) -> str:
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
-    """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm."""
+    """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm.
+
+    participation: the settings. algorithm: its attribute `uneven` names the fields of local work that may differ among
+        clients. clients: the number of clients. Raises WrongFunction if the algorithm lacks such a field.
+    """
     who, keys = participation, getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys
     for key in keys:

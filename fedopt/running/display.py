@@ -19,7 +19,7 @@ LINES = 10  # of a run, besides its first two evaluations
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
     """Say what is being done during the context: on a terminal until it is done, elsewhere as one line after `LATE` seconds.
 
-    what: the words to show. quiet: whether nothing is shown.
+    what: the text to show. quiet: if true, nothing is shown.
     """
     terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
     late = Timer(LATE, note, [f"{what} ..."])
@@ -36,8 +36,8 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 class Display:
     """A sink that shows progress. Plain lines are shown only without a moving bar, and for a single job.
 
-    bar: the progress bar. metrics: the names of the problem's metrics, of which the first are shown. prefix: begins each
-        plain line.
+    bar: the progress bar. metrics: the names of the problem's metrics; the first `SHOWN` are shown. prefix: begins each plain
+        line.
     """
 
     def __init__(self, bar: Bar, metrics: Sequence[str], prefix: str = ""):
