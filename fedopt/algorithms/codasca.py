@@ -45,8 +45,8 @@ class Codasca:
     K: the local steps. B: the examples of a step; None for all of a client's.
     stage, decay: the rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
     stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
-    restart: whether x and y begin a stage at that point (the paper, from memory), or go on, and x is only drawn to it (the
-        authors' code).
+    restart: whether a stage starts from that point of x and y (the paper, from memory). If false, x and y go on, and only lam
+        draws x to x_s (the authors' code).
     lam: the weight of the term lam (u_x - x_s) in the steps of x.
     control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k. iterates: c_i is
         computed from the change of u, as in SCAFFOLD.

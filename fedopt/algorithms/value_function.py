@@ -95,10 +95,10 @@ class Point(NamedTuple):
 class BOME:
     """BOME: the step (x, y) -= steps (grad f + lam grad q), after n steps from y to y_n.
 
-    q(x, y) = g(x, y) - g(x, y_n). With lam = max(phi - <grad f, grad q>, 0) / |grad q|^2 and phi = eta |grad q|^2, it falls
-    at a rate of at least phi. The solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
+    q(x, y) = g(x, y) - g(x, y_n), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2. So q falls at a
+    rate of at least phi. The solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
 
-    eta_x, eta_y: the step sizes. eta: the factor in phi. n: the steps from y to y_n.
+    eta_x, eta_y: the step sizes; the n steps use eta_y too. eta: the factor in phi. n: the steps from y to y_n.
     B: the examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio in
         lam is biased.
 

@@ -53,9 +53,9 @@ class Answers:
                     total.add_(answer, alpha=weight)
 
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
-        """Return the weighted sum of the answers of all ranks, or what ``combine`` makes of them, in the answers' dtypes.
+        """Return the weighted sum of the answers of all ranks, or the result of ``combine``, in the answers' dtypes.
 
-        like: gives its dtype to answers of whole numbers, since their mean is not whole.
+        like: a tensor whose dtype the result gets if answers are integers, since their mean is not.
         combine: as in `Round.exchange`; None for the sum.
         """
         dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]

@@ -21,11 +21,11 @@ GROUP = 1024  # clients whose rows are in one list
 
 
 class Memory:
-    """A row for each client, ``[M, d]``. It is a value, as tensors are.
+    """A row for each client, ``[M, d]``. It is a value, as tensors are: no method changes it.
 
-    `replaced` returns a new memory that shares all unchanged rows with this one. So a round costs what its cohort does, and
-    clients that never took part share one row. If all rows would take more than an eighth of the machine's or GPU's memory,
-    replaced ones lie in a temporary file.
+    `replaced` returns a new memory that shares all unchanged rows with this one. So the cost of a round depends on its cohort
+    alone, and clients that never took part share one row. If all rows would take more than an eighth of the machine's or
+    GPU's memory, replaced rows are kept in a temporary file.
 
     Args:
         rows: ``[M, d]``, or a vector ``[d]`` for each client.

@@ -86,8 +86,8 @@ class Round:
         The same arguments give a generator of the same numbers: use a different name for each kind of draw.
 
         Args:
-            name: What is drawn, a word of your own.
-            exchange: An index that tells draws of one name apart, such as that of an exchange of this round.
+            name: A word of your own for the quantity that is drawn.
+            exchange: An index that tells draws of one name apart, such as the index of an exchange in this round.
             client: The index of the client. None: the draws are the server's.
 
         Raises:

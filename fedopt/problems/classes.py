@@ -38,15 +38,15 @@ class Problem(_InWorld, ABC):
             (uniform, the default).
         per_client: Arrays that have a row for each client, by name.
         variables: The names of the vectors of an algorithm's point, in that order. An algorithm may have fewer.
-        metrics: What `evaluate` measures. Comparisons take the first one unless another is named.
+        metrics: The metrics that `evaluate` returns. Comparisons take the first one unless another is named.
         labels: The class of each training example; None if there are no classes.
         class_names: The names of the classes; empty if they have none.
         feature_names: The names of the features; empty if they have none.
         remark: The number and kind of the examples, for the head of a run; empty for none.
-        notes: What else a user should know of the data, a line each.
+        notes: Further remarks on the data for the user, a line each.
         convolutional: Whether its functions are mostly convolutions.
         random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that determines them.
-        alone: Why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
+        alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -151,9 +151,9 @@ class Conditional(Minimisation):
 
 
 class Nested(Problem):
-    """An outer objective f of x and of the solution y of an inner problem in g.
+    """Problems with an outer objective f(x, y), in which y solves an inner problem with the objective g.
 
-    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f. What is known about its parts saves work:
+    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f. Flags that are set for parts of it save work:
     direct: False if grad_x f is zero. indirect: False if grad_y f is zero at y*(x). identity: True if grad^2_yy g = I.
     nested: False if there is no y.
     f_split, g_split: the splits whose examples f and g use.
@@ -168,9 +168,9 @@ class Nested(Problem):
 
     @property
     def shares_examples(self) -> bool:
-        """Whether f and g of one sample use the same examples, and both enter the hypergradient.
+        """Whether f and g use the same examples, and both enter the hypergradient.
 
-        A product of their derivatives is then biased, unless each is taken on a sample of its own.
+        On one sample a product of their derivatives is then biased. Each derivative must be taken on a different sample.
         """
         return self.indirect and self.f_split == self.g_split
 
@@ -266,7 +266,7 @@ class Compositional(Composition):
 
 
 class TwoLevel(Compositional):
-    """Compositions of two levels, ``min_x F^1(F^0(x))``, which are bilevel problems too."""
+    """Compositions of two levels, ``min_x F^1(F^0(x))``. Bilevel algorithms solve them too, by a reduction."""
 
 
 class KnownOuter(TwoLevel):
@@ -282,7 +282,7 @@ class LocalCompositional(Composition):
 
 
 class Hierarchical(Problem):
-    """A server's objective, and lower levels that each client has for itself.
+    """Problems with an objective of the server, and a lower level for each client.
 
     ``min_x f1(x) + sum_i p_i f2_i(x, y_i(x))`` with ``y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)``. All variables have the
     dimension of x.
