@@ -43,9 +43,9 @@ def build(cls: type[T], node: Any, where: str = "") -> T:
 
 
 def build_target(node: dict[str, Any], where: str) -> Any:
-    """Return an object of the class that the node's `_target_` names, as `build` does.
+    """Return an object of the class that the node's `_target_` names, made from the node's other keys as `build` does.
 
-    Raises UserError as `target` and `build` do.
+    node: the config node. where: its dotted key. Raises UserError as `target` and `build` do.
     """
     return build(*target(node, where), where)
 

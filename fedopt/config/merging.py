@@ -144,7 +144,7 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
     """Raise UserError if an override chooses an option that its config group does not have.
 
-    Hydra would follow '..' out of the group.
+    Hydra would follow '..' out of the group. words: the overrides. folders: config folders besides fedopt's.
     """
     for word in words:
         group, _, name = word.lstrip("+").partition("=")

@@ -136,7 +136,7 @@ def overlap(key: str, other: str) -> bool:
 
 
 def other_model(by_command: Mapping[str, Any], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the overrides that choose a different model or data set than the problem's own file. Reads files only.
+    """Return the command's overrides that choose a different model or data set than the file of the problem. Reads files only.
 
     Args:
         by_command: The command's values, by key.

@@ -66,7 +66,7 @@ def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
     Args:
         path: The file, for the message.
         size: The bytes of its text or its arrays. Five times as many are needed, for copies.
-        numbers: How many numbers its text has. Each needs 48 bytes: what was measured, and a fifth more.
+        numbers: How many numbers its text has. Each is taken to need 48 bytes, a measured value with a margin of a fifth.
     """
     if 5 * size + 48 * numbers > memory():
         data, needed = f"{size / 1e9:.3g} GB of data", f"about {(5 * size + 48 * numbers) / 1e9:.3g} GB of memory"
@@ -99,7 +99,7 @@ def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dic
 
     Args:
         columns: The arrays of all examples, by the names x, y and client.
-        rows: The indices for training, and those for testing.
+        rows: Two arrays: the indices of the training examples, and those of the test examples.
     """
     splits = list(zip(("train", "test"), rows, strict=True))
     return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}

@@ -33,13 +33,12 @@ class _User(NamedTuple):
 
 @dataclass(frozen=True, config=_config)
 class Leaf:
-    """LEAF's data: a JSON file, a folder of JSON files, or a folder with the folders train and test of JSON files; also
-    compressed (.gz).
+    """LEAF's data: JSON files, also compressed (.gz), with the examples of each user.
 
-    Each of LEAF's users owns its examples.
+    The users are the owners of the examples, and so the clients with `ByColumn`.
 
     Args:
-        path: The file or the folder.
+        path: A file, a folder of files, or a folder with the folders train and test of files.
         shape: The shape to give an example, [height, width] or [height, width, channels]. None: as in the file.
         test: The fraction of the examples for testing if there is no folder test.
         split_seed: The seed of that draw.

@@ -24,7 +24,7 @@ def spelt(name: str) -> str:
 
 
 def identifiers(values: np.ndarray, where: str) -> np.ndarray:
-    """Return names in one spelling each: as int64 if all are whole numbers (such as 7, +7, 7.0), else as texts.
+    """Return the names, equal ones in one spelling: as int64 if all are whole numbers (such as 7, +7, 7.0), else as texts.
 
     Args:
         values: ``[n]`` texts or whole numbers.

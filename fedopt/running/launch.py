@@ -28,7 +28,7 @@ RUN_ID = "fedopt"  # by which a rank knows that its number of threads is not tor
 
 
 def asked_processes(hardware: Hardware) -> int:
-    """Return how many processes a run is to have. In a process that a launcher started, it is 1: the launcher decides.
+    """Return how many processes the config asks for. In a process that a launcher started, return 1: the launcher decides.
 
     Raises UserError for `all` without a GPU, and for more processes than memory can hold.
     """
@@ -49,9 +49,9 @@ def asked_processes(hardware: Hardware) -> int:
 
 
 def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
-    """Call `run` in several processes, which do the run of the folder together. Return its status.
+    """Call `run` in several processes, the ranks of one run in the folder. Return the run's status.
 
-    run: a function without arguments that can be pickled. folder: the run's. processes: how many.
+    run: a function without arguments that can be pickled. folder: the run's. processes: their number.
 
     Raises UserError for a mistake in one of them, or if one was killed, and RuntimeError for a bug. Raises KeyboardInterrupt
     after a second Ctrl-C, and after one before the run began.

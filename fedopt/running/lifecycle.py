@@ -77,7 +77,7 @@ def execute(
 
 @dataclass(eq=False)
 class Run:
-    """One run in its folder. Its arguments are those of `execute`, and ``folder``, the first that ``locate`` gave.
+    """One run in its folder. Its arguments are those of `execute`, and ``folder``, the first result of ``locate``.
 
     writing: whether a failure is to be recorded in the folder.
     first: the round at which the run began; None if it resumes.
