@@ -98,9 +98,9 @@ class Client(Oracles):
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return the index of the client's fixed batch that was drawn, and the batch's share of the client's examples.
+        """Return the index of the fixed batch that was drawn, and the fraction of the client's examples that it has.
 
-        Both are scalar tensors. The index is 0 and the share 1 if every sample is all examples.
+        Both are scalar tensors. They are 0 and 1 if every sample is all examples (B = None).
 
         Args:
             name: The name of the draws, which must be ``Steps(1, B, fixed=True)``.
@@ -130,9 +130,9 @@ class Client(Oracles):
 
         Args:
             name: The name of the draws.
-            step: The function of one step. It takes a sample, or a list of samples if the draws have several a step.
+            step: The function of one step. It takes a sample, or a list of samples if the draws set ``samples``.
             carry: The first carry: a tensor, or a (nested) tuple of tensors. Every step returns the same structure.
-            schedules: Functions of the step's index k, such as step sizes.
+            schedules: Functions of the step's index k, such as step sizes. Their values are further arguments of ``step``.
             skip: The number of steps that are left out at the beginning.
 
         Raises:
@@ -156,7 +156,7 @@ class Client(Oracles):
 
     @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
-        """Project a point onto the problem's constraint set, and return the projected variable.
+        """Project onto the problem's constraint set, and return the projected y.
 
         point: the arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
         """

@@ -45,25 +45,25 @@ class Storm(NamedTuple):
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
-        """Return d_t.
+        """Return d_t, the estimate of the directions at z_t.
 
         Args:
             client: The client.
             z: The point z_t.
             z_prev: The point z_{t-1}.
             d: The estimate d_{t-1}.
-            xi: The sample of iteration t.
+            xi: The sample of iteration t, which is used at both points.
             t: The iteration.
         """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
         return Vectors((1 - c) * part + new for c, part, new in zip(self.c(t - 1), d - D_prev, D, strict=False))
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
-        """Return (z, d) after one iteration for each sample.
+        """Return (z, d) after one iteration for each sample. An iteration first moves z, and then estimates d there.
 
         Args:
             client: The client.
-            z: The point before the first of them.
+            z: The point before the first iteration.
             d: The estimate there.
             xis: The samples.
             t: The number of the first iteration.
