@@ -1,4 +1,4 @@
-"""The comparison of runs: groups, a table, paired tests and a picture. Imports no torch."""
+"""Comparison of groups of runs: a table, paired tests and a figure. Imports no torch."""
 
 import math
 from collections import Counter
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def described(self) -> Metric:
-        """Return the metric's description: its label, unit and direction."""
+        """Return the description of the compared metric: its label, unit and direction."""
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def explained(self, how: PlotStyle) -> str:

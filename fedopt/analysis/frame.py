@@ -1,4 +1,4 @@
-"""The tidy table of runs, with a row an evaluation: for pandas, and for fedopt's own tables."""
+"""A tidy table of runs with one row per evaluation, for pandas and for fedopt's tables."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Runs in groups: what tells them apart, and what they are called."""
+"""Grouping of runs: the config keys in which they differ, and the labels of groups."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
 
 
 def default_keys(runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys that differ between the runs; `algo` if none does."""
+    """Return the keys that differ between the runs; ['algo'] if none does."""
     return differing(runs) or ["algo"]
 
 

@@ -1,4 +1,4 @@
-"""Lines of several runs: the mean of a metric against what was spent, and the band around it."""
+"""Lines of several runs: the mean of a metric as a function of cost, with a band."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -137,7 +137,7 @@ def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Return a text such as '3' or '2 to 5' for the range of some numbers."""
+    """Return the range of some numbers as text, such as '2 to 5', or '3' if all are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 

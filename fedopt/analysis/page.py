@@ -1,4 +1,4 @@
-"""A comparison as sections of a page: the curves of each problem, its tables, and who has which classes."""
+"""A comparison as sections of an HTML page: the curves of each problem, its tables, and the partition of the data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
 
 
 def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
-    """Return the table with t-intervals, the paired tests, and notes on what makes the comparison unequal."""
+    """Return (tables, notes) of a comparison: its table with t-intervals, the paired tests, and what makes it unequal."""
     shown, best = shown_table(c)
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
     ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]

@@ -1,4 +1,4 @@
-"""Runs as they are read from their folders. Imports no torch."""
+"""Reading runs from their folders. Imports no torch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -88,7 +88,7 @@ class Recorded:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """Return problem and data set. Metrics of runs that differ in them cannot be compared."""
+        """Return (problem, data set). Runs in which it differs cannot be compared by a metric."""
         return self.group(PROBLEM)
 
     def agrees(self, other: "Recorded") -> bool:

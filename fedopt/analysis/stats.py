@@ -1,6 +1,6 @@
 """Statistics of runs: means with deviations, t-intervals, paired tests, corrections, resampling, performance profiles.
 
-scipy takes half a second to import; each function that needs it imports it.
+Importing scipy takes half a second, so only the functions that need it import it.
 """
 
 import math
@@ -90,7 +90,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return Holm-adjusted p-values, [n] [Holm 1979]. nan stays nan and does not count as a test."""
+    """Return Holm-adjusted p-values, [n] [Holm 1979]. A nan in p stays nan and is not counted as a test."""
     order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)
@@ -123,13 +123,13 @@ def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator
 
 
 def profile(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the performance profiles of methods [Dolan and Moré 2002]: a column per method, a row per ratio.
+    """Return the performance profiles of methods [Dolan and Moré 2002]: a column per method, a row per ratio in `RATIOS`.
 
-    A cell is the fraction of (task, target) on which the method's median cost is at most the ratio times the lowest cost in
-    ``hits``. It therefore depends on which methods are in ``hits``. Targets that no method reached, and tasks that a method
-    did not run, do not count.
+    A cell is a fraction of the (task, target) pairs: those with the method's median cost over seeds at most `ratio` times the
+    lowest median of any method. It therefore depends on which methods are in ``hits``. Targets that no method reached, and
+    tasks that a method did not run, do not count.
 
-    hits: a table with the columns task, target, method and cost (infinite for a miss).
+    hits: a table with the columns task, target, method and cost (infinite for a miss), a row per seed.
     """
     medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
     reached = medians[np.isfinite(medians.min(axis=1))]

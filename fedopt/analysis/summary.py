@@ -1,4 +1,4 @@
-"""The tables of a comparison, as texts and as files."""
+"""The tables of a comparison, as text and as files."""
 
 import math
 from collections import Counter

@@ -27,7 +27,7 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
 
     Args:
         folder: The folder of the sweep.
-        refused: run folder -> why the run does not belong to this sweep. Its row has the status refused and no results.
+        refused: run folder -> why its run does not belong to this sweep. Its row has the status refused and no results.
     """
     rows: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []

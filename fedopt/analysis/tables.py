@@ -60,7 +60,7 @@ def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_bytes(mean: float, std: float, unit: str = "") -> str:
-    """Format mean ± std in a unit of `BYTES`; by default the largest in which the mean is at least 1."""
+    """Format mean ± std in a unit of `BYTES`. unit: '' chooses it as `unit_of_bytes` does."""
     unit = unit or unit_of_bytes([mean])
     return f"{plus_minus(mean / BYTES[unit], std / BYTES[unit])} {unit}"
 
@@ -93,7 +93,7 @@ def rounded(value: object) -> object:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV, completely or not at all. Floats are `rounded`; a missing folder is made."""
+    """Write a table as CSV, completely or not at all. Floats are formatted by `rounded`; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())

@@ -1,4 +1,4 @@
-"""What makes a comparison unequal, in words. Each function yields one line per finding."""
+"""Warnings about what makes a comparison unequal. Each generator yields one line per finding."""
 
 import math
 from collections import Counter
@@ -167,7 +167,9 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Yield lines on which algorithms ran with tuned values, and whose tuned values are for another model or data."""
+    """Yield a line for each problem on which only some algorithms ran with tuned values, and for values tuned on another model
+    or data.
+    """
     tuned: dict[tuple[str, ...], bool] = {}  # problem and algorithm -> whether a run has tuned values
     elsewhere: dict[str, dict[str, None]] = {}
     for run in runs:

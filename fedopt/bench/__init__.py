@@ -1,4 +1,4 @@
-"""Search for values (ranges, trials, what is kept of them), and the benchmark: tasks, reports, ranks, pages."""
+"""Hyperparameter search (ranges, trials, results), and the benchmark: tasks, reports, ranks, pages."""
 
 from fedopt.lazy import face
 

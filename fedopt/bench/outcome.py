@@ -46,7 +46,7 @@ def table(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def with_values(searches: Sequence[Search]) -> list[Search]:
-    """Return the searches that found a value, and print why each other one did not."""
+    """Return the searches in which a trial has a value; for each other search print why it has none."""
     good = []
     for search in searches:
         try:
@@ -176,7 +176,7 @@ def run_words(searches: Sequence[Search], *more: str) -> str:
 
 
 def source(search: Search) -> str:
-    """Return one line on where the tuned values of a search come from."""
+    """Return a line that records how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
     how, best = search.how, search.best
     card = RunFolder(search.place(best.stage, best.number, FIRST_SEED)).card()
     seeds = ", ".join(map(str, search.seeds))

@@ -1,4 +1,4 @@
-"""The results of the benchmark: hits, scores and claims by each cost, as tables, pictures and pages."""
+"""The results of the benchmark: hits, scores and claims in each currency, as tables, pictures and pages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -225,7 +225,7 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
 def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
     """Return the metric's last value by the time each of `SHARES` of the budget was spent, [shares].
 
-    Values that are not finite become the worst value. If the task is relative, values are divided by the first one.
+    Values that are not finite become infinitely bad. If the task is relative, values are divided by the first one.
     """
     values = run.values(task.metric) / (run.values(task.metric)[0] if task.relative else 1.0)
     places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1

@@ -1,4 +1,4 @@
-"""What Optuna does for a search: it proposes points, and its dashboard reads the trials."""
+"""The use of Optuna: it proposes the points of a search, and its dashboard can read the trials."""
 
 import json
 import warnings

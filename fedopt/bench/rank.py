@@ -1,8 +1,9 @@
-"""Statistics of the benchmark: what share of its goals a method reaches, which of two is first, and how sure that is.
+"""Statistics of the benchmark: the share of its goals that a method reaches, which of two methods is cheaper, and how sure that
+    is.
 
-A hit is a row: task, method, seed, target (its place, from easy to hard), cost (what was spent until it was reached, as a share of
-the budget; infinite where it was missed). All is of one currency: communication rounds, bytes or oracle calls. Nothing is a mean
-over misses.
+A hit is a row with task, method, seed, target (its index, from easy to hard) and cost: the share of the budget spent when the
+target was reached, infinite for a miss. A table of hits is about one currency: communication rounds, bytes or oracle calls.
+No mean is taken over infinite costs.
 """
 
 import math
@@ -34,7 +35,7 @@ def solved(hits: pd.DataFrame) -> pd.DataFrame:
 
 
 def worth(cost: pd.Series) -> pd.Series:
-    """Return the worth of each hit, from 1 (cost of at most 1 % of the budget) to 0 (all of it, or a miss), linear in log cost.
+    """Return the worth of each hit: 1 for a cost of at most 1 % of the budget, 0 for all of it or a miss, linear in log cost.
 
     Its mean over hits is the area under the curve of `solved`, with the budget on a logarithmic axis.
 
@@ -98,21 +99,21 @@ def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarra
 def pairs(
     hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
 ) -> pd.DataFrame:
-    """Return a row for each claim that method `one` spends less than method `other` on a task; an empty table without claims.
+    """Return one row per claim that method `one` spends less than method `other` on a task; an empty table without claims.
 
     Columns besides the claim:
-        ratio: the cost of `one` over that of `other`, the geometric mean over seeds.
+        ratio: cost of `one` / cost of `other`, the geometric mean over seeds.
         cheaper: the number of seeds on which this ratio is below 1, such as 8/10.
-        chance: the exact 90 % band of that share.
-        p: the p-value of a sign-flip test. p (Holm): p after the correction.
-        further: the ratio on further seeds; nan without any.
-        answer: held or did not hold, if p (Holm) is below `LEVEL` and the further seeds agree; else not told apart.
+        chance: the exact 90 % confidence interval of that fraction.
+        p: the p-value of a sign-flip test. p (Holm): p after Holm's correction.
+        further: the ratio on the further seeds; nan without any.
+        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the further seeds agree; else 'not told apart'.
 
     Args:
-        hits: The hits of reports in one currency.
-        further: The hits on further seeds.
+        hits: The hits of kind report, in one currency.
+        further: The hits of kind further, in the same currency.
         claims: (task, one, other) of each claim.
-        registered: The number of claims that the correction is over.
+        registered: The number of claims that the correction counts, at least as many as `claims`.
     """
     table = []
     for task, one, other in claims:

@@ -1,4 +1,6 @@
-"""The search space: ranges of keys. A command gives them, or the comment beside a key in conf/algo says what it is tuned as."""
+"""The search space: ranges of keys. A command gives them, or the comment beside a key in conf/algo says 'tuned as a step' or
+the like.
+"""
 
 import math
 import re

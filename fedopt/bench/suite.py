@@ -1,6 +1,7 @@
 """The benchmark: tasks whose rules were fixed before the results, and the trials and reports of each method on them.
 
-A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol trials, and then reported on other seeds.
+A task is a file conf/bench/<name>.yaml. All methods are tuned with the same number of Sobol trials, then reported on other
+seeds.
 """
 
 import json
@@ -115,7 +116,7 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
 
 @dataclass(frozen=True)
 class Result:
-    """The trials of a method on a task. best: currency -> the trial that is reported."""
+    """The trials of a method on a task. best: currency -> its best trial, whose values are reported."""
 
     search: Search
     best: dict[str, Trial]

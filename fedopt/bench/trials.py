@@ -1,8 +1,8 @@
-"""Searches: the same number of trials, seeds and budget for every method, on seeds that no report uses.
+"""Searches: every method gets the same number of trials, the same seeds and budget. No report uses these seeds.
 
-A trial is a point, the values of some keys. It has a run on each seed, a job as in a sweep; a search keeps nothing besides
-the runs' folders. Trials are chosen in batches, and each batch is a function of the earlier ones. So a search that is killed
-at any moment ends with the same trials, on any number of processes.
+A trial is a point: values of the searched keys. It has one run per seed, each a job as in a sweep. A search stores nothing
+    besides the runs' folders. Trials are chosen in batches, and each batch depends only on earlier ones. So a search that is
+    killed at any moment and resumed ends with the same trials, on any number of processes.
 """
 
 import json
@@ -153,7 +153,7 @@ class Search:
 
     @property
     def best(self) -> Trial:
-        """Return the first trial with the least loss. Raises UserError if no trial has a finite value."""
+        """Return the trial with the lowest loss, the earliest of equal ones. Raises UserError if no trial has a finite value."""
         best = min(self.done, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
@@ -188,8 +188,9 @@ class Search:
         return -(-self.how.trials // 2) if needed else 0
 
     def expected(self, stage: str) -> int:
-        """Return the number of runs from the start to the end of a stage. Later stages are not counted: they may turn out
-        empty.
+        """Return the number of runs from the beginning of the search to the end of a stage.
+
+        Whether a later stage has trials is known only when this one has ended.
         """
         return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
 
@@ -268,9 +269,9 @@ class Search:
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
-        """Return the point of a trial, from the overrides of its first run. The trial of the defaults has the point {}.
+        """Return the point of a trial, read from the overrides of its first run; {} for the trial of the defaults.
 
-        None: the trial has not begun, or belongs to another search.
+        Return None if the trial has not begun, or belongs to another search.
         """
         words = RunFolder(self.place(stage, number, FIRST_SEED)).card().get("overrides", ())
         if number == 0 and stage == STAGES[0]:
@@ -280,7 +281,7 @@ class Search:
         return point if all(math.isfinite(self.ranges[key].share(text)) for key, text in point.items()) else None
 
     def write_journal(self) -> None:
-        """Write the trials for Optuna's dashboard and importances, a study per stage. fedopt does not read them."""
+        """Write journal.log, with a study per stage, for Optuna's dashboard. fedopt does not read it."""
         self.folder.mkdir(exist_ok=True)
         studies = {}
         for stage in dict.fromkeys(trial.stage for trial in self.done):
@@ -290,7 +291,7 @@ class Search:
 
     @property
     def _best_at_first(self) -> Trial:
-        """Return the best trial of the first stage."""
+        """Return the best trial of the first stage. Its loss is infinite if none has a value."""
         return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
 
     def _ranges(self, stage: str) -> dict[str, Range]:

@@ -1,4 +1,4 @@
-"""From the arguments of a command to searches, and all their trials under one scheduler."""
+"""Make searches from a command's arguments, and do all their trials with one launcher."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,5 +193,5 @@ def _longer(before: Any, how: dict[str, Any]) -> Any:
 
 
 def _remember(searches: Sequence[Search], folder: Path) -> None:
-    """Write search.json. Raises UserError if the file there is of another search."""
+    """Write search.json. Raises UserError if the present file is of another search."""
     RunFolder(folder).write_json("search.json", refuse_other_search(searches, folder))

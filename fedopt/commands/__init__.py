@@ -1,1 +1,1 @@
-"""The commands: parse words, print what comes back."""
+"""The commands: parse arguments, print results."""

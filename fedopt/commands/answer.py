@@ -1,4 +1,4 @@
-"""What the commands share: options, and the answer to a mistake in one line. Imports no torch."""
+"""What the commands share: common options, and errors as one line. Imports no torch."""
 
 import argparse
 import math

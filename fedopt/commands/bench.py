@@ -1,4 +1,4 @@
-"""The `fedopt-bench` command: run the benchmark's tasks, rank the methods, enter another one."""
+"""The `fedopt-bench` command: run the benchmark's tasks, rank the methods, enter a new method."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The `fedopt-compare` command: tables and pictures of runs, grouped by what differs between them.
+"""The `fedopt-compare` command: tables and figures of runs, grouped by the keys in which they differ.
 
 Nothing here imports torch.
 """

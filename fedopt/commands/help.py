@@ -1,6 +1,6 @@
-"""What `fedopt --help` says: what there is, and the keys of what is chosen.
+"""The output of `fedopt --help` and `fedopt list`: the available options, and the keys of chosen ones.
 
-A key's meaning is the comment beside it in the config files, its type that of the class' field (`config.classes`).
+A key's meaning is the comment beside it in the config files; its type is that of the class's field (`config.classes`).
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""`fedopt ls`: a table of the runs in folders, from their cards and summaries, and from config.yaml for a key that is asked
-for.
+"""`fedopt ls`: a table of the runs in folders, from run.json and summary.json. config.yaml is read only if one of its keys is
+asked for.
 
 It formats the rows itself: rich takes two seconds for a table of a thousand.
 """

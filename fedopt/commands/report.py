@@ -1,4 +1,4 @@
-"""The `fedopt-report` command: runs, and results of published experiments, as one page. Imports no torch."""
+"""The `fedopt-report` command: an HTML page with runs and the results of published experiments. Imports no torch."""
 
 import argparse
 from functools import partial

@@ -1,6 +1,6 @@
 """The `fedopt` command: Hydra composes the config, `execute` runs it.
 
-It imports torch only when a run starts, so that help and mistakes are answered at once.
+It imports torch only when a run starts, so that help and error messages appear at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Figures: their style, axes, lines with bands, and how they are written. It knows no runs."""
+"""Figures: their style, axes, lines with bands, and writing them. Does not depend on runs."""
 
 import logging
 import textwrap

@@ -1,4 +1,4 @@
-"""A page that is served on this machine only, and made again when what it shows has changed."""
+"""A page served on this machine only, and made again when its content has changed."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,7 +42,7 @@ def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None
                 self.wfile.write(text.encode(errors="backslashreplace"))
 
         def log_message(self, *_: object) -> None:
-            """Log nothing, as the page asks every other second."""
+            """Log nothing: the page sends a request every other second."""
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)  # a browser may hold a connection that it does not use

@@ -1,4 +1,4 @@
-"""A page of results: one HTML file that needs no network. It knows nothing of runs."""
+"""A page of results: one HTML file that needs no network. Does not depend on runs."""
 
 import gzip
 import html
@@ -35,11 +35,12 @@ class Table(NamedTuple):
 class Section(NamedTuple):
     """A section of a page.
 
-    title: its heading. facts: paragraphs. picture: a data URI, or empty.
-    chart: the names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach (targets), and the lines
-        (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], or [x, mean] without a band, or None.
-    views: the tables and notes of each y axis. tables: tables that belong to all of them.
-    maps: heat maps by label, each with clients, classes and counts [clients, classes].
+    title: its heading. facts: paragraphs. picture: a data URI, or ''.
+    chart: the interactive chart: names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach
+        (targets), and lines (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], [x, mean] without a
+        band, or None.
+    views: y axis -> (tables, notes) shown with it. tables: tables that do not depend on the y axis.
+    maps: label -> heat map, with clients, classes and counts [clients, classes].
     """
 
     title: str
@@ -85,13 +86,13 @@ class Page(NamedTuple):
         return path
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame that can reach nothing outside of it, for notebooks."""
+        """Return the page in a sandboxed frame, for notebooks."""
         style = "width: 100%; height: 45em; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
 
 
 def _printable(value: object) -> object:
-    """Return a text as `console.texts.printable` does; markup is returned unchanged."""
+    """Escape unprintable characters of a text, as `console.texts.printable` does; return markup unchanged."""
     return printable(value) if type(value) is str else value
 
 

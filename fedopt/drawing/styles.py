@@ -1,6 +1,7 @@
-"""The look of a figure: `PlotStyle`, and matplotlib style files.
+"""The style of a figure: `PlotStyle`, and matplotlib style files.
 
-Somebody may have sent the file: only settings of looks are taken, none that reads, runs or takes long.
+A style file may come from somebody else. So only settings of appearance are accepted, none that reads files, runs code or
+takes long.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Many runs: sweeps, one job of many, processes on this machine, a cluster's queue."""
+"""Many runs: sweeps, single jobs, processes on this machine, a cluster's queue."""
 
 from fedopt.lazy import face
 

@@ -1,4 +1,4 @@
-"""One job of many: a run in a folder. It is skipped if it has ended, and resumed if it was interrupted."""
+"""A job: a run to do in a folder. It is skipped if it has ended, and resumed if it was interrupted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,8 +103,7 @@ def outcome_in(folder: RunFolder) -> Outcome:
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:
-    """Return the value that Hydra's sweepers optimise: the last value of a metric, or its worst possible value if the run
-    diverged.
+    """Return the value that Hydra's sweepers optimise: the last value of a metric; if the run diverged, an infinitely bad one.
 
     Return None if the run has not ended, or has no such metric or value.
 

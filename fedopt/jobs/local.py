@@ -1,4 +1,4 @@
-"""Jobs on this machine: one at a time in this process, or several at once in processes of their own."""
+"""Jobs on this machine: one at a time in this process, or several at once in separate processes."""
 
 import multiprocessing
 import os

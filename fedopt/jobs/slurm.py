@@ -1,7 +1,7 @@
-"""Jobs in the queue of a cluster, by submitit; or, to try that out, in submitit's processes on this machine.
+"""Jobs in a cluster's queue, by submitit; or, to try that out, in submitit's processes on this machine.
 
 Each submission has a folder: runs.json lists its runs, and <id>_submitted.pkl exists until a job has ended. submitit pickles
-what a job does, which is only texts here.
+    the jobs, which contain only texts.
 """
 
 import json
@@ -106,7 +106,7 @@ class Queued(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Return whether the run is queued or running, as far as that can be known."""
+        """Return whether the run is queued or running, as far as this machine can tell."""
         if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
             return False  # another command has seen it end
         if type(self.job).__name__ == "SlurmJob":
@@ -191,7 +191,7 @@ class Queue:
 
     @property
     def stopped(self) -> str:
-        """Return the line to print after Ctrl-C."""
+        """Return the line to print after Ctrl-C: which jobs stay in the queue, and how to end them."""
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
         ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
         left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"

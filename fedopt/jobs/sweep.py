@@ -1,4 +1,4 @@
-"""Sweeps: all combinations of a command's values, each composed once."""
+"""Sweeps: all combinations of the values in a command, each composed once."""
 
 import os
 import re
@@ -48,7 +48,7 @@ class Sweep:
         composed: overrides of a combination -> its config. If Hydra's sweeper chooses combinations, only some are here.
         folder: The folder of all runs.
         swept: The keys with several values.
-        naming: The keys that appear in the name of a run's folder. None: all overridden keys.
+        naming: The keys that appear in the name of a run's folder, besides the seed. None: all overridden keys.
         places: overrides of a combination -> the folder of its run.
     """
 

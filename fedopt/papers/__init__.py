@@ -1,4 +1,4 @@
-"""Published experiments: set-up, claims, figures, what is kept."""
+"""Published experiments: set-up, claims, figures, and reduced copies of results."""
 
 from fedopt.lazy import face
 

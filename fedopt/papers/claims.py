@@ -1,7 +1,7 @@
-"""What a paper claims: a bound on a measure of runs (`fedopt.papers.measure`), which each seed gives a value.
+"""Claims of a paper: bounds on a measure (`fedopt.papers.measure`) that has one value per seed.
 
-The claim holds if the t-interval of the mean over the seeds keeps the bound. It does not hold if no part of the interval does.
-Else it is undecided.
+A claim holds if the 90 % t-interval of the mean over seeds lies inside the bound. It does not hold if the interval lies
+outside. Else it is undecided.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The figure of a published experiment, drawn from a table: of its runs, or of what is kept of them."""
+"""The figure of a published experiment, drawn from a table: of its runs, or of the reduced copy of their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
 
 def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw one picture for each panel and metric. With several metrics each panel is a row; else panels are side by side.
+    """Draw one picture for each panel and metric. With several metrics and at most four panels, each panel is a row.
 
     A line has the same colour in all pictures. Its name is the part of its label that differs within its panel.
 

@@ -1,4 +1,6 @@
-"""What is kept of an experiment without its runs: its figure, its curves, and its claims with the values of each seed."""
+"""Reduced copies of an experiment's results without its runs: the figure, its curves, and the claims with the value of each
+seed.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Measures: numbers that a published experiment takes from the runs of one seed.
+"""Measures: numbers that a published experiment computes from the runs of one seed.
 
-A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`, parsed once, when the experiment is loaded.
-It has numbers, + - * / **, comparisons (1 if true, else 0), the functions of `FUNCTIONS`, and the words of `SeedRuns`. Only
-numbers are operands; texts are arguments of words.
+A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`, parsed once, when the experiment is
+loaded. It may contain numbers, + - * / **, comparisons (1 if true, else 0), the functions in `FUNCTIONS`, and calls of the
+methods of `SeedRuns`, which are called words. Operands are numbers; texts may only be arguments of words.
 """
 
 import ast
@@ -81,7 +81,8 @@ class Measure:
     def parse(cls, text: str, *names: str) -> "Measure":
         """Parse an expression.
 
-        names: which of the names `line` and `x` are allowed in it. Raises UserError if it is malformed.
+        names: which of the names `line` and `x` are allowed in it. Raises UserError if it is malformed, not numeric, or calls
+            an unknown function.
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body

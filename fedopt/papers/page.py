@@ -1,4 +1,4 @@
-"""What `fedopt-report` shows of folders: published experiments with their claims, and all other runs."""
+"""The page of `fedopt-report`: published experiments with their claims, and all other runs."""
 
 import hashlib
 import re

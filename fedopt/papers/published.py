@@ -1,4 +1,4 @@
-"""Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
+"""Published experiments: a file conf/experiment/<paper>/<name>.yaml for each figure or table."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A `Plan` of a published experiment: the runs that it needs, and what comes of them, its claims, its table and its figure."""
+"""The `Plan` of a published experiment: the runs that it needs, and its results: claims, table and figure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -134,7 +134,7 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the columns of claims.csv that say when, by which commits and on which machines the runs were made."""
+    """Return the columns `MADE` of claims.csv: the latest start of the runs, their commits and machines."""
     cards = [RunFolder(folder).card() for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
     latest = max((card.get("started", "") for card in cards), default="")

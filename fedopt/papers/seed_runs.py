@@ -1,4 +1,4 @@
-"""The words of measures: what a published experiment takes from the finished runs of one seed."""
+"""The functions that a measure may call, as methods of the finished runs of one seed."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Unmeasurable(Exception):
-    """Raised when a measure has no value for a seed; it says why."""
+    """A measure has no value for a seed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class SeedRuns:
     """The finished runs of one seed. Its public methods are the functions that a measure may call; each may raise Unmeasurable.
 
     The first argument of each is the label of a line; for `fit` it is a series. metric: a column of metrics.csv; empty: the
-    figure's first y.
-    x: the cost axis; empty: the figure's. A value that is not finite counts as the worst possible value.
+    figure's first y. x: the cost axis; empty: the figure's. A value that is not finite counts as infinitely bad.
 
     runs: label -> run. x, metric: the defaults above. points, point: as in `Published`.
     """
@@ -37,11 +36,11 @@ class SeedRuns:
     point: Mapping[str, "Measure"]
 
     def final(self, label: str, metric: str = "") -> float:
-        """Return the last value."""
+        """Return the value of the metric at the last evaluation."""
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str = "") -> float:
-        """Return the best value; nan if none is finite."""
+        """Return the best value of the metric over all evaluations; nan if none is finite."""
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
@@ -99,7 +98,7 @@ class SeedRuns:
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
-        """Return 1 for a run that was stopped as diverged, else 0."""
+        """Return 1 if the run diverged, else 0."""
         return float(self._run(label).status == "diverged")
 
     def setting(self, label: str, key: str) -> float:

@@ -1,4 +1,4 @@
-"""Prepares pytest for the contract: its marks, and one line on what is wrong with a user's files."""
+"""Prepares pytest for the contract: registers its markers, and reports an error in a user's files as one line."""
 
 import pytest
 

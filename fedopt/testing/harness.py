@@ -1,4 +1,4 @@
-"""Small runs for the tests: every algorithm of conf/algo on every problem of a class that it solves."""
+"""Small runs for the tests: every algorithm in conf/algo on the problems that it can solve."""
 
 import os
 from collections import Counter, defaultdict

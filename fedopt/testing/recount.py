@@ -1,6 +1,6 @@
-"""A count of a round's communication and derivatives that is independent of fedopt's own count.
+"""A count of the communication and derivatives of a round, independent of fedopt's ledger.
 
-Taps on the problem's functions see which derivatives pass, and client functions are watched while they run one by one.
+Taps on the problem's functions record which derivatives are taken. Client functions are watched while they run one by one.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The contract of algorithms and problems, tested on everything in conf/algo and conf/problem, in all pairs that fit.
 
-`checks` lists the tests of a pair. Tests of a single algorithm or problem, and of groups, come last.
+`checks` lists the tests of a pair. Tests of a single algorithm or problem come last.
 """
 
 import dataclasses
@@ -115,7 +115,7 @@ def last(e: Experiment) -> Any:
 
 
 def test_engines_agree(algo: str, problem: str, setting: str) -> None:
-    """Running all clients at once, one by one, or in stacks gives the same numbers, and exactly the same ledger."""
+    """Running all clients at once, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
     words, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *words)
@@ -128,7 +128,7 @@ def test_engines_agree(algo: str, problem: str, setting: str) -> None:
 
 
 def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
-    """Clients without a single local step leave the state finite, with and without other clients."""
+    """The state stays finite when some or all clients of a cohort take no local step."""
     for stragglers in (0.34, 0.9):
         state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
@@ -141,8 +141,8 @@ def three_steps(algo: str) -> list[str]:
 
 
 def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger equals a count of derivatives by taps on the problem's functions, and of bytes by what clients receive and
-    send.
+    """The ledger equals independent counts: of derivatives by taps on the problem's functions, of bytes by watching the
+    clients.
     """
     e = small(algo, problem, *SETTINGS[setting], *(three_steps(algo) if setting == "uneven" else []))
     taps, engine, exchange = Tapped(e.problem), Watching(), Mock(wraps=Round.exchange)
@@ -158,7 +158,7 @@ def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, m
 
 @pytest.mark.smoke
 def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None:
-    """A run that is stored and restored between two rounds equals an undisturbed run, bit by bit."""
+    """A run that is stored and restored between two rounds equals an uninterrupted run, bit by bit."""
     e = small(algo, problem)
     *_, state = undisturbed = steps(e, 3)
     ledger = e.federation.ledger.columns()
@@ -178,7 +178,7 @@ def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    """Two processes give the same numbers and ledger as one. Every class of algorithms is tested, on one problem each."""
+    """Two processes give the same numbers and ledger as one. Each class of algorithms is tested on one problem."""
     first: dict[type, str] = {}
     chosen: dict[str, str] = {}
     for algo, problem in PAIRS:
@@ -256,11 +256,11 @@ def test_equal_clients_are_one_client(algo: str, problem: str) -> None:
 
 
 def test_metric_improves(algo: str, problem: str) -> None:
-    """With tuned values, a metric improves by a fifth within 100 rounds.
+    """With tuned values, a metric improves by more than a fifth within 100 rounds.
 
-    The metric is the hypergradient's norm or the distance if the solution is known, else the loss or the objective; for a
-    problem of your own without these, its first metric. fedopt's algorithms, whose steps are tuned for other problems, are
-    tested on your problem only if contract.yaml gives the pair steps.
+    The metric is the hypergradient's norm or the distance if the solution is known, else the training loss or the objective,
+    else the problem's first metric. On your problem, an algorithm of fedopt that does not improve is skipped, unless
+    contract.yaml has overrides for the pair.
     """
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
@@ -308,8 +308,8 @@ EXACT = {
 def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The solution stays a solution for three rounds if clients are equal and inner loops are exact.
 
-    Approximate inverses are computed to rounding. For your own algorithms contract.yaml says how far an approximate one may
-    move.
+    Inner loops of fedopt's algorithms are set to be exact up to rounding. For yours, `approximate` in contract.yaml says how
+    far the state may move.
     """
     exact = [word for key, words in EXACT.items() if key in (algo, *fields("algo", algo)) for word in words]
     words = [f"algo.{word}" for word in exact if is_ours("algo", algo)]

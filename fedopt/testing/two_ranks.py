@@ -1,5 +1,6 @@
-"""Run two rounds of each ALGO:PROBLEM, shared by the ranks; started by torchrun -m fedopt.testing.two_ranks FILE
-ALGO:PROBLEM...
+"""Run two rounds of each pair, shared by two processes: torchrun -m fedopt.testing.two_ranks FILE ALGO:PROBLEM...
+
+The final states and ledgers are saved in FILE.
 """
 
 import sys
