@@ -71,11 +71,10 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return the table of compare.csv, one row per group: the values of `by`, the label, and what `summary` returns.
+        """Return the table of compare.csv, one row per group: the values of `by`, the label, and the columns of `summary`.
 
         Raises:
-            UserError: A run has no evaluation up to `at`; or a target is given, and neither direction of the metric is
-                better.
+            UserError: A run has no evaluation up to `at`; or there is a target, but no direction of the metric is better.
         """
         rows = []
         for label, runs in self.groups.items():

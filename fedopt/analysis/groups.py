@@ -126,8 +126,8 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
     """Return label -> index in the order of colours, for each group.
 
-    A group that ``names`` renames gets the index of its name there; unmatched names keep their index free. So figures with
-    fewer lines keep the colours. A note lists unmatched names.
+    A group that ``names`` renames gets the index of its name there. An unmatched name leaves its index unused, and a note
+    says so. So figures with fewer lines keep the colours.
 
     Args:
         by: The keys that define the groups.

@@ -144,9 +144,10 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return the runs as `usable` does, and a mapping reason -> folders that were skipped. There may be no runs.
+    """Return (runs, reason -> skipped folders). The runs are those of `usable`, but there may be none, and no note lists the
+    skipped folders.
 
-    Raises UserError for a missing path. Skipped folders give no note.
+    Raises UserError for a missing path.
     """
     skipped: dict[str, list[str]] = {}
     runs = []

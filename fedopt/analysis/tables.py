@@ -22,8 +22,7 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     """Format mean ± std, such as '0.912 ± 0.013'.
 
     By default std has two significant digits, and the mean has as many decimals. Numbers of 1e5 or more, and tiny std, share
-    a
-    power of ten: '(1.234 ± 0.056)e+06'. If std is far smaller than the mean, each has its own power.
+    one exponent, as in '(1.234 ± 0.056)e+06'. If std is far smaller than the mean, each has its own exponent.
 
     Args:
         mean: The mean.

@@ -141,8 +141,8 @@ def _ends_worse(run: Recorded, metric: str) -> str:
 def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
     """Yield at most one line: a run of the group ends at more than `ABOVE` times its best value.
 
-    Only metrics for which lower is better are checked: `metric` first, then metrics with bounds, such as losses. The line
-        names the worst run of the first metric with such a run.
+    Only metrics for which lower is better are checked, `metric` first, then metrics with bounds, such as losses. The line
+    names the worst run of the first metric with such a run.
     """
     names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
     for name in (name for name in names if members[0].metric(name).better == "lower"):

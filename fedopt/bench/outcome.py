@@ -58,8 +58,7 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per algorithm, as text: the metric's value at the best trial and at the defaults, counts, and keys at an
-        edge.
+    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, counts, and keys at an edge.
 
     The counts are of all trials, and of those with a run that diverged or was stopped early. Raises UserError if a search has
     no value.

@@ -52,12 +52,12 @@ class Task:
 
     Args:
         version: Changes whenever the rules change.
-        board: Tasks with the same board are averaged into one score.
+        board: The board on which the task counts. A method has one score per board.
         title: A short description.
         words: The overrides of every run.
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
-        budget: currency -> limit; a run ends when all limits are spent.
+        budget: currency (comm_rounds, bytes, oracle_calls) -> limit; a run ends when all limits are spent.
         methods: Names of algorithms.
         refuses: algorithm -> why it cannot take part.
         claims: The claims to test.
@@ -241,8 +241,8 @@ class Suite:
         return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
 
     def hits(self, task: Task, results: Sequence[Result]) -> pd.DataFrame:
-        """Return one row per kind of `Report`, currency, method, seed and target. cost: the share of the budget spent, as in
-        `reached`.
+        """Return the hits (see `fedopt.bench.rank`) for every kind of `Report` and every currency, one row per method, seed and
+        target.
 
         Raises:
             UserError: A run has not ended.
