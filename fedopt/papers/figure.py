@@ -157,8 +157,8 @@ def _label(label: str | Mapping[str, str], panel: str) -> str:
 
 
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw mean and standard deviation over seeds at each point, from finite values only. On a logarithmic axis those of
-    logarithms.
+    """Draw mean and standard deviation over seeds at each point, from finite values only. On a logarithmic axis logarithms are
+    averaged.
 
     paths: the files to write. table: with the columns series, x, seed and y.
     """

@@ -107,8 +107,9 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Check the labels in panels, table, points and measures. Raises UserError for one that is neither in `lines` nor a
-        series of `points`.
+        """Check the labels in panels, table, points and measures.
+
+        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`.
         """
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]

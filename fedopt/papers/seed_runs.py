@@ -64,7 +64,10 @@ class SeedRuns:
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """Return the standard deviation of successive differences of the last n evaluations with cost up to `until`."""
+        """Return the standard deviation of successive differences of the last n evaluations with cost up to `until`.
+
+        n = 0: a fifth of them, at least 3. Raises Unmeasurable for fewer than three evaluations.
+        """
         last = self._last(label, n, metric, until)
         if len(last) < 3:
             raise Unmeasurable(f"{label} has fewer than three evaluations to take differences of")

@@ -100,8 +100,8 @@ class Where:
             yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """Expand the names in the keys of a node. Yield each resulting key, its value unexpanded, and the `Where` that holds
-        below it.
+        """Replace names in the keys of a node by values. Yield each resulting key, its value as written, and the `Where` for
+        the value.
 
         Raises UserError if two resulting keys are equal.
         """
