@@ -220,10 +220,13 @@ class Oracles(Derivatives):
         it is grad_x f alone, and counts as `outer_gradient_x`. If it has ``identity = True``, p is grad_y f, without
         products.
 
-        samples: a list of ``problem.hypergradient_samples(products)`` samples. The first is for the gradients of f, the next
-            for the Hessian-vector products in their order. The cross derivative uses the first too, or a further last one if
-            ``problem.shares_examples``.
-        inverse: ``inverse(product, b)``, an estimate of H^-1 b, such as a partial of `neumann_sum`.
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            samples: A list of ``problem.hypergradient_samples(products)`` samples. The first is for the gradients of f, the next
+                for the Hessian-vector products in their order. The cross derivative uses the first too, or a further last one
+                if ``problem.shares_examples``.
+            inverse: ``inverse(product, b)``, an estimate of H^-1 b, such as a partial of `neumann_sum`.
         """
         problem = self._problem
         xi, *zetas = samples

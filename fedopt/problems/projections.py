@@ -27,7 +27,7 @@ def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
 
 
 def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
-    """Return the point of {|z| <= radius} nearest to y. With norm l2 or linf, y may be several vectors, [..., d].
+    """Return the point nearest to y of the ball of a radius around 0. With norm l2 or linf, y may be several vectors, [..., d].
 
     radius: more than 0.
     """
