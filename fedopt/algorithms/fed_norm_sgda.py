@@ -66,7 +66,10 @@ class Solver(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums over a local solver's gradients so far: G, norm = |a|_1 = sum_k a^k, and the momentum buffers d and m of both."""
+    """The sums over a local solver's gradients so far.
+
+    G = sum_k a_k grad_k, so that x_i = x - eta G. norm = |a|_1 = sum_k a_k. d, m: the momentum buffers of G and of norm.
+    """
 
     G: Any
     d: Any

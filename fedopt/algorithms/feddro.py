@@ -23,7 +23,9 @@ from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
-    """ybar: the estimate of mean_i g_i(x). memory: the point of each client's last y_i, [M, d]."""
+    """ybar: the estimate of mean_i g_i(x), [d1]. memory: each client's last local x, at which it last estimated its g_i, [M,
+    d].
+    """
 
     x: Tensor
     ybar: Tensor

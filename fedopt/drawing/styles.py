@@ -117,6 +117,6 @@ class PlotStyle:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return matplotlib's settings (rcParams) for this style. Raises UserError if the style file cannot be used."""
+        """Return the matplotlib settings (rcParams) that this style changes. Raises UserError if the style file cannot be used."""
         settings = {**(SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
         return settings | ({"font.size": self.font} if self.font else {})

@@ -93,7 +93,11 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
-    """Read a text file, as `decoded` does. Raises as `read_bytes` and `decoded` do. most, links: as in `read_bytes`."""
+    r"""Read a text file, UTF-8 or UTF-16 with a byte order mark; line ends become \n.
+
+    most: the largest number of bytes. links: whether the path may be a link. Raises OSError if the file cannot be opened, and
+        UserError if it is a refused link, too large or no text.
+    """
     return decoded(read_bytes(path, most, links), path)
 
 

@@ -50,9 +50,10 @@ class FairClassification(SupervisedMinimax):
         return simplex(y)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the metrics at (x, y).
 
-        train_loss is sum_c y_c F_c(x); test_accuracy covers all test examples, worst_accuracy their worst class.
+        train_loss is sum_c y_c F_c(x). test_loss and test_accuracy (in percent) cover all test examples, worst_accuracy (in
+        percent) their worst class. weight_c is y_c.
         """
         x, y = point[:2]
 
