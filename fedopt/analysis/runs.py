@@ -241,7 +241,7 @@ def read(folder: Path, x: str) -> Recorded:
         raise UserError("run.json does not describe its metrics")
     table = read_table(folder / "metrics.csv", growing=True)
     if table.empty:
-        raise UserError("metrics.csv has no rows: no evaluation has ended; wait for the run, or repeat it")
+        raise UserError("metrics.csv has no rows")
     for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x][0]
