@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedopt.config.build import imported, typed
 from fedopt.config.settings import Settings
 from fedopt.files import write_atomically
@@ -42,18 +44,21 @@ def about(path: str) -> dict[str, Any]:
 
 def about_all(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return what `about` returns for several classes, by path. The user's cache is read and written once."""
-    known, answers, new = _kept(), {}, False
+    known, answers, new = _kept(), dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for path in paths:
         key = path if path.startswith("fedopt.") else f"{path} in {os.pathsep.join(sys.path)}"
         answer = known.get(key)
         if answer is None or answer["files"] != _times(answer["files"]):
-            answer = known[key] = _asked(path)
-            new = True
+            answer = _asked(path)
+            if answer["files"]:  # else it cannot be imported, and is asked again the next time
+                new[key] = answer
         answers[path] = answer
+    known.update(new)
     if new and (file := _file()):
-        with suppress(OSError):  # a home that cannot be written to
+        with suppress(OSError):  # a home that cannot be written to, or is busy
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(known).encode())
+            with FileLock(f"{file}.lock", timeout=5):  # other processes may add answers meanwhile
+                write_atomically(file, json.dumps(_read() | new).encode())
     return answers
 
 
@@ -63,7 +68,7 @@ def _asked(path: str) -> dict[str, Any]:
         schema = typed(cls, "world").json_schema() if dataclasses.is_dataclass(cls) else {}
         kinds = import_module("fedopt.problems.reductions").fits(cls) if {"solves", "start"} & {*dir(cls)} else []
     except Exception:  # a class of the user's, which a run would refuse
-        return {"files": {"": 0}, "fields": {}, "fits": [], "before": {}}  # asked again next time
+        return {"files": {}, "fields": {}, "fits": [], "before": {}}
     modules = (sys.modules[base.__module__] for base in cls.__mro__)
     fields: dict[str, str] = {}
     for key, node in schema.get("properties", {}).items():
@@ -105,7 +110,13 @@ def _times(files: Iterable[str]) -> dict[str, int]:
 
 @cache
 def _kept() -> dict[str, dict[str, Any]]:
-    with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or a damaged one
+    """Return the answers in the user's cache when this process first asked, and those that it got since."""
+    return _read()
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    """Return the answers in the user's cache; {} if there are none yet, or the file is damaged."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
         return dict(json.loads(_file().read_bytes()))  # type: ignore[union-attr]
     return {}
 

@@ -20,8 +20,6 @@ PLUGINS = {  # of Hydra, by how their names begin
     "nevergrad": "hydra-nevergrad-sweeper",
     "ax": "hydra-ax-sweeper",
 }
-
-
 KINDS = {  # of keys, by their names in other programs: what the comment beside such a key says of it
     **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step"),
     **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^local batch|^outer samples of a step"),

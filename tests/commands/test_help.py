@@ -136,6 +136,19 @@ def test_types_of_an_own_class(tmp_path, monkeypatch, capsys):
     classes._kept.cache_clear()
 
 
+def test_what_other_processes_keep_of_classes_stays(tmp_path, monkeypatch):
+    """One that has read the cache before them adds its answers; a class that cannot be imported leaves nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    classes._kept.cache_clear()
+    classes.about(classes.SETTINGS)
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"their.Class": {"files": {}}}))
+    classes.about("fedopt.metrics.Metric")
+    assert classes.about("nowhere.Class")["fields"] == {}
+    assert set(json.loads(file.read_text())) == {classes.SETTINGS, "their.Class", "fedopt.metrics.Metric"}
+    classes._kept.cache_clear()
+
+
 def test_own_problem_without_data(tmp_path, monkeypatch, capsys):
     """Groups that it does not need are not chosen; help of the whole run says so by leaving their name out."""
     (tmp_path / "problem").mkdir()

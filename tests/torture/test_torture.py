@@ -1,4 +1,4 @@
-"""A short version of scripts/torture by default, a longer one with `-m full`; `pytest -m slow` runs it whole."""
+"""scripts/torture, short and whole; both run at night, with `pytest -m slow`."""
 
 import subprocess
 import sys
