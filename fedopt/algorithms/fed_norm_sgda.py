@@ -5,6 +5,7 @@ Notation
     a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [App. A.1]
     tau_x, tau_y    tau_eff of x and of y, the weighted means of |a_i|_1; with mu they differ, since eta_x and eta_y do
     G               sum_k a_i^k grad_k (Delta but for its sign): x_i = x - eta_x G_x, and y_i = y + eta_y G_y but for projections
+    u_i             y + eta_y G_y, which moves as y_i does, and is not projected
     x_hat           with "+", the x at which grad_y is taken: the server's of the last round r with r mod S = 0
     p_i, C          the weight of a client, sum 1; who takes part
     r, M            the round (t in the paper), and the number of clients (n)
@@ -22,7 +23,7 @@ from fedopt.config import LocalWork, Schedule, values
 from fedopt.federation import Client, Round
 from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Tensors
+from fedopt.toolbox import Tensors, Vectors, minimax_field, moved
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
@@ -49,32 +50,23 @@ class Solver(NamedTuple):
 
     @property
     def is_sgd(self) -> bool:
-        """Tell whether this is plain SGD, whose sums take a quarter of the operations."""
+        """Tell whether this is plain SGD, which keeps nothing from step to step: |a|_1 is the number of steps."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
-    def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
-        """Return the sums with one more gradient.
+    def moved(self, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
+        """Return z after local step k = 0, 1, ... along -d, [d]. start: z before step 0, to which the proximal term draws.
 
-        so_far: the sums before. grad: the gradient of local step k = 0, 1, ..., whose step size is eta decay^k. eta: the step
-            size without decay, as in the proximal part.
+        eta: the step size without decay.
         """
         if self.is_sgd:
-            return Sums(so_far.G + grad, grad, so_far.norm + 1, so_far.m)
-        keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began
-        d, m = self.rho * so_far.d + grad, self.rho * so_far.m + 1  # norm and m are G and d of gradients that are all 1
-        return Sums(keep * so_far.G + rate * d, d, keep * so_far.norm + rate * m, m)
+            return moved(z, d, eta)
+        drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
+        return moved(drawn, d, eta * self.decay**k)
 
-
-class Sums(NamedTuple):
-    """The sums over a local solver's gradients so far.
-
-    G = sum_k a_k grad_k, so that x_i = x - eta G. norm = |a|_1 = sum_k a_k. d, m: the momentum buffers of G and of norm.
-    """
-
-    G: Any
-    d: Any
-    norm: Any
-    m: Any
+    def weighed(self, norm: Any, m: Any, k: int, eta: Any) -> tuple[Any, Any]:
+        """Return |a|_1 and the momentum buffer after local step k, both 0 at first: G and d of gradients that are all 1."""
+        m = self.rho * m + 1
+        return (1 - eta * self.mu) * norm + self.decay**k * m, m
 
 
 @dataclass(frozen=True)
@@ -129,12 +121,13 @@ class FedNormSgda:
         normalised = self.aggregation == "normalised"
 
         def local_steps(client: Client, message: Tensors) -> Tensors:
-            of_x, of_y, y_i = self._solve(client, message, eta_x, eta_y)
+            x, y = message[:2]
+            x_i, y_i, u_i, norms = self._solve(client, message, eta_x, eta_y)
             if not normalised:
-                return eta_x * of_x.G, y_i - message[1]  # x - x_i, y_i - y
+                return x - x_i, y_i - y
             # A straggler's |a_i|_1 and G are 0
-            a_x, a_y = (torch.where(of.norm > 0, of.norm, 1.0) for of in (of_x, of_y))
-            return eta_x * of_x.G / a_x, eta_y * of_y.G / a_y  # eta g_i, lines 15 to 17
+            a_x, a_y = (torch.where(norm > 0, norm, 1.0) for norm in norms)
+            return (x - x_i) / a_x, (u_i - y) / a_y  # eta g_i, lines 15 to 17
 
         C, p, local = fed.cohort(), problem.weights, fed.local(self.tau, self.B)
         tau_x = tau_y = 1.0
@@ -160,29 +153,39 @@ class FedNormSgda:
         """
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
-    def _solve(self, client: Client, message: Tensors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
-        """Take a client's local steps. Return the sums of x, the sums of y, and y_i.
+    def _solve(
+        self, client: Client, message: Tensors, eta_x: float, eta_y: float
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Take a client's local steps. Return x_i, y_i, and if changes are normalised u_i, and |a_i|_1 of x and of y.
 
         message: (x, y), or (x, y, x_hat). eta_x, eta_y: the client's step sizes.
         """
+        normalised = self.aggregation == "normalised"
         x, y = message[:2]
         x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
         solver = Solver(client.entry(self.rho), client.entry(self.mu), client.entry(self.decay))
 
         def step(carry: tuple[Any, ...], xi: Any, k: int) -> tuple[Any, ...]:
-            of_x, of_y, y_i = carry
-            x_i = x.sub(of_x.G, alpha=eta_x)
+            x_i, y_i, u_i, kept = carry
             if self.S:
-                g_x, g_y = client.outer_gradient_x(x_i, y_i, xi), client.outer_gradient_y(x_hat, y_i, xi)
+                d_x, d_y = client.outer_gradient_x(x_i, y_i, xi), -client.outer_gradient_y(x_hat, y_i, xi)
             else:
-                g_x, g_y = client.outer_gradients(x_i, y_i, xi)
-            of_x, of_y = solver.step(of_x, g_x, k, eta_x), solver.step(of_y, g_y, k, eta_y)
-            if not solver.is_sgd:
-                y_i = y + (1 - eta_y * solver.mu) * (y_i - y)
-            return of_x, of_y, client.project(y_i.add(of_y.d * solver.decay**k, alpha=eta_y))
+                d_x, d_y = minimax_field(client, Vectors((x_i, y_i)), xi)
+            if kept:
+                before_x, before_y, *norms = kept
+                d_x, d_y = moved(d_x, before_x, -solver.rho), moved(d_y, before_y, -solver.rho)
+                etas = zip(norms, (eta_x, eta_y), strict=False)
+                kept = d_x, d_y, *(solver.weighed(norm, m, k, eta) for (norm, m), eta in etas)
+            x_i = solver.moved(x_i, x, d_x, k, eta_x)
+            y_i = client.project(solver.moved(y_i, y, d_y, k, eta_y))
+            return x_i, y_i, solver.moved(u_i, y, d_y, k, eta_y) if normalised else u_i, kept
 
-        none = [Sums(0 * v, 0 * v, v.new_zeros(()), v.new_zeros(())) for v in (x, y)]
-        return client.scan("local", step, (*none, y), lambda k: k)
+        # Of x and of y: |a|_1 and its momentum buffer, if they are needed
+        norms = [(y.new_zeros(()),) * 2] * 2 if normalised else []
+        kept = () if solver.is_sgd else (0 * x, 0 * y, *norms)
+        x_i, y_i, u_i, kept = client.scan("local", step, (x, y, y, kept), lambda k: k)
+        K = client.own_steps("local")
+        return x_i, y_i, u_i, tuple(norm for norm, _ in kept[2:]) or (K, K)
 
     def _message(self, s: State, r: int) -> tuple[Tensors, Tensors]:
         """Return the message of round r, and (x_hat,), or () without "+".
@@ -199,9 +202,8 @@ class FedNormSgda:
         etas: the step sizes of x and y. steps: the local steps of each of the n clients. clients: their indices.
         """
         solver = Solver(*(np.take(value, clients, mode="wrap") for value in (self.rho, self.mu, self.decay)))
-        eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))
-        so_far = Sums(0.0, 0.0, none, none)
+        eta, norm, m = np.array(etas)[:, None], np.zeros((2, len(steps))), np.zeros(len(steps))
         for k in range(steps.max()):
-            new = solver.step(so_far, 0.0, k, eta)
-            so_far = new._replace(norm=np.where(k < steps, new.norm, so_far.norm))
-        return so_far.norm
+            new, m = solver.weighed(norm, m, k, eta)
+            norm = np.where(k < steps, new, norm)
+        return norm

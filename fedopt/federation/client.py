@@ -139,20 +139,24 @@ class Client(Oracles):
             UserError: There are no draws of that name, or a step returns another structure, or None.
         """
         everyone, steps = self._counted, self._taken(name)
+        kept = None  # the carries of clients that have finished; they go on with the others, for nothing
         for k in range(skip, steps[-1]):
             self._counted = len(steps) - bisect_right(steps, k)
-            finished = self._counted < everyone  # somebody has, whose carry no step may be written over
-            taken = (self._of_step(name, k), *(schedule(k) for schedule in schedules))
-            new = step(tree_map(_detached, carry) if finished else carry, *taken)
+            if kept is None and self._counted < everyone:
+                kept = tree_map(_cloned, carry)
+            elif k in steps:
+                kept = self._those_of(name, k, carry, kept)
+            new = step(carry, self._of_step(name, k), *(schedule(k) for schedule in schedules))
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
-            if finished:
-                active = self._share["steps"][name] > k
-                carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
-            else:
-                carry = new
+            carry = new
         self._counted, self._iterate = everyone, None  # what is returned is not written over
-        return carry
+        return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
+
+    def _those_of(self, name: str, k: int, these: Any, others: Any) -> Any:
+        """Return one carry for the clients that take k steps in the draws called ``name``, and another one for the others."""
+        take_k = self._share["steps"][name] == k
+        return tree_map(lambda a, b: torch.where(take_k, a, b), these, others)
 
     @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
@@ -254,8 +258,8 @@ class Client(Oracles):
 ClientFn = Callable[[Client, Any], Any]  # what a client computes from its message, and sends back
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _carried_on(carry: Any, new: Any) -> bool:

@@ -527,6 +527,27 @@ def test_what_a_scan_returns_is_not_written_over(problem):
         assert float(fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Steps(3, 4))) == 0
 
 
+def test_clients_that_have_finished_keep_their_carry(problem):
+    """Whatever comes of the steps that they go on taking beside the others."""
+
+    def local(client, x):
+        def step(carry, xi):
+            y, n = carry
+            beyond = n / (client.own_steps("local") - n)  # infinite, or NaN, in the first step too many
+            return client.gradient_step_(y, xi, 0.1, beyond * torch.ones_like(y)), n + 1
+
+        y, n = client.scan("local", step, (x, torch.tensor(0.0)))
+        return y, n
+
+    steps = np.array([3, 1, 2, 0, 3, 1])
+    one, all_at_once = (
+        Federation(problem, engine, 0).at(0).exchange(local, *problem.start(), np.arange(6), local=Steps(steps, 4))
+        for engine in (OneByOne(), Vectorised())
+    )
+    assert torch.isfinite(one[0]).all()
+    torch.testing.assert_close(one, all_at_once)
+
+
 def test_whole_numbers_have_a_mean_too(problem):
     """Also in a carry of clients with unequal steps."""
     count = lambda client, x: client.scan("local", lambda n, xi: n + 1, torch.tensor(0))  # noqa: E731
