@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batches, LabelledData, cross_entropy
+from fedopt.data import Batch, Batches, LabelledData, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.problems.classes import Bilevel, Weighting
 from fedopt.problems.supervised import Fraction, Labelled
 from fedopt.randomness import Part
 
+MOST_SCALES = 2**23  # numbers, as of ten outputs of 900 features
 FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 
 
@@ -62,6 +63,7 @@ class Regularisation(Labelled, Bilevel):
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
         x = np.log(rng.random(features if self.per == "feature" else self.outputs))
         self._start = self.world.tensor(x), self.world.tensor(rng.standard_normal(self.outputs * features))
+        self._curvature: Tensor | None = None
 
     def _made(self) -> LabelledData:
         rng = self.world.rng(Part.EXAMPLES)
@@ -85,27 +87,50 @@ class Regularisation(Labelled, Bilevel):
         squares = (y.view(self.outputs, -1) ** 2).sum(0 if self.per == "feature" else 1)
         return cross_entropy(self.logits(y, sample["train"].x), sample["train"]) + 0.5 * torch.exp(x) @ squares
 
-    def inner_solution(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y*(x), [dy], by L-BFGS from y; nan if a strength overflows."""
+    def inner_solution(self, x: Tensor) -> Tensor:
+        """Return y*(x), [dy], in double precision, by L-BFGS from 0; nan if a strength overflows.
+
+        The variables are u with y = L^-T u, where L L' is the Hessian at 0 of each output by itself: few steps are then enough.
+        With too many features for that, u is y.
+        """
         if not torch.exp(x).isfinite().all():
-            return torch.full_like(y, math.nan)
-        sample = self.sample(0, {"train": self.pooled()})
-        y = y.detach().where(y.abs() < 1e3, 0.0).requires_grad_()  # L-BFGS fails from where a run diverges
-        solver = torch.optim.LBFGS([y], max_iter=200, line_search_fn="strong_wolfe")
+            return torch.full_like(self._start[1], math.nan, dtype=torch.float64)
+        from scipy.optimize import minimize  # which takes as long to import as some evaluations
 
-        def value() -> Tensor:
-            loss = self.g(x, y, sample)
-            (y.grad,) = torch.autograd.grad(loss, y)
-            return loss.detach()
+        x, batch = x.double(), self.train.batch(*self.pooled())
+        batch = batch._replace(x=batch.x.double(), weight=batch.weight.double())
+        L = self._scale(x, batch)
 
-        with torch.enable_grad():
-            solver.step(value)
-        return y.detach()
+        def model(u: np.ndarray) -> Tensor:
+            columns = torch.from_numpy(u).to(x.device).view(self.outputs, -1, 1)
+            return (columns if L is None else torch.linalg.solve_triangular(L.mT, columns, upper=True)).flatten()
+
+        def value_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
+            gradient, value = torch.func.grad_and_value(lambda y: self.g(x, y, {"train": batch}))(model(u))
+            columns = gradient.view(self.outputs, -1, 1)
+            columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
+            return float(value), columns.flatten().cpu().numpy()
+
+        start, most = np.zeros(len(self._start[1])), {"maxiter": 200, "ftol": 0, "gtol": 1e-6}
+        return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
+
+    def _scale(self, x: Tensor, batch: Batch) -> Tensor | None:
+        """Return L of `inner_solution`, [outputs, features, features]; None if that is more than `MOST_SCALES` numbers."""
+        if self._start[1].numel() * batch.x.shape[1] > MOST_SCALES:
+            return None
+        if self._curvature is None:  # of the loss alone, which is the same for all outputs
+            p = 1 / self.classes
+            self._curvature = (p * (1 - p) * batch.weight * batch.x.mT) @ batch.x
+        strengths = torch.exp(x).expand(self.outputs, -1) if self.per == "feature" else torch.exp(x)[:, None]
+        least = 1e-9 * self._curvature.diagonal().max()
+        return torch.linalg.cholesky(
+            self._curvature + torch.diag_embed(strengths.clamp(min=least).expand(-1, batch.x.shape[1]))
+        )
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
         return {
             **self.test_metrics(partial(self.logits, y)),
             "val_loss": self.client_loss("val", partial(self.logits, y)),
-            "fitted_loss": self.client_loss("val", partial(self.logits, self.inner_solution(x, y))),
+            "fitted_loss": self.client_loss("val", partial(self.logits, self.inner_solution(x).to(y.dtype))),
         }
