@@ -102,7 +102,8 @@ class Adaptive:
 
             def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
                 (x, y), (w, v), eta = z, d, self.eta(t)
-                return Vectors((x - eta * self.gamma * w / A, y + eta * (client.project(y - self.lam * v / B) - y)))
+                target = client.project(y.addcdiv(v, B, value=-self.lam))  # P(y - lam v / B)
+                return Vectors((x.addcdiv(w, A, value=-eta * self.gamma), torch.lerp(y, target, eta)))
 
             return Storm(D, move, c).iterations(client, z, d, client.steps("xi"), start)
 

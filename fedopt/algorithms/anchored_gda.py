@@ -99,7 +99,7 @@ class AnchoredGda:
             if exact or kept:
                 q = q - (w.parts(client.memory) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
-                plus = q + lam * (u - stage[0]) if stage else q
+                plus = q.moved(u - stage[0], (-lam, -lam)) if stage else q
                 u = descend(
                     client, u, minimax_field(client, u, b, plus, anchor), eta
                 )  # u - eta (F_i(u; b) - F_i(w; b) + q)

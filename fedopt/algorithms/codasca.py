@@ -85,12 +85,13 @@ class Codasca:
             w, c, x_s = message
             u, total = w, 0 * w
             c_i = w.parts(client.memory) if c else c
+            correction = c - c_i if c else None
             for b in client.steps("local"):
                 G = minimax_field(client, u, b)
-                plus = c - c_i if c else 0 * G
-                if x_s:
-                    plus = Vectors((plus[0] + lam * (u[0] - x_s[0]), plus[1]))  # on the primal only
-                u, total = descend(client, u, G + plus, eta), total + G
+                total = total + G if control == "gradients" else total
+                # u - eta (G + lam (u - x_s) + c - c_i), where only x is drawn to x_s
+                drawn = Vectors((torch.lerp(u[0], x_s[0], lam * eta[0]), u[1])) if x_s else u
+                u = descend(client, drawn, G + correction if correction else G, eta)
             if not c:
                 return u
             new = 1 / K * total if control == "gradients" else (c_i - c).moved(u - w, (1 / eta[0] / K, 1 / eta[1] / K))

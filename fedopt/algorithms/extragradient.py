@@ -105,7 +105,8 @@ class FeDualEx:
             for k, (b1, b2) in enumerate(client.steps("local")):
                 z = self._T(client, o, first + k)
                 z_h = self._T(client, o.moved(minimax_field(client, z, b1), eta), first + k + 1)
-                o, total = o.moved(minimax_field(client, z_h, b2), eta), total + z_h
+                o = o.moved(minimax_field(client, z_h, b2), eta)
+                total = total + z_h if theory else total
             return (o, 1 / K * total) if theory else (o,)
 
         mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))

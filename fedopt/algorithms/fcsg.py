@@ -14,13 +14,14 @@ Notation
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimisation
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, moved, together
 
 
 class State(NamedTuple):
@@ -60,15 +61,17 @@ class Fcsg:
             def G(client: Client, z: Vectors, xi: Any) -> Vectors:
                 return Vectors((client.gradient(z[0], xi),))
 
-            return together(Storm(G, lambda client, x, m, t: x - eta * m, lambda t: (alpha,)), s, fed, self.I, draws)
+            return together(
+                Storm(G, lambda client, x, m, t: x.moved(m, (eta,)), lambda t: (alpha,)), s, fed, self.I, draws
+            )
 
         def local_steps(client: Client, message: tuple[Tensor, Tensors]) -> State:
             x, m = message
             for t, xi in enumerate(client.steps("xi")):
                 a = 1.0 if first and t == 0 else alpha
                 G = client.gradient(x, xi)
-                m = tuple((1 - a) * m_old + a * G for m_old in m)
-                x = x - eta * (m[0] if m else G)
+                m = tuple(torch.lerp(m_old, G, a) for m_old in m)  # (1 - a) m + a G
+                x = moved(x, m[0] if m else G, eta)
             return State(x, m)
 
         return fed.exchange(local_steps, s, fed.cohort(), xi=draws)

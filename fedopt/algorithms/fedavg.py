@@ -56,7 +56,7 @@ class FedAvg:
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
             def step(x_i: Tensor, xi: Any) -> Tensor:
-                proximal = self.mu * (x_i - x) if self.mu else None
+                proximal = (x_i - x).mul_(self.mu) if self.mu else None
                 return client.gradient_step_(x_i, xi, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
 
             return client.scan("local", step, x)

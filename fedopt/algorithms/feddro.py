@@ -56,7 +56,7 @@ class FedDro:
 
         def moved(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
             _, G = chain(client, x, (xi, xi), lambda k, g: ybar)  # J g_i(x; xi)' grad f(ybar)
-            return x - eta * G
+            return x.sub(G, alpha=eta)
 
         def y_i(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
             return client.level(0, x, xi) + (1 - beta) * (ybar - client.level(0, client.memory, xi))

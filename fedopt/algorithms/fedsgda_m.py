@@ -12,13 +12,13 @@ Notation
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from fedopt.config import Schedule, values
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, together
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, moved, together
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
@@ -59,8 +59,8 @@ class FedSGDAM:
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
             (x, y), (u, v) = z, d
             if self.lam is None:
-                return Vectors((x - eta_x * u, client.project(y - eta_y * v)))
-            return Vectors((x - eta_x * u, toward(y, client.project(y - self.lam * v), eta_y)))
+                return Vectors((moved(x, u, eta_x), client.project(moved(y, v, eta_y))))
+            return Vectors((moved(x, u, eta_x), torch.lerp(y, client.project(moved(y, v, self.lam)), eta_y)))
 
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
         storm = Storm(minimax_field, move, lambda t: (self.alpha, self.beta))
@@ -117,10 +117,9 @@ class MomentumLocalSGDA:
         def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
             (x, y), (u, v) = message
             for xi in client.steps("xi"):
-                x, y = x - alpha * eta_x * u, toward(y, client.project(y - eta_y * v), alpha)
+                x, y = moved(x, u, alpha * eta_x), torch.lerp(y, client.project(moved(y, v, eta_y)), alpha)
                 new_u, new_v = minimax_field(client, Vectors((x, y)), xi)
-                a, b = self.beta_x * alpha, self.beta_y * alpha
-                u, v = (1 - a) * u + a * new_u, (1 - b) * v + b * new_v
+                u, v = torch.lerp(u, new_u, self.beta_x * alpha), torch.lerp(v, new_v, self.beta_y * alpha)
             return Vectors((x, y)), Vectors((u, v))
 
         d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
@@ -128,8 +127,3 @@ class MomentumLocalSGDA:
 
     def output(self, s: State) -> Tensors:
         return s.z
-
-
-def toward(y: Tensor, target: Tensor, share: float) -> Tensor:
-    """Return y moved towards a target by a share of the way, 0 to 1."""
-    return y + share * (target - y)

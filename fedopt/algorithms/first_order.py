@@ -19,7 +19,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from fedopt.algorithms.simfbo import SimFBO, State
 from fedopt.federation import Client
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, moved
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class FirstOrder(SimFBO):
         if self.estimator == "penalty":
             lam, (s,) = self.lam + self.growth * r**self.power, v
             (g_x, g_y), (g_x_s, g_y_s) = client.inner_gradients(x, y, xi), client.inner_gradients(x, s, xi)
-            return Vectors((f_x + lam * (g_x - g_x_s), f_y + lam * g_y, g_y_s))
+            return Vectors((moved(f_x, g_x - g_x_s, -lam), moved(f_y, g_y, -lam), g_y_s))
         ahead, behind = (client.inner_gradients(x, y + d * v[0], xi) for d in (self.delta, -self.delta))
-        cross, hessian = ((a - b) / (2 * self.delta) for a, b in zip(ahead, behind, strict=True))  # times v
-        return Vectors((f_x - cross, client.inner_gradient(x, y, xi), hessian - f_y))
+        cross, hessian = (a - b for a, b in zip(ahead, behind, strict=True))  # times 2 delta v
+        half = 1 / (2 * self.delta)
+        return Vectors((moved(f_x, cross, half), client.inner_gradient(x, y, xi), moved(-f_y, hessian, -half)))

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedopt.config import Constant, Schedule, values
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain
+from fedopt.toolbox import Tensors, chain, moved
 
 
 class State(NamedTuple):
@@ -82,11 +82,11 @@ class LocalScgd:
                 begins = first and t == 0
                 a, b = (1.0, 1.0) if begins else (alpha, beta)
                 if step_first:
-                    x = x - eta * m  # m = 0 at the very first one
+                    x = moved(x, m, eta)  # m = 0 at the very first one
                 u, gradient = estimated(client, x, u, xi, a, old and not begins)
-                m = (1 - b) * m + b * gradient
+                m = gradient if b == 1 else torch.lerp(m, gradient, b)  # (1 - b) m + b gradient
                 if not step_first:
-                    x = x - eta * m
+                    x = moved(x, m, eta)
             sent = (x, (m,) if momentum else ())
             return (*sent, u) if share_u else ((*sent, ()), torch.cat(u))
 
@@ -112,7 +112,7 @@ def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, ol
     new = list[Tensor]()
 
     def follow(k: int, r: Tensor) -> Tensor:
-        new.append((1 - a) * u[k] + a * r)
+        new.append(torch.lerp(u[k], r, a))
         return u[k] if old else new[k]
 
     _, gradient = chain(client, x, xi, follow)

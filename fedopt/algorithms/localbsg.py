@@ -23,7 +23,7 @@ from torch import Tensor
 from fedopt.federation import Client, Memory, Round, Steps, neumann_sum, neumann_term
 from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, moved, together
 
 
 class State(NamedTuple):
@@ -111,8 +111,8 @@ class LocalBSGM(Momentum):
             for t, xi in enumerate(client.steps("xi"), first):
                 D, G = self.estimates(client, x, y, xi)
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
-                u, v = (1 - a) * u + a * D, (1 - b) * v + b * G  # eq. 3.4
-                x, y = x - self.rho1 * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5
+                u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
+                x, y = moved(x, u, self.rho1 * eta), client.project(moved(y, v, self.rho2 * eta))  # eq. 3.5
             return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
 
         return State(fed.exchange(iterations, s.z, fed.cohort(), xi=self.samples(problem, self.p)))
@@ -176,7 +176,7 @@ class LocalBSGVRM(Momentum):
 
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:  # eq. 3.5 with eta_t
             (x, y), (u, v), eta = z, d, self.eta_t(t, K)
-            return Vectors((x - rho1_now * eta * u, client.project(y - self.rho2 * eta * v)))
+            return Vectors((moved(x, u, rho1_now * eta), client.project(moved(y, v, self.rho2 * eta))))
 
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]

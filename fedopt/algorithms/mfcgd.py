@@ -25,7 +25,7 @@ from fedopt.algorithms.adafbio import rebuilt
 from fedopt.errors import UserError
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import LocalCompositional, ball
-from fedopt.toolbox import Tensors
+from fedopt.toolbox import Tensors, moved
 
 LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client
 
@@ -120,10 +120,13 @@ class Mfcgd:
             for t, (xi, zeta) in enumerate(client.steps("xi"), first):
                 eta = self.eta(t)
                 keep_h, keep_U, keep_v = (max(1 - c * eta**2, 0) for c in (self.c1, self.c2, self.c3))
-                x_old, x = x, x - eta * self.gamma * (w / A[0] if A else w)  # x + eta (xh - x), xh = x - gamma A^-1 w
+                x_old, x = (
+                    x,
+                    moved(x, w / A[0] if A else w, eta * self.gamma),
+                )  # x + eta (xh - x), xh = x - gamma A^-1 w
                 (r_old, J_old), (r, J) = (value_and_jacobian(client, point, xi) for point in (x_old, x))
                 h_old, h = h, r + keep_h * (h - r_old)
-                U = within(J + keep_U * (U - J_old), self.C_g)
+                U = within(moved(J, U - J_old, -keep_U), self.C_g)
                 v = within(grad_f(client, h, zeta) + keep_v * (v - grad_f(client, h_old, zeta)), self.C_f)
                 w = U.T @ v
             return answer(x, h, U, v)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain
+from fedopt.toolbox import Tensors, chain, moved
 
 Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 
@@ -80,9 +80,9 @@ class Multilevel:
             (x, p), (_, *h, _) = message, client.memory.split(sizes)
             now: Estimates = x, tuple(h), p
             for xi in client.steps("xi"):
-                now = self.estimates(client, now[0] - step * now[2], now, xi)
+                now = self.estimates(client, moved(now[0], now[2], step), now, xi)
             x, h, p = now
-            return x - step * p if at_mean else (x, p), torch.cat([x, *h, p])
+            return moved(x, p, step) if at_mean else (x, p), torch.cat([x, *h, p])
 
         def at_mean_x(client: Client, x: Tensor) -> Any:
             x_old, *h, p = client.memory.split(sizes)
@@ -116,7 +116,7 @@ class Multilevel:
         _, G_old = chain(client, x_old, xi, known)
         keep = max(1 - self.alpha * self.eta**2, 0)
         h_new, G = chain(client, x, xi, lambda k, r: r + keep * (h[k] - r_old[k]))
-        return x, h_new, G + max(1 - self.rho * self.eta**2, 0) * (p - G_old)
+        return x, h_new, moved(G, p - G_old, -max(1 - self.rho * self.eta**2, 0))
 
     def output(self, s: State) -> Tensors:
         return (s.x,)

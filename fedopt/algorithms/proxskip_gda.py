@@ -63,10 +63,10 @@ class ProxSkipGda:
 
         def iterations(client: Client, w: Vectors) -> tuple[Vectors, Tensor]:
             a_i, w_i = w.parts(client.memory), w
-            h_i = Vectors((w_v - a_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
+            minus_h_i = Vectors((a_v - w_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
             for b in client.steps("local"):
-                w_i = w_i.moved(minimax_field(client, w_i, b, plus=-1 * h_i), gamma)
-            a_i = w_i.moved(h_i, skipped)
+                w_i = w_i.moved(minimax_field(client, w_i, b, plus=minus_h_i), gamma)
+            a_i = w_i.moved(minus_h_i, [-step for step in skipped])
             return a_i, torch.cat(a_i)
 
         until_heads = int(fed.rng(Purpose.COIN).geometric(self.p))

@@ -56,7 +56,7 @@ class Storm(NamedTuple):
             t: The iteration.
         """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
-        return Vectors((1 - c) * part + new for c, part, new in zip(self.c(t - 1), d - D_prev, D, strict=False))
+        return D.moved(d - D_prev, [c - 1 for c in self.c(t - 1)])
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
         """Return (z, d) after one iteration for each sample. An iteration first moves z, and then estimates d there.
