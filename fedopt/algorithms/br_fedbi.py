@@ -120,15 +120,15 @@ class BRFedBi:
         if self.rule == "mean":
             return weights @ g
         if self.rule == "median":
-            in_order = g.sort(dim=0).values
-            return (in_order[(n - 1) // 2] + in_order[n // 2]) / 2
+            ordered = in_order(g)
+            return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         if self.rule == "trimmed":
             if 2 * self.trim >= n:
                 raise UserError(
                     f"algo.trim={self.trim}: nothing is left of {n} answers after trimming {self.trim} at "
                     f"each end; use a smaller number"
                 )
-            return g.sort(dim=0).values[self.trim : n - self.trim].mean(dim=0)
+            return in_order(g)[self.trim : n - self.trim].mean(dim=0)
         point = weights @ g / weights.sum()
         for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA
             closeness = weights / torch.linalg.vector_norm(g - point, dim=1).clamp(min=1e-6)
@@ -156,3 +156,8 @@ class BRFedBi:
             share = max((n - f - supporters) / max(n - f, 1), 0.5)
             sent = honest.mean(dim=0) - NormalDist().inv_cdf(share) * honest.std(dim=0, correction=0)
         return torch.where(bad[:, None], sent, g)
+
+
+def in_order(g: Tensor) -> Tensor:
+    """Return the answers, [S, d], with each coordinate in rising order. On the CPU NumPy sorts several times faster."""
+    return torch.from_numpy(np.sort(g.numpy(), axis=0)) if g.device.type == "cpu" else g.sort(dim=0).values

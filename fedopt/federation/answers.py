@@ -45,7 +45,8 @@ class Answers:
             return
         for total, leaf in zip(self.sums, leaves, strict=True):
             if self.apart:
-                total[members.tolist()] = leaf.double()
+                for place, answer in zip(members.tolist(), leaf, strict=True):
+                    total[place] = answer
             elif total.numel() <= SMALL:  # in double: the order of clients is lost in the rounding
                 total += torch.tensordot(torch.from_numpy(self.weights[members]).to(total), leaf.double(), 1)
             else:
