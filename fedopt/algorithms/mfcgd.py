@@ -14,7 +14,6 @@ Notation
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -153,7 +152,7 @@ def value_and_jacobian(client: Client, x: Tensor, xi: Any) -> tuple[Tensor, Tens
 
 def grad_f(client: Client, h: Tensor, zeta: Any) -> Tensor:
     """Return grad f_i(h). It counts as one gradient call."""
-    return client.grad(partial(client.level, 1), h, zeta)
+    return client.grad(client.level, 1, h, zeta)
 
 
 def within(value: Tensor, radius: float | None) -> Tensor:

@@ -192,10 +192,28 @@ class Oracles(Derivatives):
         """
         if not self._problem.nested:
             return lambda v: v
-        if (hessian := self._form(self.g, "hessian")) is None:
+        if (second := self._form(self.g, "second")) is None:
             _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
             return lambda v: product(v)[0]
-        return self._counting(lambda v: hessian(x, y, v, sample), hvp=1)
+        return self._counting(second(x, y, sample).hessian, hvp=1)
+
+    @for_problems(Nested)
+    def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (grad_y g, grad^2_yy g v, grad^2_xy g v) at (x, y) of a bilevel problem, [dy], [dy], [dx], from one graph.
+
+        It counts as one gradient call, one Hessian-vector and one Jacobian-vector product. If the problem has no y, it is (0,
+        v, 0), and counts as none.
+        """
+        if not self._problem.nested:
+            return torch.zeros_like(y), v, torch.zeros_like(x)
+        if (second := self._form(self.g, "second")) is not None:
+            self._count(grad=1, hvp=1, jvp=1)
+            gradient, hessian, cross = second(x, y, sample)
+            return gradient, hessian(v), cross(v)
+        gradient, product = self.vjp(lambda x, y: self.grad(self.g, x, y, sample), x, y, hvp=1, jvp=1)
+        self._count(grad=1)
+        of_x, of_y = product(v)
+        return gradient, of_y, of_x
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
@@ -205,9 +223,9 @@ class Oracles(Derivatives):
         """
         if not self._problem.nested:
             return torch.zeros_like(x)
-        if (cross := self._form(self.g, "cross")) is not None:
+        if (second := self._form(self.g, "second")) is not None:
             self._count(jvp=1)
-            return cross(x, y, v, sample)
+            return second(x, y, sample).cross(v)
         _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
         return product(v)[0]
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 
@@ -10,17 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import get_unwrapped, maybe_get_bdim
 
 from fedopt.errors import UserError
+from fedopt.networks.dense import Dense
 from fedopt.networks.dropout import Dropout
 from fedopt.randomness import Purpose, torch_seed
 
-Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
-Layer = tuple[Tensor, Tensor | None, Tensor, Tensor]  # as of `FlatModel._backpropagation`
 
-
-class FlatModel:
+class FlatModel(Dense):
     """A chain of layers as a function of one flat parameter vector, ordered as `nn.Module.parameters()`.
 
     Args:
@@ -34,8 +31,8 @@ class FlatModel:
         copy: A function that returns a copy of the network.
         convolutional: Whether a layer is a convolution.
         flattens: Whether the layers themselves take x ``[B, features]``, and not images.
-        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Only then can `gradient`
-            and `descend` be called.
+        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Only then can the methods
+            of `Dense` be called.
         random: Whether it has dropout.
         alone: Why vmap cannot run it; empty if it can.
         remark: A remark for the user, or empty.
@@ -49,19 +46,15 @@ class FlatModel:
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
-        self.sizes = [p.numel() for p in parameters]
-        self.dim = sum(self.sizes)
+        self._shapes, self._layers = [p.shape for p in parameters], list(layers.children())
+        dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
+        super().__init__(self._shapes, dropped)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self._shapes = [p.shape for p in parameters]
-        self._matrices = [shape for shape in self._shapes if len(shape) == 2]
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
-        self._layers = list(layers.children())
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
         )
-        self._dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
-        self.random = self._dropped > 0
-        self._biases = any(len(shape) == 1 for shape in self._shapes)
+        self.random = dropped > 0
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """Return two models: all layers but the last, and the last. Raises UserError if there is only one layer."""
@@ -121,133 +114,6 @@ class FlatModel:
         """
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
-
-    def gradient(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None, key: Tensor | None = None
-    ) -> Tensor:
-        """Return the gradient in ``flat`` of sum_j weight_j CE(scale logits_j + shift, y_j), for a `dense` model.
-
-        It equals autograd's. On small batches autograd's bookkeeping takes as long as the matrix products, so backpropagation
-        is written out here.
-
-        Args:
-            flat: ``[dim]``, or several points ``[P, dim]``, which share the first products. The result has its shape.
-            x: ``[B, features]``.
-            y, weight: ``[B]``, the classes and the weights.
-            tuning: (scale, shift) of the logits, ``[classes]`` each, or None.
-            key: As in `__call__`.
-        """
-        pieces: list[Tensor] = []
-        for _, b, a, delta in self._backpropagation(flat, x.mT, y, weight, tuning, self._kept(x, key)):
-            pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
-
-    def descend(
-        self,
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        eta: float,
-        plus: Tensor | None,
-        tuning: Tuning = None,
-        key: Tensor | None = None,
-        anchor: Tensor | None = None,
-    ) -> Tensor:
-        """Take one gradient step in place: flat - eta (gradient - gradient at the anchor + plus).
-
-        Return ``flat``. For a `dense` model.
-
-        The matrix products add to the weights, and no gradient is formed. Under vmap the clients of a stack step together.
-
-        Args:
-            flat: ``[dim]``, overwritten. Under vmap it must be a separate vector in memory for each client.
-            x, y, weight, tuning, key: As in `gradient`.
-            eta: The step size.
-            plus: ``[dim]``, added to the gradient. None: nothing is added.
-            anchor: ``[dim]``, a point whose gradient on the same batch is subtracted. None: nothing is subtracted.
-        """
-        tuning = tuning and (_of_all(tuning[0]), _of_all(tuning[1]))
-        kept = [_of_all(units) for units in self._kept(x, key)]
-        point, x, y, weight = map(_of_all, (flat, x, y, weight))
-        batch = x.mT, y, weight, tuning, kept
-        layers = self._backpropagation(point, *batch)
-        if anchor is not None:
-            layers = map(_difference, layers, self._backpropagation(_of_all(anchor), *batch))
-        for W, b, a, delta in layers:
-            (W.addmm_ if W.ndim == 2 else W.baddbmm_)(delta, a.mT, alpha=-eta)
-            if b is not None:
-                b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
-        if plus is not None:
-            point.sub_(_of_all(plus), alpha=eta)
-        return flat
-
-    def _kept(self, x: Tensor, key: Tensor | None) -> list[Tensor]:
-        """Return which units dropout keeps on the examples x: a bool mask [width, B] for each hidden layer; [] without a key."""
-        if key is None:
-            return []
-        dropout = Dropout(key)
-        return [dropout.kept((len(x), width), self._dropped, x.device).mT for width, _ in self._matrices[:-1]]
-
-    def _backpropagation(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
-    ) -> Iterator[Layer]:
-        """Yield for each layer of a dense model, last first, what its gradient is made of.
-
-        This is (weights, biases, inputs, derivatives): weights [..., outputs, inputs], biases [..., outputs, 1] or None,
-        inputs [..., inputs, B], and derivatives of the loss in the outputs [..., outputs, B]. The caller may overwrite a
-        layer once it has been yielded.
-
-        x: [..., features, B]. kept: from `_kept`. flat, y, weight, tuning: as in `gradient`.
-
-        Examples are columns. The products of small batches are then a quarter faster than with rows, and softmax is several
-        times faster (scripts/bench fedavg).
-        """
-        points = flat.shape[:-1]
-        pieces = iter(flat.split_with_sizes(self.sizes, -1))
-        layers = [
-            (next(pieces).view(*points, *shape), next(pieces).view(*points, shape[0], 1) if self._biases else None)
-            for shape in self._matrices
-        ]
-        inputs, enlarged = [x], 1 / (1 - self._dropped) if kept else 1.0
-        for n, (W, b) in enumerate(layers[:-1]):
-            outputs = W @ inputs[-1]
-            hidden = (outputs if b is None else outputs.add_(b)).relu_()
-            inputs.append(hidden * kept[n] * enlarged if kept else hidden)
-        W, b = layers[-1]
-        logits = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
-        if tuning is not None:
-            scale, shift = (v.unsqueeze(-1) for v in tuning)
-            logits = logits * scale + shift
-        w = weight.unsqueeze(-2)
-        at = y.unsqueeze(-2).expand(*logits.shape[:-2], 1, -1)
-        delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
-        if tuning is not None:
-            delta = delta * scale
-        while layers:
-            (W, b), a = layers.pop(), inputs.pop()
-            before = torch.ops.aten.threshold_backward(W.mT @ delta, a, 0) if layers else delta  # zero where a was
-            yield W, b, a, delta
-            delta = before * enlarged if kept else before
-
-
-def _difference(one: Layer, other: Layer) -> Layer:
-    """Return the layer of the first point, with inputs and derivatives whose product is the first gradient minus the second.
-
-    one, other: the same layer at two points, as `FlatModel._backpropagation` yields it.
-    """
-    (W, b, a, delta), (_, _, a_other, delta_other) = one, other
-    if a is a_other:
-        return W, b, a, delta - delta_other
-    return W, b, torch.cat([a, a_other], -1), torch.cat([delta, -delta_other], -1)
-
-
-def _of_all(of_one: Tensor) -> Tensor:
-    """Under vmap, return the tensor of all clients, [n, ...], on which operations cost no vmap overhead; else the tensor
-    itself.
-    """
-    dim = maybe_get_bdim(of_one)
-    return of_one if dim < 0 else get_unwrapped(of_one).movedim(dim, 0)
 
 
 class Normalised(nn.Module):

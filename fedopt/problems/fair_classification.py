@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, losses
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
+from fedopt.problems.function import function
 from fedopt.problems.projections import simplex
 from fedopt.problems.supervised import SupervisedMinimax
 
@@ -40,11 +41,29 @@ class FairClassification(SupervisedMinimax):
         class_weights = (Metric(f"weight_{c}", f"weight of class {c}", better="neither") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
 
+    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(
             self.net(x, batch.x, *batch.keys), batch, y * self._per_share
         ) - 0.5 * self.lam * torch.sum(y**2)
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        batch = sample["train"]
+        weight = batch.weight * (y * self._per_share)[batch.y]
+        grad_x, of_examples = self.net.gradient_and_losses(x, batch.x, batch.y, weight, None, *batch.keys)
+        return grad_x, self._grad_y(y, of_examples, batch)
+
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        batch = sample["train"]
+        return self._grad_y(y, losses(self.net(x, batch.x, *batch.keys), batch), batch)
+
+    def _grad_y(self, y: Tensor, of_examples: Tensor, batch: Batch) -> Tensor:
+        """Return grad_y f, [C]. of_examples: the loss of each example, [B]."""
+        of_classes = torch.zeros_like(y).scatter_add(0, batch.y, batch.weight * of_examples)
+        return self._per_share * of_classes - self.lam * y
 
     def project(self, y: Tensor) -> Tensor:
         return simplex(y)

@@ -3,7 +3,23 @@
 from collections.abc import Callable
 from functools import partial, partialmethod, update_wrapper
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Second(NamedTuple):
+    """What a function g says of itself at a point (x, y): the gradient in y, and two products of its second derivatives.
+
+    Args:
+        gradient: ``grad_y g``, ``[dy]``.
+        hessian: The map ``v -> grad^2_yy g v``, ``[dy]``.
+        cross: The map ``v -> grad^2_xy g v``, ``[dx]``.
+    """
+
+    gradient: Tensor
+    hessian: Callable[[Tensor], Tensor]
+    cross: Callable[[Tensor], Tensor]
 
 
 class function:
@@ -25,8 +41,7 @@ class function:
         gradient: The gradient, ``[d]``, of the same arguments.
         gradients: The gradients at P points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
         both: The gradients in the last two variables, as a pair.
-        hessian: The product ``grad^2_yy v``, ``[dy]``, with y the last variable. Arguments: the variables, v and the sample.
-        cross: The product ``grad^2_xy v``, ``[dx]``, with x and y the last two variables. Arguments: as for ``hessian``.
+        second: A `Second`, with x and y the last two variables.
         pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable.
         step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, the last variable.
             Arguments: the same, then ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
@@ -54,8 +69,7 @@ class function:
 
     gradient, gradients = partialmethod(_with, "gradient"), partialmethod(_with, "gradients")
     both, pullback = partialmethod(_with, "both"), partialmethod(_with, "pullback")
-    hessian, cross = partialmethod(_with, "hessian"), partialmethod(_with, "cross")
-    step = partialmethod(_with, "step")
+    second, step = partialmethod(_with, "second"), partialmethod(_with, "step")
 
 
 class written_for:

@@ -107,7 +107,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
     @h.gradients
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return self.net.gradient(y, *sample.batch[:3]).add_(y - x, alpha=self.mu)
+        batch = (v.unsqueeze(0) for v in sample.batch[:3])  # the same at all points
+        return self.net.gradient(y, *batch).add_(y - x, alpha=self.mu)
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         if self.constraint == "ball":

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Rows
-from fedopt.problems.function import written_for
+from fedopt.problems.function import Second, function, written_for
 from fedopt.problems.supervised import SupervisedBilevel
 
 
@@ -33,12 +33,29 @@ class HyperRepresentation(SupervisedBilevel):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
 
+    @function(where=lambda problem: problem.body.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = self._behind(x, sample["val"])
         return cross_entropy(self.head(y, batch.x), batch)
 
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        return self.head.gradient(y, *self._behind(x, sample["val"])[:3])
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        return self.net.gradient((x, y), *sample["val"][:3], None, *sample["val"].keys)
+
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return self._behind(x, batch), None
+
+    def second(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
+        batch = sample["train"]
+        own_inner = type(self).inner is not HyperRepresentation.inner  # a subclass's
+        if own_inner or isinstance(batch, Features) or not self.body.dense:
+            return super().second(x, y, sample)
+        gradient, product, _ = self.net.linearised((x, y), *batch[:3], None, *batch.keys)
+        return self._second(y, gradient, product, lambda v: product(v, True)[0])
 
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, tuned
 from fedopt.networks import Tuning
+from fedopt.problems.function import function
 from fedopt.problems.supervised import SupervisedBilevel
 
 
@@ -58,9 +59,19 @@ class ImbalancedMnist(SupervisedBilevel):
         delta, shift = x.chunk(2)
         return torch.sigmoid(delta), shift
 
+    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch, self.class_weight)
+
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        classes, weight, keys = (batch := sample["val"]).y, batch.weight, batch.keys
+        return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(x), self.f.gradient(x, y, sample)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return batch, self._tuning(x)

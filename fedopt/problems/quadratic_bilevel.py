@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Bilevel, Nested
-from fedopt.problems.function import function
+from fedopt.problems.function import Second, function
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 Sample = namedtuple("Sample", "A B c D d F e G")
@@ -117,13 +117,10 @@ class NestedQuadratic(Quadratic, Nested):
     def g(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return sample.A @ y - sample.B @ x - sample.c
 
-    @g.hessian
-    def g(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
-        return sample.A @ v
-
-    @g.cross
-    def g(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
-        return -(v @ sample.B)
+    @g.second
+    def g(self, x: Tensor, y: Tensor, sample: Sample) -> Second:
+        A, B, c, *_ = sample
+        return Second(A @ y - B @ x - c, lambda v: A @ v, lambda v: -(v @ B))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, (_, constant, value) = point[0], self._outer

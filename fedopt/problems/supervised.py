@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
-from fedopt.problems.function import function
+from fedopt.problems.function import Second, function
 from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
+Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 SHOWN = 256  # examples that a network of a user's may be tried on
 
@@ -337,9 +338,46 @@ class SupervisedBilevel(Supervised, Bilevel):
         if anchor is not None and (less := self._penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less
         plus, key = self._penalised(y, plus), next(iter(batch.keys), None)
-        return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
+        return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor=anchor)
 
-    def _penalised(self, y: Tensor, plus: Tensor | None) -> Tensor | None:
+    @g.second
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
+        """Return grad_y g, and products with its derivatives."""
+        return self.second(x, y, sample)
+
+    def second(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
+        """Return grad_y g, and products with its derivatives, for a dense network of y."""
+        names, train = list[str](), sample["train"]
+
+        def changed(x: Tensor) -> tuple[Tensor, ...]:
+            batch, tuning = self.inner(x, train)
+            parts = {"weight": batch.weight, **({} if batch.x is train.x else {"x": batch.x})}
+            parts |= dict(zip(("scale", "shift"), tuning or (), strict=False))
+            names[:] = parts
+            return tuple(parts.values())
+
+        parts, pull = torch.func.vjp(changed, x)[:2]
+        of = dict(zip(names, parts, strict=True))
+        tuning = (of.pop("scale"), of.pop("shift")) if "scale" in of else None
+        batch = train._replace(**of)
+        gradient, product, mixed = self.inner_net.linearised(y, batch.x, batch.y, batch.weight, tuning, *batch.keys)
+        return self._second(y, gradient, product, lambda v: pull(tuple(mixed(v, name) for name in names))[0])
+
+    def _second(self, y: Tensor, gradient: Tensor, product: Any, cross: Any) -> Second:
+        """Return a `Second` of the loss with those of g's penalties added. product: as in `Linearised`."""
+        return Second(self._penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
+
+    def _curved(self, y: Tensor, v: Tensor, product: Tensor) -> Tensor:
+        """Return a product with v of the Hessian in y, with that of g's penalties added."""
+        if self.ridge:
+            product = product.add(v, alpha=self.ridge)
+        if self.norms:
+            layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
+            turns = [(v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) / y_l.norm() for y_l, v_l in layers]
+            product = product.add(torch.cat(turns), alpha=self.norms)
+        return product
+
+    def _penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of g's penalties at y added; None stands for zero, in plus and in the result."""
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)

@@ -46,11 +46,10 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     if not v:
         return Vectors((client.outer_gradient_x(x, y, xi), client.inner_gradient(x, y, xi)))
 
-    if hasattr(client.g, "hessian"):  # written by hand, as all else then is
-        (d_x, f_y), H = client.outer_gradients(x, y, xi), client.inner_hessian(x, y, xi)
-        d_v = H(v[0]) - f_y
-        d_x, d_y = d_x - client.cross_product(x, y, v[0], xi), client.inner_gradient(x, y, xi)
-        return Vectors((d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
+    if hasattr(client.g, "second"):  # written by hand, as all else then is
+        (f_x, f_y), (d_y, Hv, Jv) = client.outer_gradients(x, y, xi), client.inner_second(x, y, v[0], xi)
+        d_v = Hv - f_y
+        return Vectors((f_x - Jv, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
 
     # The second derivatives of g along v and the gradients of -f are one backward pass through one graph
     def inner_gradient_and_outer_value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,13 +24,30 @@ CASES = {
     "quadratic_compositional": "fedmsa",
     "quadratic_local_compositional": "local_scgd",
     "mco": "fedmsa",
+    "robust_federated": "local_scgd",
+    "robust_federated_global": "fedmsa",
+    "fair_classification": "local_sgda",
+    "robust_nn": "local_sgda",
+    "hyper_representation": "fedmsa",
+    "imbalanced_mnist": "fedmsa",
+    "data_cleaning": "fedmsa",
 }
+NETWORKS = [*CASES][9:]
+NETWORK = [
+    "dataset=digits",
+    "partitioner=iid",
+    "participation.cohort=null",
+    "problem.model=mlp",
+    "problem.widths=[7,5]",
+]
 
 
-def problem(name):
+def problem(name, *more):
     words = [
         f"algo={CASES[name]}",
         f"problem={name}",
+        *(NETWORK if name in NETWORKS else []),
+        *more,
         "partitioner.clients=3",
         "hardware=cpu",
         "hardware.dtype=float64",
@@ -49,9 +66,14 @@ def sampled(p, client, share):
     return p.sample(client, rows)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_forms_are_derivatives(name):
-    p = problem(name)
+PENALTIES = ["problem.ridge=0.3", "problem.norms=0.2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, []) for name in CASES), *((name, PENALTIES) for name in NETWORKS[-3:])]
+)
+def test_forms_are_derivatives(name, more):
+    p = problem(name, *more)
     xi, rng = sampled(p, 1, 0.5), np.random.default_rng(3)
     points = [torch.from_numpy(rng.standard_normal(len(v))) for v in (*p.start(), *p.start())]
     close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)  # noqa: E731
@@ -71,18 +93,21 @@ def test_forms_are_derivatives(name):
             close(pull(v), v @ jacrev(lambda z, n=n: p.level(n, z, xi))(z))
     else:
         x, y, _, v = points
-        for fn in (p.f, *([p.g] if hasattr(p, "g") else [])):
+        y = y if name in ("hyper_representation", "imbalanced_mnist", "data_cleaning") else p.project(y)
+        for fn in (p.f, *([p.g] if hasattr(p, "g") and name not in NETWORKS else [])):
             for given, own in zip(fn.both(x, y, xi), grad(fn, argnums=(0, 1))(x, y, xi), strict=True):
                 close(given, own)
         if hasattr(p, "g"):
             close(p.f.gradient(x, y, xi), grad(p.f, 1)(x, y, xi))
             close(p.g.gradient(x, y, xi), grad(p.g, 1)(x, y, xi))
-            close(p.g.hessian(x, y, v, xi), grad(lambda y: grad(p.g, 1)(x, y, xi) @ v)(y))
-            close(p.g.cross(x, y, v, xi), grad(lambda x: grad(p.g, 1)(x, y, xi) @ v)(x))
+            gradient, hessian, cross = p.g.second(x, y, xi)
+            close(gradient, grad(p.g, 1)(x, y, xi))
+            close(hessian(v), grad(lambda y: grad(p.g, 1)(x, y, xi) @ v)(y))
+            close(cross(v), grad(lambda x: grad(p.g, 1)(x, y, xi) @ v)(x))
 
 
 @pytest.mark.parametrize(
-    "name", few([c for c in CASES if c not in ("saddle", "mco")], lambda name: "bilevel" not in name)
+    "name", few([c for c in CASES if c not in ("saddle", "mco", *NETWORKS)], lambda name: "bilevel" not in name)
 )
 def test_full_samples_are_those_of_all_examples(name):
     p = problem(name)
