@@ -13,8 +13,6 @@ from fedopt.federation import ranks
 from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.memory import Memory
 
-SMALL = 2**12  # numbers in an answer: so small ones are added up by one product, which needs a copy of all in double
-
 
 class Answers:
     """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
@@ -37,21 +35,20 @@ class Answers:
         of_stack: tensors ``[stack, ...]``. members: the clients' places in the cohort.
         """
         leaves, self.structure = tree_flatten(of_stack)
-        if not self.sums:
+        if not self.one:
             rows = (len(self.weights),) if self.apart else ()
             self.one = [leaf[0] for leaf in leaves]
-            self.sums = [leaf.new_zeros((*rows, *leaf.shape), dtype=torch.float64) for leaf in self.one]
+            if self.apart or self.idle:
+                self.sums = [leaf.new_zeros((*rows, *leaf.shape), dtype=torch.float64) for leaf in self.one]
         if self.idle:
             return
-        for total, leaf in zip(self.sums, leaves, strict=True):
-            if self.apart:
+        if self.apart:
+            for total, leaf in zip(self.sums, leaves, strict=True):
                 for place, answer in zip(members.tolist(), leaf, strict=True):
                     total[place] = answer
-            elif total.numel() <= SMALL:  # in double: the order of clients is lost in the rounding
-                total += torch.tensordot(torch.from_numpy(self.weights[members]).to(total), leaf.double(), 1)
-            else:
-                for weight, answer in zip(self.weights[members], leaf, strict=True):
-                    total.add_(answer, alpha=weight)
+            return
+        sums = [weighted_sum(self.weights[members], leaf) for leaf in leaves]
+        self.sums = [total.add_(more) for total, more in zip(self.sums, sums, strict=True)] if self.sums else sums
 
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
         """Return the weighted sum of the answers of all ranks, or the result of ``combine``, in the answers' dtypes.
@@ -65,6 +62,16 @@ class Answers:
             weights = torch.from_numpy(self.weights).to(like.device)
             sums = tree_leaves(combine(tree_unflatten(sums, self.structure), weights))
         return tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], self.structure)
+
+
+def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
+    """Return the weighted sum of a stack's answers in double precision: the order of clients is lost in the rounding.
+
+    weights: [stack]. answers: [stack, ...].
+    """
+    if answers.device.type == "cpu" and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
+        return torch.from_numpy(np.asarray(np.einsum("i,i...->...", weights, answers.detach().numpy())))
+    return torch.tensordot(torch.from_numpy(weights).to(answers.device), answers.double(), 1)
 
 
 def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
