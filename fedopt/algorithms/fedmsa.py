@@ -82,6 +82,7 @@ class FedMSA:
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
         rho, K = (self.rho, self.K) if fed.r else (1.0, 1)
+        same_xi = self.B is None and not problem.random  # all samples of a client are its full local data
         step_sizes, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
 
         def F(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
@@ -98,15 +99,14 @@ class FedMSA:
 
         def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Any, Any]:
             u_prev, d = message
-            known: Any = None
+            known: Vectors | None = None  # F(u_prev; xi), which the last step has computed
 
             def step(carry: tuple[Vectors, ...], xi: list[Any], k: int) -> tuple[Vectors, ...]:
                 nonlocal known
                 u_prev, u, d, drawn = carry
-                # With full local batches the samples are those of the last step, which has computed F(u_prev; xi)
-                F_prev = known[0] if known and same(known[1], xi) else F(client, u_prev, xi)
+                F_prev = F(client, u_prev, xi) if known is None else known
                 F_u = F(client, u, xi)
-                d, known = F_u + (d - F_prev), (F_u, xi)  # eq. 6
+                d, known = F_u + (d - F_prev), F_u if same_xi else None  # eq. 6
                 return u, moved(client, u, d), d, u if k <= k_drawn else drawn
 
             steps = client.own_steps("K")
@@ -125,7 +125,7 @@ class FedMSA:
         of_server = self.K == 1 and not fed.participation.uneven  # it knows u and d, and so the one step
         of_all = self.anchor == "all" and not of_server
         S = fed.everyone() if of_all else fed.cohort()
-        exact = self.B is None and not problem.random and (of_all or fed.complete)
+        exact = same_xi and (of_all or fed.complete)
         message = (s.u,) if exact or rho == 1 else (s.u, s.u_prev)
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
@@ -170,8 +170,3 @@ def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
 
     _, p = chain(client, u[0], xi, follow)
     return Vectors((p, *s))
-
-
-def same(some: list[Any], others: list[Any]) -> bool:
-    """Tell whether two lists hold the same sample objects."""
-    return all(one is other for one, other in zip(some, others, strict=True))

@@ -61,6 +61,10 @@ class Steps:
         """Return the number of local steps of each of these clients, as whole numbers."""
         return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
+    def full(self, sizes: np.ndarray) -> bool:
+        """Tell whether every sample is all examples of its client. sizes: the clients' numbers of examples."""
+        return self.B is None or (not self.replace and bool((sizes <= self.B).all()))
+
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
         """Return the next ``count`` samples, as positions among a client's n examples.
 
@@ -104,6 +108,10 @@ class Epochs:
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(steps).astype(np.int64)
+
+    def full(self, sizes: np.ndarray) -> bool:
+        """Tell whether every sample is all examples of its client, and none is drawn. sizes: the numbers of examples."""
+        return self.B is None
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """Return the next ``count`` samples, as positions among a client's n examples.
@@ -172,23 +180,25 @@ def draw(
     draws: the wanted draws by name. splits: who has which examples. clients: the indices of the clients.
     rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
     """
-    drawn = {}
+    drawn, random = {}, set()
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
-        widest = max((_width(wanted, splits[split].sizes[clients].max()) for split in drawn_from), default=1)
+        sizes = [splits[split].sizes[clients] for split in drawn_from]
+        widest = max((_width(wanted, of_split.max()) for of_split in sizes), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
         drawn[name] = Drawn(drawn_from, wanted.steps_of(splits, clients), wanted.samples, length)
-    random = any(wanted.B is not None for wanted in draws.values())
-    rngs, whole = [rng_of(int(i)) for i in clients if random], {}
+        if not all(map(wanted.full, sizes)):
+            random.add(name)
+    rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}
     before: Iterator[Weighted] = iter(())
     for split, ragged in splits.items():
         if not any(split in of_name.splits for of_name in drawn.values()):
             continue
         sizes = ragged.sizes[clients]
-        whole[split] = _padded([[ragged[int(i)]] for i in clients], sizes.max(), like, 0)
+        whole[split] = _padded(np.concatenate([ragged[i] for i in clients.tolist()]), sizes, sizes.max(), like)
         for name, wanted in draws.items():
             of_name = drawn[name]
-            if split in of_name.splits and wanted.B is not None:
+            if split in of_name.splits and name in random:
                 deque(before, maxlen=0)  # draws of a name begin where those of the last one end
                 counts = of_name.steps * (wanted.samples or 1)
                 stretches = partial(_stretches, wanted, sizes, counts, of_name.length, like)
@@ -209,26 +219,32 @@ def _stretches(
     width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
-        yield _padded(list(map(wanted.positions, rngs, sizes.tolist(), due, left)), width, like)
+        yield _stacked(list(map(wanted.positions, rngs, sizes.tolist(), due, left)), width, like)
 
 
-def _padded(
-    lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor, step: int | slice = slice(None)
-) -> Weighted:
-    """Return index lists of unequal lengths as one array [clients, samples, width], and their weights.
-
-    Weights are equal within a sample and 0 for padding. step: the samples to return; one index drops that dimension.
-    """
-    shape = (len(lists), max(len(of_client) for of_client in lists), width)
-    index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> Weighted:
+    """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says."""
+    sizes, numbers = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64), [np.zeros(0, dtype=np.int64)]
     for c, of_client in enumerate(lists):
         if isinstance(of_client, np.ndarray):
-            index[c, : len(of_client)], weight[c, : len(of_client)] = of_client, 1 / width
-            continue
-        for k, numbers in enumerate(of_client):
-            index[c, k, : len(numbers)] = numbers
-            weight[c, k, : len(numbers)] = 1 / len(numbers)
-    return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)
+            sizes[c, : len(of_client)] = width
+            numbers.append(of_client.ravel())
+        else:
+            sizes[c, : len(of_client)] = [*map(len, of_client)]
+            numbers += of_client
+    return _padded(np.concatenate(numbers), sizes, width, like)
+
+
+def _padded(numbers: np.ndarray, sizes: np.ndarray, width: int, like: Tensor) -> Weighted:
+    """Return index lists of unequal lengths as one array [..., width], and their weights.
+
+    Weights are equal within a list and 0 for padding. numbers: all lists, one after another. sizes: [...], their lengths.
+    """
+    sizes = sizes[..., None]
+    used = np.arange(width) < sizes
+    index = np.zeros(used.shape, dtype=np.int64)
+    index[used] = numbers
+    return torch.from_numpy(index).to(like.device), torch.from_numpy(used / np.maximum(sizes, 1)).to(like)
 
 
 def _width(wanted: Steps | Epochs, n: int) -> int:

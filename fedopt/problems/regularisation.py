@@ -111,7 +111,7 @@ class Regularisation(Labelled, Bilevel):
             columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
             return float(value), columns.flatten().cpu().numpy()
 
-        start, most = np.zeros(len(self._start[1])), {"maxiter": 200, "ftol": 0, "gtol": 1e-6}
+        start, most = np.zeros(len(self._start[1])), {"maxiter": 200, "ftol": 0, "gtol": 1e-7}
         return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
 
     def _scale(self, x: Tensor, batch: Batch) -> Tensor | None:

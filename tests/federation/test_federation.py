@@ -168,9 +168,24 @@ def test_stretches_of_draws_are_those_in_one_go(size, monkeypatch):
         "fixed": Steps(24, 4, fixed=True),
     }
     one_go = stretched(wanted, splits, monkeypatch, 2**20)
-    assert len(one_go) == 2 * 11
+    assert len(one_go) == 2 * 9  # "more" takes all there is, as "all" does
     for key, table in stretched(wanted, splits, monkeypatch, size).items():
         assert torch.equal(table, one_go[key])
+
+
+def test_samples_that_take_all_there_is_are_not_drawn(problem):
+    """B of at least every client's examples is null, with or without fixed batches; passes are still shuffled."""
+    clients, most = problem.splits["train"].sizes.argsort()[:2], 1000
+
+    def refused(client):
+        raise AssertionError(client)
+
+    wanted = {"some": Steps(2, most), "fixed": Steps(1, most, fixed=True)}
+    whole, drawn = draw(wanted, problem.splits, clients, refused, LIKE)
+    assert [name.positions for name in drawn.values()] == [{}, {}]
+    assert whole["train"][0].shape == (2, problem.splits["train"].sizes[clients].max())
+    for others in (Steps(2, most, replace=True), Epochs(1, most)):
+        assert draw({"others": others}, problem.splits, clients, rng_of, LIKE)[1]["others"].positions
 
 
 def test_fixed_batches_come_as_often_as_their_share():
