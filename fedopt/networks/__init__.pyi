@@ -1,3 +1,4 @@
+from fedopt.networks.dense import Dense as Dense
 from fedopt.networks.dense import Tuning as Tuning
 from fedopt.networks.dropout import GOLDEN as GOLDEN
 from fedopt.networks.dropout import mixed as mixed

@@ -21,7 +21,9 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
+from fedopt.networks import Dense
 from fedopt.problems.classes import Bilevel, Weighting
+from fedopt.problems.function import Second, function
 from fedopt.problems.supervised import Fraction, Labelled
 from fedopt.randomness import Part
 
@@ -63,6 +65,7 @@ class Regularisation(Labelled, Bilevel):
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
         x = np.log(rng.random(features if self.per == "feature" else self.outputs))
         self._start = self.world.tensor(x), self.world.tensor(rng.standard_normal(self.outputs * features))
+        self._net = Dense([torch.Size((self.classes, features))], 0.0)
         self._curvature: Tensor | None = None
 
     def _made(self) -> LabelledData:
@@ -80,12 +83,56 @@ class Regularisation(Labelled, Bilevel):
         z = F.linear(inputs, y.view(self.outputs, -1))
         return z if self.outputs > 1 else F.pad(z, (1, 0))  # the logistic loss is the cross-entropy of (0, z)
 
+    @function
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         return cross_entropy(self.logits(y, sample["val"].x), sample["val"])
 
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        return self._own(self._net.gradient(self._of_classes(y), *sample["val"][:3]))
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(x), self._own(self._net.gradient(self._of_classes(y), *sample["val"][:3]))
+
+    @function
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        squares = (y.view(self.outputs, -1) ** 2).sum(0 if self.per == "feature" else 1)
-        return cross_entropy(self.logits(y, sample["train"].x), sample["train"]) + 0.5 * torch.exp(x) @ squares
+        loss = cross_entropy(self.logits(y, sample["train"].x), sample["train"])
+        return loss + 0.5 * torch.exp(x) @ self._summed(y**2)
+
+    @g.gradient
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        return self._own(self._net.gradient(self._of_classes(y), *sample["train"][:3])) + self._penalised(x, y)
+
+    @g.both
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        return 0.5 * torch.exp(x) * self._summed(y**2), self.g.gradient(x, y, sample)
+
+    @g.second
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
+        gradient, product, _ = self._net.linearised(self._of_classes(y), *sample["train"][:3])
+        return Second(
+            self._own(gradient) + self._penalised(x, y),
+            lambda v: self._own(product(self._of_classes(v), False)) + self._penalised(x, v),
+            lambda v: torch.exp(x) * self._summed(y * v),
+        )
+
+    def _of_classes(self, y: Tensor) -> Tensor:
+        """Return the weights of all classes. Of two, the first has weight 0."""
+        return y if self.outputs > 1 else F.pad(y, (len(y), 0))
+
+    def _own(self, gradient: Tensor) -> Tensor:
+        """Return the part of a gradient that belongs to y."""
+        return gradient if self.outputs > 1 else gradient[len(gradient) // 2 :]
+
+    def _penalised(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient of the penalty in y, which is linear in y."""
+        strengths = torch.exp(x) if self.per == "feature" else torch.exp(x)[:, None]
+        return (strengths * y.view(self.outputs, -1)).flatten()
+
+    def _summed(self, of_weights: Tensor) -> Tensor:
+        """Return the sums over what each strength belongs to, [dx]. of_weights: [dy]."""
+        return of_weights.view(self.outputs, -1).sum(0 if self.per == "feature" else 1)
 
     def inner_solution(self, x: Tensor) -> Tensor:
         """Return y*(x), [dy], in double precision, by L-BFGS from 0; nan if a strength overflows.
@@ -106,8 +153,11 @@ class Regularisation(Labelled, Bilevel):
             return (columns if L is None else torch.linalg.solve_triangular(L.mT, columns, upper=True)).flatten()
 
         def value_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
-            gradient, value = torch.func.grad_and_value(lambda y: self.g(x, y, {"train": batch}))(model(u))
-            columns = gradient.view(self.outputs, -1, 1)
+            y = model(u)
+            gradient, losses = self._net.gradient_and_losses(self._of_classes(y), batch.x, batch.y, batch.weight)
+            penalised = self._penalised(x, y)
+            value = losses @ batch.weight + 0.5 * penalised @ y
+            columns = (self._own(gradient) + penalised).view(self.outputs, -1, 1)
             columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
             return float(value), columns.flatten().cpu().numpy()
 

@@ -24,6 +24,7 @@ CASES = {
     "quadratic_compositional": "fedmsa",
     "quadratic_local_compositional": "local_scgd",
     "mco": "fedmsa",
+    "regularisation": "fedmsa",
     "robust_federated": "local_scgd",
     "robust_federated_global": "fedmsa",
     "fair_classification": "local_sgda",
@@ -32,7 +33,7 @@ CASES = {
     "imbalanced_mnist": "fedmsa",
     "data_cleaning": "fedmsa",
 }
-NETWORKS = [*CASES][9:]
+NETWORKS = [*CASES][10:]
 NETWORK = [
     "dataset=digits",
     "partitioner=iid",
@@ -66,11 +67,13 @@ def sampled(p, client, share):
     return p.sample(client, rows)
 
 
+CLASSES = ["problem.classes=3", "problem.per=class"]
 PENALTIES = ["problem.ridge=0.3", "problem.norms=0.2"]
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [*((name, []) for name in CASES), *((name, PENALTIES) for name in NETWORKS[-3:])]
+    ("name", "more"),
+    [*((name, []) for name in CASES), *((name, PENALTIES) for name in NETWORKS[-3:]), ("regularisation", CLASSES)],
 )
 def test_forms_are_derivatives(name, more):
     p = problem(name, *more)
@@ -107,7 +110,11 @@ def test_forms_are_derivatives(name, more):
 
 
 @pytest.mark.parametrize(
-    "name", few([c for c in CASES if c not in ("saddle", "mco", *NETWORKS)], lambda name: "bilevel" not in name)
+    "name",
+    few(
+        [c for c in CASES if c not in ("saddle", "mco", "regularisation", *NETWORKS)],
+        lambda name: "bilevel" not in name,
+    ),
 )
 def test_full_samples_are_those_of_all_examples(name):
     p = problem(name)
