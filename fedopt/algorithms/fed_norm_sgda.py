@@ -53,15 +53,15 @@ class Solver(NamedTuple):
         """Tell whether this is plain SGD, which keeps nothing from step to step: |a|_1 is the number of steps."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
-    def moved(self, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
-        """Return z after local step k = 0, 1, ... along -d, [d]. start: z before step 0, to which the proximal term draws.
+    def moved_(self, client: Client, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
+        """Return z after local step k = 0, 1, ... along -d, [d]. It may overwrite z, as `Client.moved_`.
 
-        eta: the step size without decay.
+        start: z before step 0, to which the proximal term draws. eta: the step size without decay.
         """
         if self.is_sgd:
-            return moved(z, d, eta)
+            return client.moved_(z, d, eta)
         drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
-        return moved(drawn, d, eta * self.decay**k)
+        return client.moved_(drawn, d, eta * self.decay**k)
 
     def weighed(self, norm: Any, m: Any, k: int, eta: Any) -> tuple[Any, Any]:
         """Return |a|_1 and the momentum buffer after local step k, both 0 at first: G and d of gradients that are all 1."""
@@ -167,18 +167,22 @@ class FedNormSgda:
 
         def step(carry: tuple[Any, ...], xi: Any, k: int) -> tuple[Any, ...]:
             x_i, y_i, u_i, kept = carry
+            d_x: Tensor | None = None
             if self.S:
                 d_x, d_y = client.outer_gradient_x(x_i, y_i, xi), -client.outer_gradient_y(x_hat, y_i, xi)
+            elif solver.is_sgd:
+                x_i, g_y = client.outer_step_(x_i, y_i, xi, eta_x)
+                d_y = -g_y
             else:
                 d_x, d_y = minimax_field(client, Vectors((x_i, y_i)), xi)
-            if kept:
+            if kept and d_x is not None:
                 before_x, before_y, *norms = kept
                 d_x, d_y = moved(d_x, before_x, -solver.rho), moved(d_y, before_y, -solver.rho)
                 etas = zip(norms, (eta_x, eta_y), strict=False)
                 kept = d_x, d_y, *(solver.weighed(norm, m, k, eta) for (norm, m), eta in etas)
-            x_i = solver.moved(x_i, x, d_x, k, eta_x)
-            y_i = client.project(solver.moved(y_i, y, d_y, k, eta_y))
-            return x_i, y_i, solver.moved(u_i, y, d_y, k, eta_y) if normalised else u_i, kept
+            x_i = x_i if d_x is None else solver.moved_(client, x_i, x, d_x, k, eta_x)
+            y_i = client.project(solver.moved_(client, y_i, y, d_y, k, eta_y))
+            return x_i, y_i, solver.moved_(client, u_i, y, d_y, k, eta_y) if normalised else u_i, kept
 
         # Of x and of y: |a|_1 and its momentum buffer, if they are needed
         norms = [(y.new_zeros(()),) * 2] * 2 if normalised else []

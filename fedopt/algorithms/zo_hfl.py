@@ -59,7 +59,7 @@ class ZoHfl:
             z = torch.cat([x + eta * v, x - eta * v])  # the points of Alg. 1, line 5, [2 D, n], are worked on together
 
             def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
-                return client.project(z, y.sub(client.gradients(client.h, z, y, zeta), alpha=gamma), zeta)
+                return client.lower_step_(z, y, zeta, gamma)
 
             y, xi = client.scan("local", step, z, self.gamma_local), client.sample("outer")
             plus, minus = client.at_each(lambda z, y: client.f2(z, y, xi), z, y).chunk(2)

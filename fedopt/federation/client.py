@@ -150,7 +150,8 @@ class Client(Oracles):
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
             carry = new
-        self._counted, self._iterate = everyone, None  # what is returned is not written over
+        self._counted = everyone
+        self._own.clear()  # what is returned is not written over
         return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
 
     def _those_of(self, name: str, k: int, these: Any, others: Any) -> Any:

@@ -1,5 +1,6 @@
 """What can be asked of a problem: its functions, their gradients, Hessian-vector and Jacobian-vector products, counted."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from fedopt.problems import name as class_name
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
 Step = float | Tensor  # a number, or each client's own
 Term = Tensor | None  # of a sum, None for none
+OWN = 8  # tensors that a client remembers as its own
 
 
 def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
@@ -85,7 +87,7 @@ class Oracles(Derivatives):
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
         self._problem = problem
-        self._iterate: Tensor | None = None  # what the last step returned: the next one may be written over it
+        self._own = deque[Tensor](maxlen=OWN)  # what the last steps returned: the next ones may be written over it
 
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
@@ -96,13 +98,12 @@ class Oracles(Derivatives):
     def gradient_step_(self, x: Tensor, sample: Any, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
         """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
-        It counts as one gradient call, or two with an anchor. If x is the tensor that the last call returned, it may be
+        It counts as one gradient call, or two with an anchor. If x is a tensor that such a step returned, it may be
         overwritten: do not use it afterwards. Other tensors are never overwritten.
 
         eta: the step size, a number, or this client's own as a scalar tensor. plus, anchor: [d]; None leaves the term out.
         """
-        self._iterate = self._stepped(self.f, (x, sample), eta, plus, anchor)
-        return self._iterate
+        return self._owned(self._stepped(self.f, (x, sample), eta, plus, anchor))
 
     @for_problems(Nested)
     def inner_step_(
@@ -115,17 +116,58 @@ class Oracles(Derivatives):
         """
         if not self._problem.nested:
             return y
-        self._iterate = self._problem.project(self._stepped(self.g, (x, y, sample), beta, plus, anchor))
-        return self._iterate
+        return self._owned(self._problem.project(self._stepped(self.g, (x, y, sample), beta, plus, anchor)))
+
+    @for_problems(Nested, Minimax)
+    def outer_step_(self, x: Tensor, y: Tensor, sample: Any, eta: Step) -> tuple[Tensor, Tensor]:
+        """Return x - eta grad_x f(x, y), [dx], and grad_y f(x, y), [dy], of a bilevel or minimax problem.
+
+        It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
+        """
+        if self._owns(x) and not isinstance(eta, Tensor) and hasattr(self.f, "outer_step"):
+            self._count(grad=1)
+            return self.f.outer_step(x, y, sample, eta)
+        g_x, g_y = self.outer_gradients(x, y, sample)
+        return self.moved_(x, g_x, eta), g_y
+
+    @for_problems(Hierarchical)
+    def lower_step_(self, x: Tensor, y: Tensor, sample: Any, gamma: float) -> Tensor:
+        """Return the projection of y - gamma grad_y h(x, y) at each of P points, [P, d], of a hierarchical problem.
+
+        It counts as P gradient calls, and may overwrite y as `gradient_step_` may overwrite x. gamma: the step size.
+        """
+        if self._owns(y) and hasattr(self.h, "steps"):
+            self._count(grad=len(y))
+            y = self.h.steps(x, y, sample, gamma)
+        else:
+            y = moved(y, self.gradients(self.h, x, y, sample), gamma)
+        return self._owned(self._problem.project(x, y, sample))
+
+    def moved_(self, point: Tensor, direction: Tensor, step: Step) -> Tensor:
+        """Return point - step * direction, [d].
+
+        It may overwrite the point as `gradient_step_` may overwrite x. step: the step size, as there.
+        """
+        if self._owns(point) and not isinstance(step, Tensor):
+            return point.sub_(direction, alpha=step)
+        return self._owned(moved(point, direction, step))
+
+    def _owned(self, point: Tensor) -> Tensor:
+        if not self._owns(point):
+            self._own.append(point)
+        return point
+
+    def _owns(self, point: Tensor) -> bool:
+        return any(point is own for own in self._own)
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
         """Return x - eta (gradient - gradient at the anchor + plus), where x is the last variable of the arguments.
 
-        If x is the result of the last step, the function's `step` may overwrite it. fn: the function. arguments: the
+        If x is the result of a step, the function's `step` may overwrite it. fn: the function. arguments: the
         variables and the sample.
         """
         *fixed, x, sample = arguments
-        if x is self._iterate and not isinstance(eta, Tensor) and hasattr(fn, "step"):
+        if self._owns(x) and not isinstance(eta, Tensor) and hasattr(fn, "step"):
             self._count(grad=1 if anchor is None else 2)
             return fn.step(*arguments, eta, plus, anchor)
         direction = self.grad(fn, *arguments)

@@ -87,8 +87,9 @@ class Dense:
         plus: Tensor | None,
         *options: Any,
         anchor: Tensor | None = None,
+        keep: float = 1.0,
     ) -> Tensor:
-        """Overwrite ``flat`` by flat - eta (gradient - gradient at the anchor + plus), and return it.
+        """Overwrite ``flat`` by keep flat - eta (gradient - gradient at the anchor + plus), and return it.
 
         The matrix products add to the weights, and no gradient is formed.
 
@@ -96,8 +97,14 @@ class Dense:
         plus: [dim], added to the gradient; None for nothing. options: tuning and key.
         anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
         """
-        self._descend(flat, x.mT, y, weight, *self._with_masks(x, *options), eta, plus, anchor)
+        self._descend(flat, x.mT, y, weight, *self._with_masks(x, *options), eta, plus, anchor, keep)
         return flat
+
+    def descend_and_losses(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, *options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take the step of `descend`, and return ``flat``, and the loss of each example before it, [B]."""
+        return flat, self._descend(flat, x.mT, y, weight, *self._with_masks(x, *options), eta, None, None, 1.0, True)
 
     def linearised(self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any) -> Linearised:
         """Return the gradient in the last vector of ``flat``, and derivatives along it. options: tuning and key."""
@@ -119,7 +126,7 @@ class Dense:
         of_layers = self._backward_pass(layers, a, _scaled(d, tuning), _enlarged(kept, self._dropped))
         gradient = self._assembled(flat, a, of_layers)
         if wanted == "losses":
-            return [gradient, torch.logsumexp(tuned, -2) - tuned.gather(-2, y.unsqueeze(-2)).squeeze(-2)]
+            return [gradient, _losses(tuned, y)]
         return [gradient, layers[0][0].mT @ of_layers[0]] if wanted == "x" else [gradient]
 
     @at_once
@@ -134,22 +141,28 @@ class Dense:
         eta: float,
         plus: Tensor | None,
         anchor: Tensor | None,
-    ) -> None:
-        def parts(layers: list[Weights]) -> list[tuple[Tensor, Tensor]]:
+        keep: float,
+        losses: bool = False,
+    ) -> Any:
+        """Take the step, and return the losses before it, or None."""
+
+        def parts(layers: list[Weights]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
             *a, logits = self._forward_pass(layers, x, kept)
-            d = _scaled(_at_logits(logits, y, weight, tuning)[1], tuning)
-            return list(zip(a, self._backward_pass(layers, a, d, _enlarged(kept, self._dropped)), strict=True))
+            tuned, d, _ = _at_logits(logits, y, weight, tuning)
+            of_layers = self._backward_pass(layers, a, _scaled(d, tuning), _enlarged(kept, self._dropped))
+            return list(zip(a, of_layers, strict=True)), tuned
 
         layers = self._weights(flat)
-        of_steps = parts(layers)
+        of_steps, tuned = parts(layers)
         if anchor is not None:
-            of_steps = list(map(_difference, of_steps, parts(self._weights(anchor))))
+            of_steps = list(map(_difference, of_steps, parts(self._weights(anchor))[0]))
         for (W, b), (a, d) in zip(layers, of_steps, strict=True):
-            _add_product(W, d, a.mT, 1, -eta)
+            _add_product(W, d, a.mT, keep, -eta)
             if b is not None:
-                b.sub_(d.sum(-1, keepdim=True), alpha=eta)
+                (b if keep == 1 else b.mul_(keep)).sub_(d.sum(-1, keepdim=True), alpha=eta)
         if plus is not None:
             flat.sub_(plus, alpha=eta)
+        return _losses(tuned, y) if losses else None
 
     @at_once
     def _linearised(
@@ -279,6 +292,11 @@ def _at_logits(logits: Tensor, y: Tensor, weight: Tensor, tuning: Tuning) -> tup
     p, w = torch.softmax(tuned, -2), weight.unsqueeze(-2)
     at = y.unsqueeze(-2).expand(*tuned.shape[:-2], 1, -1)
     return tuned, (p * w).scatter_add_(-2, at, -w.expand_as(at)), p
+
+
+def _losses(tuned: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of each example, [B]. tuned: the logits as the loss takes them."""
+    return torch.logsumexp(tuned, -2) - tuned.gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
 
 def _scaled(d: Tensor, tuning: Tuning) -> Tensor:

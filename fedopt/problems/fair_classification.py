@@ -60,6 +60,13 @@ class FairClassification(SupervisedMinimax):
         batch = sample["train"]
         return self._grad_y(y, losses(self.net(x, batch.x, *batch.keys), batch), batch)
 
+    @f.outer_step
+    def f(self, x: Tensor, y: Tensor, sample: Batches, eta: float) -> tuple[Tensor, Tensor]:
+        batch = sample["train"]
+        weight = batch.weight * (y * self._per_share)[batch.y]
+        x, of_examples = self.net.descend_and_losses(x, batch.x, batch.y, weight, eta, None, *batch.keys)
+        return x, self._grad_y(y, of_examples, batch)
+
     def _grad_y(self, y: Tensor, of_examples: Tensor, batch: Batch) -> Tensor:
         """Return grad_y f, [C]. of_examples: the loss of each example, [B]."""
         of_classes = torch.zeros_like(y).scatter_add(0, batch.y, batch.weight * of_examples)

@@ -110,6 +110,12 @@ class Hierarchical(Supervised, classes.Hierarchical):
         batch = (v.unsqueeze(0) for v in sample.batch[:3])  # the same at all points
         return self.net.gradient(y, *batch).add_(y - x, alpha=self.mu)
 
+    @h.steps
+    def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
+        a, b, weight = (v.unsqueeze(0) for v in sample.batch[:3])
+        y = self.net.descend(y, a, b, weight, gamma, None, keep=1 - gamma * self.mu)
+        return y.add_(x, alpha=gamma * self.mu) if self.mu else y
+
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         if self.constraint == "ball":
             return x + ball(y - x, sample.radius)

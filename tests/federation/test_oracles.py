@@ -494,8 +494,8 @@ def test_a_function_that_is_overridden_loses_what_was_written_for_it():
         client = Oracles(p)
         assert torch.equal(client.gradient(x[0], a[0]), a[0])
         if not isinstance(p, OtherGradient):
-            client.gradient_step_(client.gradient_step_(x[0], a[0], 1.0), a[0], 1.0)
-            torch.testing.assert_close(client._iterate, x[0] - 2 * a[0])
+            stepped = client.gradient_step_(client.gradient_step_(x[0], a[0], 1.0), a[0], 1.0)
+            torch.testing.assert_close(stepped, x[0] - 2 * a[0])
     torch.testing.assert_close(Oracles(OwnGradient()).gradient(x[0], a[0]), 6 * a[0] * x[0] ** 2)
     p = small("fednest", "hyper_representation").problem
     assert all(hasattr(p.g, form) for form in ("gradient", "step"))
@@ -739,3 +739,23 @@ def test_each_oracle_counts_what_the_page_says():
         ask(Client(problem, calls, {}, shares), x, y, problem.sample(0, rows_of))
         said = next(words for words in COUNTED if rows[oracle].lower().startswith(words))
         assert calls == COUNTED[said], oracle
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_moves_write_over_their_own_results_alone(stacked):
+    x, d = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
+
+    def moves(x, d):
+        client = Oracles(Minimised(), stack=STACK if stacked else None)
+        once = client.moved_(x, d, 0.5)
+        result = once.clone(), client.moved_(once, d, 0.5), client.moved_(x, d, torch.tensor(2.0))
+        assert result[1] is once
+        return result
+
+    before = x.clone()
+    once, twice, other = torch.func.vmap(moves)(x, d) if stacked else moves(x[0], d[0])
+    assert torch.equal(x, before)
+    start, direction = (x, d) if stacked else (x[0], d[0])
+    torch.testing.assert_close(
+        (once, twice, other), (start - 0.5 * direction, start - direction, start - 2 * direction)
+    )
