@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,9 @@ from fedopt.config import CONF, INTERFACES, TYPED, Budget, Composed, Settings, l
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
+from fedopt.machine import number_of
 from fedopt.results import RunFolder, numbers_of
+from fedopt.running import Drawing
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -63,7 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         show_help(given.overrides, given.folders)
     elif given.multirun and not given.cfg:
-        from fedopt.jobs.sweep import sweep  # which imports pandas
+        from fedopt.jobs.sweep import sweep
 
         return sweep(given.overrides, given.folders, launcher_of(given))
     else:
@@ -93,11 +96,13 @@ def _complete(words: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
-    with ending_at_once():
-        from fedopt.federation import rank
-        from fedopt.running import execute
-
-    status, folder = execute(composed, lambda: place(composed))
+    alone = composed.settings.hardware.processes == 1 and number_of("WORLD_SIZE", 1) == 1
+    with closing(Drawing(apart=alone)) as drawing:
+        drawing.prepare()
+        with ending_at_once():
+            from fedopt.federation import rank
+            from fedopt.running import execute
+        status, folder = execute(composed, lambda: place(composed), drawing=drawing)
     if rank() == 0:
         show(_last_line(status, folder, composed.settings))
     return EXIT[status]

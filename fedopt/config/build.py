@@ -149,12 +149,12 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
     return values
 
 
+@cache
 def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
     """Return the pydantic type of a dataclass's config node. given: fields that have no key."""
     return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given))
 
 
-@cache
 def _keys_of(cls: Any, *given: str) -> Any:
     """Return a TypedDict with the fields of a dataclass that have keys. given: the fields that have none."""
     hints = get_type_hints(cls, include_extras=True)

@@ -1,5 +1,6 @@
 """Handling of Ctrl-C and SIGTERM. Imports nothing that takes time."""
 
+import gc
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 def ending_at_once() -> Iterator[None]:
     """Let Ctrl-C end the process at once, with one line: during imports an exception may get lost.
 
-    It works in the main thread, which alone gets Ctrl-C.
+    It works in the main thread, which alone gets Ctrl-C. Garbage is not collected meanwhile: what is imported stays, and
+    looking through it takes an eighth of the time.
     """
     if current_thread() is not main_thread():
         yield
@@ -29,10 +31,13 @@ def ending_at_once() -> Iterator[None]:
             print("fedopt: stopped", file=sys.stderr, flush=True)
         os._exit(130)
 
-    before = signal.signal(signal.SIGINT, end)
+    before, collects = signal.signal(signal.SIGINT, end), gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
+        if collects:
+            gc.enable()
         signal.signal(signal.SIGINT, before)
 
 

@@ -245,6 +245,7 @@ def save(
     """
     width, height = figure.get_size_inches()
     cells: Any = figure.axes[0].get_gridspec()
+    layout: Any = figure.get_layout_engine()
     handles: dict[str, Any] = {}
     for axis in figure.axes:
         handles |= {cut(label): handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -268,11 +269,12 @@ def save(
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
-            figure.draw_without_rendering()
+            layout.execute(figure)
         except UserWarning:
             size = f"{width:g} x {figure.get_figheight():.3g} inches"
             why = f"a figure of {size} leaves no room for the axes"
             raise UserError(f"{why}; make it larger, or the font smaller") from None
+        figure.set_layout_engine(None)  # done, once for all formats: it takes longer than drawing
         for path in paths:
             picture = BytesIO()
             figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,5 +1,6 @@
 """The pictures in a run's folder: the partition of the data, and the metrics."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from fedopt.console import printable
 from fedopt.data import Ragged
 from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
-from fedopt.files import read_table
+from fedopt.files import read_text
 from fedopt.metrics import Metric
 
 NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
@@ -64,22 +65,24 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 
 
-def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
+def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
     """Draw every metric of a run against communication rounds.
 
     Args:
         path: The file to write.
-        csv: The run's metrics.csv.
+        table: The run's metrics.csv.
         metrics: The descriptions of its metrics.
         title: A text that names the run.
         source: The run from whose checkpoint this one started; '' if none. Rounds are counted from that start.
     """
-    table = read_table(csv)
-    goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""
+    rows = list(csv.DictReader(read_text(table).splitlines()))
+    goes_on = f"goes on from {source} after {rows[0]['round']} rounds" if source else ""
     with pictures([path], len(metrics), title="; ".join(filter(None, [title, goes_on]))) as all_axes:
         for axis, metric in zip(all_axes, metrics, strict=True):
-            values = table[metric.name].to_numpy()
-            draw_lines(axis, {"": Line(table["comm_rounds"].to_numpy(), values)})
+            costs, values = (
+                np.array([float(row[name] or "nan") for row in rows]) for name in ("comm_rounds", metric.name)
+            )
+            draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
             scale_y(axis, metric, values)
             axis.set_ylim(within(axis, is_share(metric.title, values)))

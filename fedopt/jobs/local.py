@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from threading import current_thread, main_thread
 from typing import Any, Protocol
 
 from fedopt.console import Bar, end_with
+from fedopt.console.say import say
+from fedopt.errors import UserError, first_line
 from fedopt.jobs.job import Job, Outcome
 from fedopt.results import ENDED
-from fedopt.running import PLACE, program_hidden
+from fedopt.running import PLACE, Drawing, program_hidden, warm
 
+RUNS = "fedopt.running.lifecycle", "fedopt.drawing.run"  # what does and draws runs
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
@@ -31,6 +35,9 @@ class Launcher(Protocol):
     @property
     def stopped(self) -> str: ...
 
+    def prepare(self) -> None:
+        """Let processes begin to import what the jobs will need, while this one still plans them."""
+
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]: ...
 
 
@@ -41,7 +48,16 @@ class Local:
     at_once: int = 1
     stopped: str = "stopped; the same command resumes it"
 
+    def prepare(self) -> None:
+        """Let processes begin to import, as in `Launcher`."""
+        if self.at_once > 1:
+            warm(*RUNS)
+        else:
+            Drawing(apart=True).prepare()
+
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
+        if not jobs:
+            return iter(())
         return _in_turn(jobs, bar) if self.at_once <= 1 else _in_processes(jobs, self.at_once)
 
 
@@ -77,54 +93,82 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
 
 
 def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-    for job in jobs:
-        began = time.monotonic()
-        outcome = job.do(processes=1, bar=bar)
-        yield job, outcome, time.monotonic() - began
-        if outcome.status == "interrupted":
-            raise KeyboardInterrupt
+    """Do jobs in this process, one after another. Other processes draw: a job has ended when its pictures are there."""
+    ended = deque[Done]()
+    stopped = False
+    with closing(Drawing(apart=True, later=True)) as drawing:
+        for job in jobs:
+            began = time.monotonic()
+            outcome = job.do(processes=1, bar=bar, drawing=drawing)
+            ended.append((job, outcome, time.monotonic() - began))
+            if stopped := outcome.status == "interrupted":
+                break
+            while ended and drawing.drawn(ended[0][0].folder):
+                yield _with_pictures(ended.popleft(), drawing)
+        while ended:
+            yield _with_pictures(ended.popleft(), drawing)
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def _with_pictures(done: Done, drawing: Drawing) -> Done:
+    """Return a job that has ended when its pictures are drawn. It has failed if they cannot be, as on a full disk."""
+    job, outcome, seconds = done
+    try:
+        drawing.wait(job.folder)
+    except (OSError, UserError) as error:
+        outcome = Outcome("failed", f"{first_line(error)}; correct this, and the same command draws it")
+        say(f"{job.folder}: {outcome.text}")
+    return job, outcome, seconds
 
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    context = multiprocessing.get_context("forkserver")
-    # Imported once, not once a run: vmap takes the last
-    context.set_forkserver_preload(["fedopt.running.lifecycle", "fedopt.drawing.run", "torch._dynamo"])
-    waiting, at_once = list(jobs), min(at_once, len(jobs))
-    places = list(range(at_once))  # that are free
-    # By the end of a pipe that the outcome comes from
-    running: dict[connection.Connection, tuple[Any, Job, float, int]] = {}
+    """Do jobs in processes, each of which does one after another."""
+    context, waiting, at_once = warm(*RUNS), deque(jobs), min(at_once, len(jobs))
+    places = list(range(at_once))  # of processes to be started
+    # By the end of a pipe that takes jobs and gives their outcomes
+    processes: dict[connection.Connection, tuple[Any, int]] = {}
+    idle: list[connection.Connection] = []
+    running: dict[connection.Connection, tuple[Job, float]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
-                job = waiting.pop(0)
-                receives, sends = context.Pipe(duplex=False)
-                environment = {**os.environ, PLACE: str(place := places.pop(0))}
-                process = context.Process(target=_work, args=(job, at_once, sends, environment))
-                with program_hidden():
-                    process.start()
-                sends.close()
-                running[receives] = process, job, time.monotonic(), place
+            while waiting and (idle or places):
+                if not idle:
+                    pipe, theirs = context.Pipe()
+                    environment = {**os.environ, PLACE: str(place := places.pop(0))}
+                    process = context.Process(target=_work, args=(theirs, at_once, environment))
+                    with program_hidden():
+                        process.start()
+                    theirs.close()
+                    processes[pipe] = process, place
+                    idle.append(pipe)
+                pipe, job = idle.pop(), waiting.popleft()
+                running[pipe] = job, time.monotonic()
+                with suppress(OSError):  # it was killed meanwhile
+                    pipe.send(job)
             ready = connection.wait(list(running))
-            for receives in [end for end in running if end in ready]:
-                process, job, began, place = running.pop(receives)
-                places.append(place)
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                job, began = running.pop(pipe)
                 try:
-                    outcome = receives.recv()
+                    outcome = pipe.recv()
+                    idle.append(pipe)
+                except (EOFError, OSError):  # it was killed
+                    process, place = processes.pop(pipe)
                     process.join()
-                except EOFError:  # it was killed
-                    process.join()
+                    places.append(place)
                     outcome = Outcome(
                         "failed", f"its process ended with code {process.exitcode}; the same command resumes it"
                     )
                 yield job, outcome, time.monotonic() - began
     finally:
-        for process, *_ in running.values():
-            process.terminate()  # the run stops after its round and keeps a checkpoint
-        for process, *_ in running.values():
+        for pipe in running:
+            processes[pipe][0].terminate()  # the run stops after its round and keeps a checkpoint
+        for pipe, (process, _) in processes.items():
+            pipe.close()  # after which it ends
             process.join()
 
 
-def _work(job: Job, at_once: int, sends: connection.Connection, environment: dict[str, str]) -> None:
+def _work(pipe: connection.Connection, at_once: int, environment: dict[str, str]) -> None:
     os.environ.update(environment)  # of now, and not of the first sweep of a long session
     os.setpgrp()  # Ctrl-C goes only to the command, which stops the runs
     command = multiprocessing.parent_process()
@@ -133,11 +177,11 @@ def _work(job: Job, at_once: int, sends: connection.Connection, environment: dic
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:
-            outcome = job.do(at_once)
+            with suppress(EOFError, OSError):  # no job is left, or the command is gone
+                while True:
+                    pipe.send(pipe.recv().do(at_once))
         except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
             sys.exit(130)
-    with suppress(OSError):  # the command may be gone
-        sends.send(outcome)
 
 
 @contextmanager

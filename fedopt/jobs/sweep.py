@@ -20,7 +20,6 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.analysis import differences, report
 from fedopt.config import CONF, Composed, check_choices, compose, key_of, parsed, quoted, refuse_hydra, search_path
 from fedopt.config.explain import explain
 from fedopt.console import counted, ctrl_c_kept, end_with, ending_at_once, note, tell
@@ -99,7 +98,9 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
             "--launcher cannot be combined with hydra/launcher or hydra/sweeper, which start the runs "
             "themselves; remove one of them"
         )
-    planned = plan(words, folders)
+    planned = plan(words, folders, launcher)
+    from fedopt.analysis import report
+
     bad: dict[Job, Outcome] = {}
     refused = False
     tell(*_head(planned))
@@ -134,10 +135,13 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     for words in commands:
         refuse_hydra(words)
     taken: dict[str, Composed] = {}
-    sweeps = [plan(words, folders, taken) for words in commands]
+    launcher = Local(at_once)
+    sweeps = [plan(words, folders, launcher, taken) for words in commands]
+    from fedopt.analysis import report
+
     tell(*(line for planned in sweeps for line in _head(planned)))
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
-    bad = run_all([*jobs.values()], Local(at_once))
+    bad = run_all([*jobs.values()], launcher)
     for folder in dict.fromkeys(planned.folder for planned in sweeps):
         report(folder, _refused(bad))
     failed = {
@@ -172,12 +176,15 @@ def _head(planned: Sweep) -> list[str]:
     return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
-def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
+def plan(
+    words: Sequence[str], folders: Sequence[str], launcher: Launcher, taken: dict[str, Composed] | None = None
+) -> Sweep:
     """Compose and check every combination, without loading data, so that mistakes show before the first run.
 
     Args:
         words: The overrides of the command.
         folders: The user's config folders.
+        launcher: Will do the runs. It prepares when all are composed.
         taken: folder -> config of runs of other sweeps that begin together, as in `run_place`. This sweep's runs are added in
             place.
 
@@ -193,7 +200,9 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     for combination in _combinations(list(given.values()), by_sweeper):
         with _in_combination(combination, swept):
             composed[combination] = compose(combination, folders)
+    launcher.prepare()
     with ending_at_once():
+        from fedopt.analysis import differences  # with pandas
         from fedopt.running import check_parts
     for combination, one in composed.items():
         with _in_combination(combination, swept):

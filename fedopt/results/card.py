@@ -156,8 +156,12 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _commit() -> str | None:
-    """Return the commit of the checkout, with `+changes` if it has uncommitted changes; None outside a checkout."""
+    """Return the commit of the checkout, with `+changes` if it has uncommitted changes; None outside a checkout.
+
+    It is asked once: what this process has imported does not change.
+    """
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None

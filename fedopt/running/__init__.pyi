@@ -1,10 +1,12 @@
+from fedopt.running.apart import Drawing as Drawing
+from fedopt.running.apart import program_hidden as program_hidden
+from fedopt.running.apart import warm as warm
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import check_parts as check_parts
 from fedopt.running.assemble import refuse_changed_data as refuse_changed_data
 from fedopt.running.failure import record_failure as record_failure
 from fedopt.running.hardware import restored as restored
 from fedopt.running.launch import PLACE as PLACE
-from fedopt.running.launch import program_hidden as program_hidden
 from fedopt.running.lifecycle import execute as execute
 from fedopt.running.names import FIRST as FIRST
 from fedopt.running.names import named as named
@@ -13,3 +15,4 @@ from fedopt.running.place import held as held
 from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
 from fedopt.running.resume import counted_rows as counted_rows
+from fedopt.running.sinks import draw_missing as draw_missing

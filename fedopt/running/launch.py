@@ -6,20 +6,20 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 from threading import Event
-from types import ModuleType
 from typing import Any
 
 from fedopt.config import Hardware
 from fedopt.console import ctrl_c_later, end_with, interruptible, note
 from fedopt.console import say as console
 from fedopt.errors import UserError, first_line, mistake
-from fedopt.machine import memory, number_of, short_spins
+from fedopt.machine import memory, number_of
 from fedopt.results import RunFolder
+from fedopt.running.apart import program_hidden
 
 POLL = 0.3  # seconds
 LEAST_MEMORY = 2**28  # bytes of a process: torch alone
@@ -149,19 +149,3 @@ def _stopped(pid: int) -> bool:
     with suppress(ChildProcessError, AttributeError):  # it has ended; macOS has this from Python 3.13 on
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
     return False
-
-
-@contextmanager
-def program_hidden() -> Iterator[None]:
-    """Hide the user's script during the context: a process that is started would run it again.
-
-    So scripts need no `__main__` guard.
-    """
-    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    os.environ.update(spins := short_spins())
-    try:
-        yield
-    finally:
-        for name in spins:
-            os.environ.pop(name, None)
-        sys.modules["__main__"] = program

@@ -21,6 +21,7 @@ from fedopt.federation import ranks
 from fedopt.files import yaml_text
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, continued, facts, journal, run_card, stamp
 from fedopt.running import resume, sinks
+from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
@@ -35,6 +36,7 @@ def execute(
     on_eval: sinks.OnEval | None = None,
     quiet: bool = False,
     bar: Bar | None = None,
+    drawing: Drawing | None = None,
 ) -> tuple[str, RunFolder]:
     """Do a run, or resume it, in the folder that ``locate`` gives. Return its status and its folder.
 
@@ -49,6 +51,7 @@ def execute(
             hardware.processes=1.
         quiet: If true, no progress is shown.
         bar: The progress bar that this run shares with other runs. None: the run makes one.
+        drawing: Draws the pictures. None: this process does.
 
     Raises:
         UserError: A mistake that a user can mend.
@@ -63,7 +66,7 @@ def execute(
         return launched(run_there, folder, processes), folder
     try:
         ranks.start()
-        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar)
+        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar, drawing or Drawing())
         with closing(run), recorded(run), mistakes_named(run.callback):
             status = run()
             ranks.finish()
@@ -90,6 +93,7 @@ class Run:
     on_eval: sinks.OnEval | None
     quiet: bool
     bar: Bar | None
+    drawing: Drawing
 
     def __post_init__(self) -> None:
         self.config = dict(self.composed.nodes)
@@ -110,7 +114,7 @@ class Run:
         """Do the run to its end and return its status. Raises UserError, and OSError if the disk is full or gone."""
         entry = ranks.from_main(lambda: resume.enter(self.folder, self.config))
         if entry == "done":
-            ranks.from_main(lambda: sinks.draw_missing(self.folder, self.config["from"]))
+            ranks.from_main(lambda: sinks.draw_missing(self.folder, self.config["from"], self.drawing))
             return "finished"
         loggers = sinks.loggers(self.config["logger"]) if self.main else []
         e, state, checkpoint, rows_size = self._set_up(entry)
@@ -204,7 +208,8 @@ class Run:
             the trackers.
         """
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
-        opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
+        shown = e.problem.metrics, self.config["from"], begun, self.drawing
+        opened.enter_context(sinks.pictures(self.folder, *shown))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
         trackers = [opened.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
         display = opened.enter_context(closing(self._display(opened, e)))

@@ -22,6 +22,7 @@ from fedopt.machine import number_of
 from fedopt.metrics import Metric
 from fedopt.problems import Problem, named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
+from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Moment, Progress, Row
 
@@ -29,7 +30,6 @@ from fedopt.running.loop import Moment, Progress, Row
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 LISTED = 10_000  # clients whose examples partition.csv counts
-PICTURES = number_of("FEDOPT_PICTURES", 1)  # 0 leaves them out: a small run takes a tenth of their time
 
 Sink = Callable[[Moment], object]
 OnEval = Callable[[Row], object]
@@ -160,40 +160,45 @@ class Keeper:
 
 
 @contextmanager
-def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None) -> Iterator[None]:
-    """Write partition.csv and partition.png at the start, and metrics.png at the end of the context.
+def pictures(
+    folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None, drawing: Drawing
+) -> Iterator[None]:
+    """Draw partition.png, beside partition.csv, in the context, and metrics.png at its end.
 
     Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. With FEDOPT_PICTURES=0
     nothing is drawn.
 
     folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
-    begun: the problem of a run that begins; None for one that resumes, whose partition is there already.
+    begun: the problem of a run that begins; None for one that resumes, whose partition is there already. drawing: draws.
     """
     if begun is not None and begun.labels is not None and begun.clients <= LISTED:
         labels, split = begun.labels, begun.splits["train"]
         classes = int(labels[split.rows].max()) + 1
         counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
         folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
-    if not PICTURES:
+    if not drawing.wanted:
         yield
         return
-    from fedopt.drawing import run  # which takes a second to import
-
     if begun is not None and begun.labels is not None:
-        run.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
-    yield
-    run.metrics(folder.path / "metrics.png", folder.metrics, metrics, _title(folder), source or "")
+        shown = begun.splits["train"], begun.labels, begun.class_names
+        drawing("partition", folder.path / "partition.png", *shown)
+    try:
+        yield
+    finally:
+        drawing.wait(folder.path)
+    drawing("metrics", folder.path / "metrics.png", folder.metrics.absolute(), metrics, _title(folder), source or "")
+    if not drawing.later:
+        drawing.wait(folder.path)
 
 
-def draw_missing(folder: RunFolder, source: str | None) -> None:
-    """Draw metrics.png for a finished run that was killed before it could. If the picture exists, do nothing.
+def draw_missing(folder: RunFolder, source: str | None, drawing: Drawing) -> None:
+    """Draw metrics.png of a finished run if it is missing: the process was killed before it was drawn, or the disk was full.
 
-    folder: the run's. source: as in `pictures`.
+    folder: the run's. source, drawing: as in `pictures`.
     """
-    metrics = described(folder.path)
-    if metrics and not (folder.path / "metrics.png").exists():
+    if drawing.wanted and not (folder.path / "metrics.png").exists() and (metrics := described(folder.path)):
         # KeyError, ValueError: of somebody's own metrics.csv
-        with suppress(KeyError, ValueError, UserError), pictures(folder, metrics, source, None):
+        with suppress(KeyError, ValueError, UserError), pictures(folder, metrics, source, None, drawing):
             pass
 
 

@@ -122,6 +122,19 @@ def test_the_working_directory_is_not_searched_for_modules(tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
+QUEUE = ["--launcher", "local-executor"]
+
+
+@pytest.mark.full
+@pytest.mark.pictures
+@pytest.mark.parametrize("more", [[], ["hardware.processes=2"], ["-m", "--jobs", "2"], ["-m", *QUEUE]])
+def test_no_process_of_a_command_searches_the_working_directory(more, tmp_path):
+    for name in ("matplotlib", "multiprocessing", "submitit", "torch"):  # which they import
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
+    assert run(*TINY, *more, "output_dir=run", cwd=tmp_path).code == 0
+    assert not (tmp_path / "trace").exists()
+
+
 def test_a_checkpoint_that_is_a_pickle(monkeypatch, capsys, tmp_path, trap):
     arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *arguments).code == 0

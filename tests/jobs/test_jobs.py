@@ -15,7 +15,10 @@ from support.command import TINY, fedopt, start
 from fedopt.analysis import sweeps
 from fedopt.config import build
 from fedopt.config import composed as configs
+from fedopt.console.bar import Bar
 from fedopt.jobs import sweep
+from fedopt.jobs.job import Job, Outcome
+from fedopt.jobs.local import Local
 
 
 @pytest.fixture
@@ -58,6 +61,28 @@ def test_a_renamed_folder_keeps_its_runs(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *words, "seed=0,1", "output_dir=mine").code == 0
     assert len([*Path("mine").rglob("run.json")]) == 4
     assert not list(Path("outputs", "multirun").iterdir())
+
+
+class Says(Job):
+    """Its outcome names the process that does it. One whose title is a signal kills this process."""
+
+    def do(self, *_, **__) -> Outcome:
+        if self.title:
+            os.kill(os.getpid(), getattr(signal, self.title))
+        time.sleep(0.05)  # each of two processes gets one
+        return Outcome("finished", str(os.getpid()))
+
+
+@pytest.mark.full
+def test_a_process_does_one_job_after_another(tmp_path):
+    """Another takes the place of one that is killed, and a single job is lost with it."""
+    jobs = [Says(tmp_path / str(i), configs.Composed({}), "SIGKILL" if i == 2 else "") for i in range(9)]
+    outcomes = {job: outcome for job, outcome, _ in Local(2)(jobs, Bar(len(jobs), quiet=True))}
+    assert [job for job in jobs if outcomes[job].status != "finished"] == [jobs[2]]
+    assert "code -9" in outcomes[jobs[2]].text
+    processes = Counter(outcome.text for outcome in outcomes.values() if outcome.status == "finished")
+    assert len(processes) == 3
+    assert sum(processes.values()) == 8
 
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=1000000", "eval.every=100000", "hardware.threads=1"]

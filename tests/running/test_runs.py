@@ -34,6 +34,7 @@ from fedopt.machine import cores
 from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
+from fedopt.running import apart
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
 from fedopt.running.names import named
@@ -110,6 +111,7 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
 def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
     """Its method, problem and seed, and what else the command says."""
     titles = []
+    monkeypatch.setattr(apart, "cores", lambda: 1)  # drawn in this process
     monkeypatch.setattr(figures, "save", lambda *_, title="", **__: titles.append(title))
     first = [*TINY, "seed=3", "algo.K=2", f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *first).code == 0
@@ -402,7 +404,7 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
 
 
 def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_path):
-    def stopped(*_, bar):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)

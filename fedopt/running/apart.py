@@ -1,0 +1,118 @@
+"""Other processes of this machine, which have imported what they need before there is work for them; those that draw."""
+
+import multiprocessing
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import forkserver
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedopt.console import ctrl_c_later, end_with
+from fedopt.machine import cores, number_of, short_spins
+
+PICTURES = number_of("FEDOPT_PICTURES", 1)  # 0 leaves them out: a small run takes a tenth of their time
+DRAWS = "fedopt.drawing.run"  # the module
+
+
+@contextmanager
+def program_hidden() -> Iterator[None]:
+    """Hide the user's script during the context: a process that is started would run it again.
+
+    So scripts need no `__main__` guard.
+    """
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    os.environ.update(spins := short_spins())
+    try:
+        yield
+    finally:
+        for name in spins:
+            os.environ.pop(name, None)
+        sys.modules["__main__"] = program
+
+
+def warm(*modules: str) -> multiprocessing.context.ForkServerContext:
+    """Return a context whose processes are copies of one that has imported some modules. That one begins to import now.
+
+    If there is one already, from an earlier call, processes are copies of it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*modules])
+    with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
+        forkserver.ensure_running()
+    return context
+
+
+class Drawing:
+    """Draws the pictures of runs: in other processes, while this one goes on, or here.
+
+    Args:
+        apart: Whether other processes draw, if the machine has cores for them and this process is not one of several.
+        later: Whether a run may end before its last picture is drawn. Who makes this object then calls `wait`.
+
+    Attributes:
+        wanted: Whether anything is to be drawn.
+    """
+
+    def __init__(self, apart: bool = False, later: bool = False):
+        self.wanted, self.later = bool(PICTURES), later
+        self.apart = apart and self.wanted and cores() > 1 and multiprocessing.parent_process() is None
+        self._pool: ProcessPoolExecutor | None = None
+        self._going: dict[Path, list[tuple[Future[None], tuple[Any, ...]]]] = defaultdict(list)
+
+    def prepare(self) -> None:
+        """Let the processes begin to import what they need."""
+        if self.apart:
+            warm(DRAWS)
+
+    def __call__(self, what: str, path: Path, *given: Any) -> None:
+        """Draw a picture, or begin to. what: a function of `drawing.run`. path: the file. given: its other arguments."""
+        if not self.apart:
+            _draw(what, path, *given)
+            return
+        self._pool = self._pool or ProcessPoolExecutor(cores(), warm(DRAWS), _serve)
+        work = what, path.absolute(), *given
+        with program_hidden(), self._here(*work):
+            self._going[path.parent].append((self._pool.submit(_draw, *work), work))
+
+    def drawn(self, folder: Path) -> bool:
+        """Return whether all pictures in a folder that were asked for have been drawn, or have failed."""
+        return all(future.done() for future, _ in self._going[folder])
+
+    def wait(self, folder: Path) -> None:
+        """Wait for the pictures in a folder. Raises what drawing raised, such as OSError if the disk is full."""
+        for future, work in self._going.pop(folder, ()):
+            with self._here(*work):
+                future.result()
+
+    @contextmanager
+    def _here(self, *work: Any) -> Iterator[None]:
+        """Draw this and all later pictures in this process if somebody has killed one that draws."""
+        try:
+            yield
+        except BrokenProcessPool:
+            self.apart = False
+            _draw(*work)
+
+    def close(self) -> None:
+        """Wait for all pictures."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _draw(what: str, path: Path, *given: Any) -> None:
+    getattr(import_module(DRAWS), what)(path, *given)
+
+
+def _serve() -> None:
+    """Begin a process that draws: it ignores Ctrl-C, which goes to the command, and ends with the command."""
+    os.setpgrp()
+    command = multiprocessing.parent_process()
+    assert command is not None
+    end_with(command.is_alive)

@@ -1,0 +1,99 @@
+"""Pictures that other processes draw: all are there when the command returns, whatever happens in between."""
+
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import time
+
+import pytest
+from support.command import TINY, fedopt, run, start
+
+from fedopt.console.interrupts import ending_at_once
+from fedopt.drawing import run as drawn_here
+from fedopt.metrics import Metric
+from fedopt.running import apart
+
+SWEEP = ["-m", *TINY, "output_dir=sweep"]
+pytestmark = pytest.mark.pictures
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    """Two processes draw, and this one is not able to."""
+    monkeypatch.setattr(apart, "cores", lambda: 2)
+    monkeypatch.setattr(drawn_here, "metrics", None)
+    made = apart.Drawing(apart=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The arguments of a picture."""
+    (tmp_path / "metrics.csv").write_text("round,comm_rounds,loss\n0,0,2\n1,2,\n2,4,0.5\n")
+    metric = Metric("loss", "loss", "", "lower")
+    return "metrics", tmp_path / "metrics.png", tmp_path / "metrics.csv", [metric], "a run"
+
+
+def test_another_process_draws(drawing, given):
+    drawing(*given)
+    drawing.wait(given[1].parent)
+    assert given[1].stat().st_size > 1000
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_costs_no_picture(drawing, given, monkeypatch):
+    drawing(*given)
+    drawing.wait(given[1].parent)
+    monkeypatch.undo()  # this process has to
+    (going,) = (process for process in multiprocessing.active_children() if process.is_alive())
+    os.kill(going.pid, signal.SIGSTOP)
+    given[1].unlink()
+    for _ in range(3):
+        drawing(*given)
+    os.kill(going.pid, signal.SIGKILL)
+    drawing.wait(given[1].parent)
+    assert given[1].exists()
+
+
+@pytest.mark.full
+def test_a_picture_that_finds_no_room(tmp_path, monkeypatch, capsys):
+    """Its job has failed, the others not, and the same command draws it."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    result = run(*SWEEP, "seed=0,1", cwd=tmp_path, preexec_fn=limit)
+    assert result.code == 1
+    assert result.out.count("failed") == 2
+    assert result.err.count("metrics.png") == 2
+    assert "Traceback" not in result.err
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *SWEEP, "seed=0,1").code == 0
+    assert len(list(tmp_path.glob("sweep/*/metrics.png"))) == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [[], ["--jobs", "2"]])
+def test_runs_of_a_sweep_that_is_stopped(more, tmp_path):
+    """Those that ended have their pictures, and so has the one that was interrupted."""
+    process = start(*SWEEP, "budget.rounds=4,5,1000000", *more, cwd=tmp_path)
+    while len(list(tmp_path.glob("sweep/*/metrics.csv"))) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    ended = [json.loads(path.read_text())["status"] for path in tmp_path.glob("sweep/*/summary.json")]
+    assert sorted(ended)[0] == "finished"
+    assert len(list(tmp_path.glob("sweep/*/metrics.png"))) == 3, out
+
+
+def test_nothing_is_collected_during_imports():
+    with ending_at_once():
+        assert not gc.isenabled()
+    assert gc.isenabled()
