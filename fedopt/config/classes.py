@@ -65,7 +65,7 @@ def about_all(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
 def _asked(path: str) -> dict[str, Any]:
     try:
         cls: Any = imported(path, path)
-        schema = typed(cls, "world").json_schema() if dataclasses.is_dataclass(cls) else {}
+        schema = typed(cls, "world").json_schema() if isinstance(cls, type) and dataclasses.is_dataclass(cls) else {}
         kinds = import_module("fedopt.problems.reductions").fits(cls) if {"solves", "start"} & {*dir(cls)} else []
     except Exception:  # a class of the user's, which a run would refuse
         return {"files": {}, "fields": {}, "fits": [], "before": {}}
