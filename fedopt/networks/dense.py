@@ -115,6 +115,14 @@ class Dense:
             lambda v, name: self._along(held, v, name).mT if name == "x" else self._along(held, v, name),
         )
 
+    def features(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Return what the hidden layers make of x, [B, width]. flat: the parameters of these layers alone."""
+        return self._features(flat, x.mT, self._with_masks(x, None, key)[1]).mT
+
+    @at_once
+    def _features(self, flat: Tensor, x: Tensor, kept: Masks) -> Tensor:
+        return self._forward_pass(self._weights(flat), x, kept)[-1]
+
     @at_once
     def _gradients(
         self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: Masks, wanted: str = ""
@@ -249,12 +257,12 @@ class Dense:
         return vectors if isinstance(like, list | tuple) else vectors[0]
 
     def _forward_pass(self, layers: list[Weights], x: Tensor, kept: Masks) -> list[Tensor]:
-        """Return a of each layer, and what comes out of the last one."""
+        """Return a of each of the first layers, and what comes out of the last of them."""
         a = [x]
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]
             out = out if b is None else out.add_(b)
-            if n < len(layers) - 1:
+            if n < len(self._matrices) - 1:
                 out = out.relu_()
                 out = out * kept[n] * _enlarged(kept, self._dropped) if kept else out
             a.append(out)

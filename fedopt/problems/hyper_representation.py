@@ -40,19 +40,35 @@ class HyperRepresentation(SupervisedBilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self.head.gradient(y, *self._behind(x, sample["val"])[:3])
+        return self.head.gradient(y, *self._at(x, sample["val"])[:3])
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return self.net.gradient((x, y), *sample["val"][:3], None, *sample["val"].keys)
+        batch = sample["val"]
+        if isinstance(batch, Features):
+            return torch.zeros_like(x), self.head.gradient(y, *batch[:3])
+        return self.net.gradient((x, y), *batch[:3], None, *batch.keys)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return self._behind(x, batch), None
 
+    def _at(self, x: Tensor, batch: Batch) -> Features:
+        """Return what `_behind` returns. It cannot be differentiated."""
+        if isinstance(batch, Features) or not self.body.dense:
+            return self._behind(x, batch)
+        return Features(self.net.features(x, batch.x, *batch.keys), *batch[1:4])
+
+    def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        return (self._at(x, batch), None) if self._own_inner else super().inner_at(x, batch)
+
+    @property
+    def _own_inner(self) -> bool:
+        """Whether `inner` is that of this class, and not a subclass's."""
+        return type(self).inner is HyperRepresentation.inner
+
     def second(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
         batch = sample["train"]
-        own_inner = type(self).inner is not HyperRepresentation.inner  # a subclass's
-        if own_inner or isinstance(batch, Features) or not self.body.dense:
+        if not self._own_inner or isinstance(batch, Features) or not self.body.dense:
             return super().second(x, y, sample)
         gradient, product, _ = self.net.linearised((x, y), *batch[:3], None, *batch.keys)
         return self._second(y, gradient, product, lambda v: product(v, True)[0])
@@ -60,7 +76,7 @@ class HyperRepresentation(SupervisedBilevel):
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
         """Return a sample with its features computed at x. f and g take it in place of the sample; derivatives in x are lost."""
-        return {split: self._behind(x, batch) for split, batch in sample.items()}
+        return {split: self._at(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
         """Return a selection of the examples in held, the result of `hold`.

@@ -312,6 +312,10 @@ class SupervisedBilevel(Supervised, Bilevel):
         The change is (scale, shift), or None for no change.
         """
 
+    def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        """Return what `inner` returns. What depends on x cannot be differentiated."""
+        return self.inner(x, batch)
+
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return the penalised training loss of y, the parameters, given x."""
@@ -326,7 +330,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
-        batch, tuning = self.inner(x, sample["train"])
+        batch, tuning = self.inner_at(x, sample["train"])
         return self._penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
 
     @g.step
@@ -334,7 +338,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
-        batch, tuning = self.inner(x, sample["train"])
+        batch, tuning = self.inner_at(x, sample["train"])
         if anchor is not None and (less := self._penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less
         plus, key = self._penalised(y, plus), next(iter(batch.keys), None)
