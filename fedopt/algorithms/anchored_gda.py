@@ -23,7 +23,7 @@ from fedopt.config import Schedule
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Vectors, descend, minimax_field
+from fedopt.toolbox import Vectors, descend, descend_, minimax_field
 
 
 class State(NamedTuple):
@@ -100,9 +100,8 @@ class AnchoredGda:
                 q = q - (w.parts(client.memory) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q.moved(u - stage[0], (-lam, -lam)) if stage else q
-                u = descend(
-                    client, u, minimax_field(client, u, b, plus, anchor), eta
-                )  # u - eta (F_i(u; b) - F_i(w; b) + q)
+                # u - eta (F_i(u; b) - F_i(w; b) + q)
+                u = descend_(client, u, minimax_field(client, u, b, plus, anchor), eta)
             return u, client.memory
 
         S_local = fed.cohort()

@@ -20,7 +20,7 @@ from torch.nn.functional import softshrink
 from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Vectors, descend, minimax_field
+from fedopt.toolbox import Vectors, descend, descend_, minimax_field
 
 
 class State(NamedTuple):
@@ -52,7 +52,7 @@ class LocalExtragradient:
         def local_steps(client: Client, u: Vectors) -> Vectors:
             for b1, b2 in client.steps("local"):
                 h = u.moved(minimax_field(client, u, b1), eta)  # not projected, as in the public code
-                u = descend(client, u, minimax_field(client, h, b2), eta)
+                u = descend_(client, u, minimax_field(client, h, b2), eta)
             return u
 
         mean = fed.exchange(local_steps, s.w, fed.cohort(), local=Steps(self.K, self.B, samples=2))

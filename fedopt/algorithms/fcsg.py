@@ -21,7 +21,7 @@ from torch import Tensor
 from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimisation
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, moved, together
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
 
 
 class State(NamedTuple):
@@ -71,7 +71,7 @@ class Fcsg:
                 a = 1.0 if first and t == 0 else alpha
                 G = client.gradient(x, xi)
                 m = tuple(torch.lerp(m_old, G, a) for m_old in m)  # (1 - a) m + a G
-                x = moved(x, m[0] if m else G, eta)
+                x = client.moved_(x, m[0] if m else G, eta)
             return State(x, m)
 
         return fed.exchange(local_steps, s, fed.cohort(), xi=draws)

@@ -41,8 +41,8 @@ class FedAvgS:
         def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             def step(point: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
                 x, y = point
-                f_x, f_y = client.outer_gradients(x, y, xi)
-                return x.sub(f_x, alpha=alpha), client.project(y.add(f_y, alpha=beta))  # both at the old point
+                x, f_y = client.outer_step_(x, y, xi, alpha)  # x - alpha grad_x f, and grad_y f at the old point
+                return x, client.project(y.add(f_y, alpha=beta))
 
             return client.scan("local", step, message)
 

@@ -117,7 +117,7 @@ class MomentumLocalSGDA:
         def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
             (x, y), (u, v) = message
             for xi in client.steps("xi"):
-                x, y = moved(x, u, alpha * eta_x), torch.lerp(y, client.project(moved(y, v, eta_y)), alpha)
+                x, y = client.moved_(x, u, alpha * eta_x), torch.lerp(y, client.project(moved(y, v, eta_y)), alpha)
                 new_u, new_v = minimax_field(client, Vectors((x, y)), xi)
                 u, v = torch.lerp(u, new_u, self.beta_x * alpha), torch.lerp(v, new_v, self.beta_y * alpha)
             return Vectors((x, y)), Vectors((u, v))

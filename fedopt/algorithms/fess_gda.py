@@ -21,7 +21,7 @@ from torch import Tensor
 from fedopt.config import LocalWork, Schedule
 from fedopt.federation import Client, Round
 from fedopt.problems import Minimax
-from fedopt.toolbox import Vectors, descend, minimax_field
+from fedopt.toolbox import Vectors, descend
 
 
 class State(NamedTuple):
@@ -60,7 +60,9 @@ class FessGda:
 
         def local_steps(client: Client, w: Vectors) -> Vectors:
             def local_step(w_i: Vectors, b: Any) -> Vectors:
-                return descend(client, w_i, minimax_field(client, w_i, b), eta_l)
+                x, y = w_i
+                x, f_y = client.outer_step_(x, y, b, eta_l[0])  # x - eta_x grad_x f
+                return Vectors((x, client.project(client.moved_(y, f_y, -eta_l[1]))))
 
             return client.scan("local", local_step, w)
 

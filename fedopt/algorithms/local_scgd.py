@@ -22,7 +22,7 @@ from torch import Tensor
 from fedopt.config import Constant, Schedule, values
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain, moved
+from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
@@ -82,11 +82,11 @@ class LocalScgd:
                 begins = first and t == 0
                 a, b = (1.0, 1.0) if begins else (alpha, beta)
                 if step_first:
-                    x = moved(x, m, eta)  # m = 0 at the very first one
+                    x = client.moved_(x, m, eta)  # m = 0 at the very first one
                 u, gradient = estimated(client, x, u, xi, a, old and not begins)
                 m = gradient if b == 1 else torch.lerp(m, gradient, b)  # (1 - b) m + b gradient
                 if not step_first:
-                    x = moved(x, m, eta)
+                    x = client.moved_(x, m, eta)
             sent = (x, (m,) if momentum else ())
             return (*sent, u) if share_u else ((*sent, ()), torch.cat(u))
 

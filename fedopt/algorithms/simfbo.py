@@ -21,7 +21,7 @@ from torch import Tensor
 from fedopt.config import LocalWork, Schedule
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Bilevel, LocalBilevel
-from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend, independent_maps
+from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend, descend_, independent_maps
 
 
 class State(NamedTuple):
@@ -72,7 +72,8 @@ class SimFBO:
             def step(carry: tuple[Vectors, Vectors], xi: Any) -> tuple[Vectors, Vectors]:
                 z_i, q_i = carry
                 D = self.directions(client, z_i, xi, r)
-                return descend(client, z_i, D, etas), q_i + D
+                # z_i - etas D, and q_i + D
+                return descend_(client, z_i, D, etas), Vectors(map(client.moved_, q_i, D, [-1.0] * len(D)))
 
             _, q_i = client.scan("local", step, (z, 0.0 * z))
             if not self.normalised:
@@ -132,7 +133,7 @@ class FedBiO:
         steps: the step sizes of x, y and u.
         """
         for xi in client.steps("xi"):
-            z = descend(client, z, independent_maps(client, z, xi), steps, self.radius)
+            z = descend_(client, z, independent_maps(client, z, xi), steps, self.radius)
         return z
 
     def output(self, s: State) -> Tensors:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from fedopt.errors import UserError
 from fedopt.federation.derivatives import Calls, Derivatives
@@ -153,7 +154,8 @@ class Oracles(Derivatives):
         return self._owned(moved(point, direction, step))
 
     def _owned(self, point: Tensor) -> Tensor:
-        if not self._owns(point):
+        # A point that is the same for all clients of a stack has no memory for what each of them writes
+        if not self._owns(point) and (not self._stacked or is_batchedtensor(point)):
             self._own.append(point)
         return point
 

@@ -2,7 +2,7 @@
 
 from fedopt.federation import conjugate_gradients, moved, neumann_sum, neumann_term
 from fedopt.toolbox.composition import chain
-from fedopt.toolbox.directions import bilevel_maps, bilevel_start, descend, independent_maps
+from fedopt.toolbox.directions import bilevel_maps, bilevel_start, descend, descend_, independent_maps
 from fedopt.toolbox.minimax import minimax_field
 from fedopt.toolbox.storm import Averages, Storm, at_start, points_first, rows, together
 from fedopt.toolbox.vectors import Tensors, Vectors
@@ -18,6 +18,7 @@ __all__ = [
     "chain",
     "conjugate_gradients",
     "descend",
+    "descend_",
     "independent_maps",
     "minimax_field",
     "moved",

@@ -91,7 +91,23 @@ def descend(
         steps: A step size for each variable. If there are more, the last ones are ignored.
         radius: The radius of the ball onto which v is projected; None leaves v as it is.
     """
-    x, y, *v = z.moved(D, steps)
+    return projected(space, z.moved(D, steps), radius)
+
+
+def descend_(client: Client, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None) -> Vectors:
+    """Return what `descend` returns. It may overwrite z, as `Client.moved_` may overwrite a point.
+
+    Args:
+        client: The client.
+        z, D, steps, radius: As in `descend`.
+    """
+    moved = Vectors(client.moved_(v, d, step) for v, d, step in zip(z, D, steps, strict=False))
+    return projected(client, moved, radius)
+
+
+def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None) -> Vectors:
+    """Return z with y projected onto Y, and v onto the ball of that radius. space, radius: as in `descend`."""
+    x, y, *v = z
     return Vectors((x, space.project(y), *(v_n if radius is None else in_ball(v_n, radius) for v_n in v)))
 
 

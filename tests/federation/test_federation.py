@@ -542,6 +542,21 @@ def test_what_a_scan_returns_is_not_written_over(problem):
         assert float(fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Steps(3, 4))) == 0
 
 
+def test_steps_in_place_begin_where_clients_differ(problem):
+    """What the first step returns is the same for all clients here, and no memory for what each of them writes."""
+
+    def local(client, x):
+        for step in (x, client.index * x):
+            x = client.moved_(x, step, 0.5)
+        return x
+
+    x = torch.ones(3)
+    for engine in ENGINES:
+        mean = Federation(problem, engine, 0).at(0).exchange(local, x, np.arange(3), weights=np.full(3, 1 / 3))
+        torch.testing.assert_close(mean, torch.zeros(3))
+        torch.testing.assert_close(x, torch.ones(3))
+
+
 def test_clients_that_have_finished_keep_their_carry(problem):
     """Whatever comes of the steps that they go on taking beside the others."""
 
