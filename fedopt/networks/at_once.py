@@ -42,11 +42,11 @@ def at_once(function: Made) -> Made:
     def called(*arguments: Any) -> Any:
         level = max(map(_level, arguments))
         if level in (0, DIFFERENTIATED):
-            return function(*[argument.value if isinstance(argument, Held) else argument for argument in arguments])
-        sizes = list[int]()
-        return _of_one(
-            called(*[_of_all(argument, level, sizes) for argument in arguments]), level, max(sizes, default=0)
-        )
+            return function(*map(_opened, arguments))
+        peeled = _Peeled(level)
+        of_all = [peeled.of_all(argument) for argument in arguments]
+        result = called(*of_all) if peeled.deeper else function(*map(_opened, of_all))
+        return _of_one(result, level, peeled.n)
 
     return called  # type: ignore[return-value]
 
@@ -62,22 +62,37 @@ def _level(value: Any) -> int:
     return max(value.levels, default=0) if isinstance(value, Held) else 0
 
 
-def _of_all(value: Any, level: int, sizes: list[int]) -> Any:
-    """Return tensors of one client as those of all. sizes: numbers of clients, which are added."""
-    if isinstance(value, Tensor):
-        if not is_batchedtensor(value) or maybe_get_level(value) != level:
-            return value.unsqueeze(0)
-        dim, of_all = maybe_get_bdim(value), get_unwrapped(value)
-        of_all = of_all.movedim(dim, 0) if dim else of_all
-        sizes.append(len(of_all))
-        return of_all
-    if isinstance(value, list | tuple):
-        return [_of_all(part, level, sizes) for part in value]
-    if not isinstance(value, Held):
-        return value
-    if value.levels[-1:] == (level,):
-        return Held(value.value, value.levels[:-1])
-    return Held(_widened(value.value, len(value.levels)), value.levels)
+def _opened(value: Any) -> Any:
+    return value.value if isinstance(value, Held) else value
+
+
+class _Peeled:
+    """The tensors of one client as those of all, of one level of vmap.
+
+    n: the number of clients, 0 if all is held. deeper: whether there is a further level.
+    """
+
+    def __init__(self, level: int):
+        self.level, self.n, self.deeper = level, 0, False
+
+    def of_all(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            batched = is_batchedtensor(value)
+            if not batched or maybe_get_level(value) != self.level:
+                self.deeper |= batched
+                return value.unsqueeze(0)
+            dim, value = maybe_get_bdim(value), get_unwrapped(value)
+            value = value.movedim(dim, 0) if dim else value
+            self.n, self.deeper = value.shape[0], self.deeper or is_batchedtensor(value)
+            return value
+        if isinstance(value, list | tuple):
+            return [self.of_all(part) for part in value]
+        if not isinstance(value, Held):
+            return value
+        held = value.levels[-1:] == (self.level,)
+        levels = value.levels[:-1] if held else value.levels
+        self.deeper |= bool(levels)
+        return Held(value.value if held else _widened(value.value, len(levels)), levels)
 
 
 def _widened(value: Any, dim: int) -> Any:
@@ -89,7 +104,7 @@ def _widened(value: Any, dim: int) -> Any:
 def _of_one(value: Any, level: int, n: int) -> Any:
     """Return tensors of all n clients as those of one."""
     if isinstance(value, Tensor):
-        same = n > 1 and len(value) == 1
+        same = n > 1 and value.shape[0] == 1
         return _add_batch_dim(value.expand(n, *value.shape[1:]) if same else value, 0, level)
     if isinstance(value, list | tuple):
         return tuple(_of_one(part, level, n) for part in value)

@@ -59,23 +59,24 @@ class Dense:
         self._biases = any(len(shape) == 1 for shape in shapes)
         self._dropped = dropped
         of_layers = [shape.numel() + self._biases * shape[0] for shape in self._matrices]
+        self._cuts = dict[tuple[int, int], tuple[list[int], list[tuple[int, int]]]]()
         self._ends = np.cumsum([0, *of_layers]).tolist()
 
     def gradient(self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any) -> Any:
         """Return the gradient in ``flat``. options: tuning and key."""
-        return self._gradients(flat, x.mT, y, weight, *self._with_masks(x, *options))[0]
+        return self._gradients(flat, x, y, weight, *self._with_masks(x, *options))[0]
 
     def gradient_and_losses(
         self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any
     ) -> tuple[Any, Tensor]:
         """Return the gradient in ``flat``, and the loss of each example, [B]. options: tuning and key."""
-        gradient, losses = self._gradients(flat, x.mT, y, weight, *self._with_masks(x, *options), "losses")
+        gradient, losses = self._gradients(flat, x, y, weight, *self._with_masks(x, *options), "losses")
         return gradient, losses
 
     def gradients(self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any) -> tuple[Any, Tensor]:
         """Return the gradient in ``flat``, and that in x, [B, features]. options: tuning and key."""
-        gradient, d_x = self._gradients(flat, x.mT, y, weight, *self._with_masks(x, *options), "x")
-        return gradient, d_x.mT
+        gradient, d_x = self._gradients(flat, x, y, weight, *self._with_masks(x, *options), "x")
+        return gradient, d_x
 
     def descend(
         self,
@@ -97,45 +98,45 @@ class Dense:
         plus: [dim], added to the gradient; None for nothing. options: tuning and key.
         anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
         """
-        self._descend(flat, x.mT, y, weight, *self._with_masks(x, *options), eta, plus, anchor, keep)
+        self._descend(flat, x, y, weight, *self._with_masks(x, *options), eta, plus, anchor, keep)
         return flat
 
     def descend_and_losses(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, *options: Any
     ) -> tuple[Tensor, Tensor]:
         """Take the step of `descend`, and return ``flat``, and the loss of each example before it, [B]."""
-        return flat, self._descend(flat, x.mT, y, weight, *self._with_masks(x, *options), eta, None, None, 1.0, True)
+        return flat, self._descend(flat, x, y, weight, *self._with_masks(x, *options), eta, None, None, 1.0, True)
 
     def linearised(self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any) -> Linearised:
         """Return the gradient in the last vector of ``flat``, and derivatives along it. options: tuning and key."""
-        gradient, held = self._linearised(flat, x.mT, y, weight, *self._with_masks(x, *options))
+        gradient, held = self._linearised(flat, x, y, weight, *self._with_masks(x, *options))
         return Linearised(
             gradient,
             lambda v, whole: self._along(held, v, "whole" if whole else "last"),
-            lambda v, name: self._along(held, v, name).mT if name == "x" else self._along(held, v, name),
+            lambda v, name: self._along(held, v, name),
         )
 
     def features(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return what the hidden layers make of x, [B, width]. flat: the parameters of these layers alone."""
-        return self._features(flat, x.mT, self._with_masks(x, None, key)[1]).mT
+        return self._features(flat, x, self._with_masks(x, None, key)[1])
 
     @at_once
     def _features(self, flat: Tensor, x: Tensor, kept: Masks) -> Tensor:
-        return self._forward_pass(self._weights(flat), x, kept)[-1]
+        return self._forward_pass(self._weights(flat), x.mT, kept)[-1].mT
 
     @at_once
     def _gradients(
         self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: Masks, wanted: str = ""
     ) -> list[Any]:
-        """Return the gradient, and the losses or the gradient in x, if wanted. x: [features, B]. kept: from `_kept`."""
+        """Return the gradient, and the losses or the gradient in x, if wanted. kept: from `_with_masks`."""
         layers = self._weights(flat)
-        *a, logits = self._forward_pass(layers, x, kept)
+        *a, logits = self._forward_pass(layers, x.mT, kept)
         tuned, d, _ = _at_logits(logits, y, weight, tuning)
         of_layers = self._backward_pass(layers, a, _scaled(d, tuning), _enlarged(kept, self._dropped))
         gradient = self._assembled(flat, a, of_layers)
         if wanted == "losses":
             return [gradient, _losses(tuned, y)]
-        return [gradient, layers[0][0].mT @ of_layers[0]] if wanted == "x" else [gradient]
+        return [gradient, (layers[0][0].mT @ of_layers[0]).mT] if wanted == "x" else [gradient]
 
     @at_once
     def _descend(
@@ -153,9 +154,10 @@ class Dense:
         losses: bool = False,
     ) -> Any:
         """Take the step, and return the losses before it, or None."""
+        columns = x.mT
 
         def parts(layers: list[Weights]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-            *a, logits = self._forward_pass(layers, x, kept)
+            *a, logits = self._forward_pass(layers, columns, kept)
             tuned, d, _ = _at_logits(logits, y, weight, tuning)
             of_layers = self._backward_pass(layers, a, _scaled(d, tuning), _enlarged(kept, self._dropped))
             return list(zip(a, of_layers, strict=True)), tuned
@@ -178,7 +180,7 @@ class Dense:
     ) -> tuple[Any, Held]:
         """Return the gradient, and what `_along` takes."""
         layers, enlarged = self._weights(flat), _enlarged(kept, self._dropped)
-        *a, logits = self._forward_pass(layers, x, kept)
+        *a, logits = self._forward_pass(layers, x.mT, kept)
         _, d_tuned, p = _at_logits(logits, y, weight, tuning)
         last = _several(flat)[-1]
         first = self._ends.index(self.dim - last.shape[-1])
@@ -223,22 +225,27 @@ class Dense:
             R_d.insert(0, _masked(R_below, a[n], enlarged))
         if wanted == "x":
             R_x = layers[0][0].mT @ R_d[0]
-            return R_x if first else R_x.add_(directions[0][0].mT @ d[0])
+            return (R_x if first else R_x.add_(directions[0][0].mT @ d[0])).mT
         more = list(zip(d[least:], R_a[least:], strict=True))
         return self._assembled(v if wanted == "last" else flat, a[least:], R_d, more, least)
 
     def _weights(self, flat: Any, first: int = 0) -> list[Weights]:
         """Return views of the parameters from the layer `first` on, W and b of each; None for b if there are no biases."""
-        layers, end = list[Weights](), self._ends[first]
+        layers, width = list[Weights](), 1 + self._biases
         for part in _several(flat):
-            end, n = end + part.shape[-1], first + len(layers)
-            matrices = self._matrices[n : self._ends.index(end)]
-            sizes = [size for m in matrices for size in (m.numel(), *m[: self._biases])]
-            points, pieces = part.shape[:-1], iter(part.split_with_sizes(sizes, -1))
-            for shape in matrices:
-                W = next(pieces).view(*points, *shape)
-                layers.append((W, next(pieces).view(*points, shape[0], 1) if self._biases else None))
+            sizes, shapes = self._cut(first + len(layers), part.shape[-1])
+            points, pieces = part.shape[:-1], part.split_with_sizes(sizes, -1)
+            views = [piece.view(points + shape) for piece, shape in zip(pieces, shapes, strict=True)]
+            layers += zip(views[::width], views[1::width] if self._biases else [None] * len(views), strict=True)
         return layers
+
+    def _cut(self, first: int, dim: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the sizes and shapes of the parameters in a vector of that dimension that begins with the layer `first`."""
+        if (first, dim) not in self._cuts:
+            matrices = self._matrices[first : self._ends.index(self._ends[first] + dim)]
+            shapes = [shape for n, m in matrices for shape in ((n, m), (n, 1))[: 1 + self._biases]]
+            self._cuts[first, dim] = [n * m for n, m in shapes], shapes
+        return self._cuts[first, dim]
 
     def _assembled(
         self, like: Any, a: list[Tensor], d: list[Tensor], more: Sequence[tuple[Tensor, Any]] = (), first: int = 0
@@ -331,5 +338,7 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor, keep: float = 1, factor: fl
     if into.ndim == 2:
         into.addmm_(a, b, beta=keep, alpha=factor)
         return
-    a, b = (t.expand(*into.shape[:-2], *t.shape[-2:]).flatten(0, -3) for t in (a, b))
-    into.view(-1, *into.shape[-2:]).baddbmm_(a, b, beta=keep, alpha=factor)
+    if into.ndim > 3 or not len(a) == len(b) == len(into):
+        a, b = (t.expand(*into.shape[:-2], *t.shape[-2:]).flatten(0, -3) for t in (a, b))
+        into = into.view(-1, *into.shape[-2:])
+    into.baddbmm_(a, b, beta=keep, alpha=factor)
