@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBool, StrictInt, model_validator
@@ -38,7 +39,7 @@ class Budget:
             raise ValueError(f"set at least one of {', '.join(key for key in asdict(self) if key != 'until')}")
         return self
 
-    @property
+    @cached_property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
         return {name: limit for name, limit in asdict(self).items() if name != "until" and limit is not None}

@@ -5,4 +5,5 @@ from fedopt.networks.dropout import mixed as mixed
 from fedopt.networks.flat import FlatModel as FlatModel
 from fedopt.networks.flat import Normalised as Normalised
 from fedopt.networks.module import FlatModule as FlatModule
+from fedopt.networks.stacked import at_once as at_once
 from fedopt.networks.torchvision_import import torchvision as torchvision

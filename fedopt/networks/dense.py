@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.networks.at_once import Held, at_once
 from fedopt.networks.dropout import Dropout
+from fedopt.networks.stacked import Held, at_once
 
 Flat = Tensor | tuple[Tensor, ...]  # the parameters, in one vector, or in vectors that follow each other
 Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each

@@ -8,6 +8,7 @@ Read in the public code (ProxSkipVIP): 20 clients with 100 functions each, 10 + 
 
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -18,12 +19,25 @@ from torch import Tensor
 from fedopt.metrics import DISTANCE, Metric
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.function import function, written_for
-from fedopt.problems.quadratics import isometry
-from fedopt.randomness import Part
+from fedopt.problems.quadratics import isometry, of_client
+from fedopt.randomness import Part, Purpose, keyed_rng
 
 RELATIVE = Metric("relative_distance", "|w - w*|² / |w*|²", scale="log")
 
 Function = namedtuple("Function", "A B C a c")
+
+
+@lru_cache(maxsize=2)  # the trials of a search have few seeds
+def _drawn(seed: int, n: int, d: int, mu: float, L: float, coupling: float) -> Function:
+    """Return n functions as they are drawn, before `QuadraticGame` makes them alike. Do not write over them."""
+    rng = keyed_rng(seed, Purpose.PROBLEM, Part.DATA)
+
+    def symmetric(low: float, high: float) -> np.ndarray:
+        axes = isometry(rng, n, d, d)
+        return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
+
+    A, B, C = symmetric(mu, L), symmetric(0.0, coupling), symmetric(mu, L)
+    return Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
 
 
 @dataclass(eq=False)
@@ -48,14 +62,7 @@ class QuadraticGame(Minimax):
     def __post_init__(self) -> None:
         world, n, d = self.world, self.examples, self.d
         self.splits = world.split(n)
-        rng = world.rng(Part.DATA)
-
-        def symmetric(low: float, high: float) -> np.ndarray:
-            axes = isometry(rng, n, d, d)
-            return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
-
-        A, B, C = symmetric(self.mu, self.L), symmetric(0.0, self.coupling), symmetric(self.mu, self.L)
-        drawn = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
+        drawn = _drawn(world.seed, n, d, self.mu, self.L, self.coupling)
         weights = self.splits["train"].example_weights(self.weights)
         self._functions, self.per_client, means = [], {}, []
         train = self.splits["train"]
@@ -85,7 +92,7 @@ class QuadraticGame(Minimax):
     @written_for(sample)
     def full_sample(self, client: int | Tensor) -> Function:
         """Return the mean of all of the client's functions."""
-        return Function(**{name: terms[client] for name, terms in self.per_client.items()})
+        return Function(*of_client(self.per_client, client))
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: Function) -> Tensor:

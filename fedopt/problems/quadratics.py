@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.networks import at_once
 from fedopt.problems.classes import Problem, Rows
 from fedopt.problems.function import written_for
 from fedopt.randomness import Part
@@ -30,6 +31,11 @@ def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> n
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
     """Draw independent normal entries of variance 1 / (the last dimension), [count, *shape]."""
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
+
+
+def of_client(terms: Mapping[str, Tensor], client: int | Tensor) -> list[Tensor]:
+    """Return one client's row of each of the terms, [M, ...]."""
+    return at_once(lambda clients: [term[clients] for term in terms.values()])(client)
 
 
 @dataclass(eq=False)
@@ -95,7 +101,7 @@ class Quadratic(Problem):
         """Return the client's terms, plus the mean noise of the examples in rows. The noise of a split without rows is left
         out.
         """
-        own = {name: v[client] for name, v in self.per_client.items()}
+        own = dict(zip(self.per_client, of_client(self.per_client, client), strict=True))
         for name, split in self._noisy.items():
             if split in rows:
                 index, weight = rows[split]
@@ -105,4 +111,4 @@ class Quadratic(Problem):
     @written_for(sample)
     def full_sample(self, client: int | Tensor) -> Any:
         """Return the client's terms: over its full local data the noise sums to zero."""
-        return self._sample_type(**{name: v[client] for name, v in self.per_client.items()})
+        return self._sample_type(*of_client(self.per_client, client))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -152,7 +152,7 @@ class Keeper:
     def _content(self, state: Any) -> tuple[Any, Ledger, dict[str, Any]]:
         """Return what a checkpoint of this moment holds: the state, a copy of the ledger, and the metadata."""
         rows = {"rows": self.rows.hash, "rows_size": self.rows.written}
-        return state, deepcopy(self.e.federation.ledger), {**self.stamp, **rows, **asdict(self.progress)}
+        return state, deepcopy(self.e.federation.ledger), {**self.stamp, **rows, **vars(self.progress)}
 
     def _store(self, state: Any, ledger: Ledger, metadata: Mapping[str, Any]) -> None:
         self.rows.sync()  # the rows that are counted are on the disk first
