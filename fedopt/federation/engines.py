@@ -19,6 +19,7 @@ LARGEST_STACK = 256
 # What a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
 STEP_OVERHEAD = 8
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 3 * 2**19, 4 * 2**20  # bytes, with one thread and with several
+LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 
 
 class Stack(NamedTuple):
@@ -129,13 +130,16 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
     """Tell whether a cohort is computed faster at once than one by one. cohort: its number of clients.
 
-    It is False for a problem that vmap cannot run (``alone``), and else True on a GPU. On a CPU, stacking saves the cost of a
-    call for each client. It loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort
-    is tiny (scripts/bench engines; measured in scripts/engines.txt).
+    It is False for a problem that vmap cannot run (``alone``). Stacking saves the cost of a call for each client. On a CPU it
+    loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort is tiny (scripts/bench
+    engines; measured in scripts/engines.txt). On a GPU it loses for large convolutional networks alone: an H200 took twice as
+    long for stacked VGG-11s, 37 MB, and three quarters of the time for networks of 19 MB.
     """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)
     limit = LARGEST_VECTOR if torch.get_num_threads() == 1 else LARGEST_VECTOR_THREADED
     if problem.alone:
         return False
-    return start[0].device.type != "cpu" or (not problem.convolutional and largest <= limit and cohort > 2)
+    if start[0].device.type != "cpu":
+        return not problem.convolutional or largest <= LARGEST_CONVOLUTIONAL
+    return not problem.convolutional and largest <= limit and cohort > 2

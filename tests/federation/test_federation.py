@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from timeit import timeit
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fedopt.config.settings import Participation
 from fedopt.errors import UserError
 from fedopt.federation import draws, fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
-from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
+from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, choose, equally_busy
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation, Round
 from fedopt.randomness import Purpose, keyed_rng
@@ -612,3 +613,13 @@ def test_fence_admits_hyperparameters_and_takes_microseconds(problem):
 def test_nobody_overrides_the_one_way_between_server_and_clients():
     with pytest.raises(UserError, match=r"Mine: fedopt\.Round cannot be subclassed"):
         type("Mine", (Round,), {})
+
+
+@pytest.mark.parametrize(
+    ("convolutional", "parameters", "wins"), [(True, 10**6, True), (True, 10**7, False), (False, 10**7, True)]
+)
+def test_engine_on_a_gpu(convolutional, parameters, wins):
+    """Stacks of large convolutional networks lose on a GPU; any device that is not the CPU stands for one."""
+    start = (torch.zeros(parameters, device="meta"),)
+    problem = SimpleNamespace(alone="", convolutional=convolutional, start=lambda: start)
+    assert isinstance(choose("auto", None, problem, 10), Vectorised if wins else OneByOne)
