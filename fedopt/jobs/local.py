@@ -1,6 +1,5 @@
 """Jobs on this machine: one at a time in this process, or several at once in separate processes."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,12 +13,12 @@ from multiprocessing import connection
 from threading import current_thread, main_thread
 from typing import Any, Protocol
 
-from fedopt.console import Bar, end_with
+from fedopt.console import Bar
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
 from fedopt.jobs.job import Job, Outcome
 from fedopt.results import ENDED
-from fedopt.running import PLACE, Drawing, program_hidden, warm
+from fedopt.running import PLACE, Drawing, program_hidden, serve, warm
 
 RUNS = "fedopt.running.lifecycle", "fedopt.drawing.run"  # what does and draws runs
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
@@ -170,10 +169,7 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
 
 def _work(pipe: connection.Connection, at_once: int, environment: dict[str, str]) -> None:
     os.environ.update(environment)  # of now, and not of the first sweep of a long session
-    os.setpgrp()  # Ctrl-C goes only to the command, which stops the runs
-    command = multiprocessing.parent_process()
-    assert command is not None
-    end_with(command.is_alive)
+    serve()
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:

@@ -1,5 +1,6 @@
 from fedopt.running.apart import Drawing as Drawing
 from fedopt.running.apart import program_hidden as program_hidden
+from fedopt.running.apart import serve as serve
 from fedopt.running.apart import warm as warm
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import check_parts as check_parts

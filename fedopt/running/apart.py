@@ -1,5 +1,6 @@
 """Other processes of this machine, which have imported what they need before there is work for them; those that draw."""
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -7,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,10 +44,22 @@ def warm(*modules: str) -> multiprocessing.context.ForkServerContext:
     If there is one already, from an earlier call, processes are copies of it.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*modules])
-    with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
-        forkserver.ensure_running()
+    context.set_forkserver_preload(["fedopt.running.original", *modules])
+    with program_hidden():
+        resource_tracker.ensure_running()  # which lets Ctrl-C through again
+        with ctrl_c_later():  # it would end what imports with a traceback
+            forkserver.ensure_running()
     return context
+
+
+def serve() -> None:
+    """Begin a process of `warm`: it ends with the command, to which Ctrl-C goes alone, and collects garbage of its own."""
+    gc.freeze()
+    gc.enable()
+    os.setpgrp()
+    command = multiprocessing.parent_process()
+    assert command is not None
+    end_with(command.is_alive)
 
 
 class Drawing:
@@ -76,7 +89,7 @@ class Drawing:
         if not self.apart:
             _draw(what, path, *given)
             return
-        self._pool = self._pool or ProcessPoolExecutor(cores(), warm(DRAWS), _serve)
+        self._pool = self._pool or ProcessPoolExecutor(cores(), warm(DRAWS), serve)
         work = what, path.absolute(), *given
         with program_hidden(), self._here(*work):
             self._going[path.parent].append((self._pool.submit(_draw, *work), work))
@@ -101,18 +114,13 @@ class Drawing:
             _draw(*work)
 
     def close(self) -> None:
-        """Wait for all pictures."""
+        """Wait for all pictures. Errors of drawing are not raised: who wants to know them calls `wait` before."""
+        for folder in [*self._going]:
+            with suppress(Exception):
+                self.wait(folder)
         if self._pool is not None:
             self._pool.shutdown()
 
 
 def _draw(what: str, path: Path, *given: Any) -> None:
     getattr(import_module(DRAWS), what)(path, *given)
-
-
-def _serve() -> None:
-    """Begin a process that draws: it ignores Ctrl-C, which goes to the command, and ends with the command."""
-    os.setpgrp()
-    command = multiprocessing.parent_process()
-    assert command is not None
-    end_with(command.is_alive)

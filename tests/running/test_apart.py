@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from support.command import TINY, fedopt, run, start
@@ -91,6 +92,22 @@ def test_runs_of_a_sweep_that_is_stopped(more, tmp_path):
     ended = [json.loads(path.read_text())["status"] for path in tmp_path.glob("sweep/*/summary.json")]
     assert sorted(ended)[0] == "finished"
     assert len(list(tmp_path.glob("sweep/*/metrics.png"))) == 3, out
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_ctrl_c_while_processes_import(tmp_path):
+    """A terminal sends it to all processes, and one line is said."""
+    process = start(*TINY, "output_dir=run", cwd=tmp_path, start_new_session=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not any(
+        b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children.read_text().split()
+    ):
+        assert process.poll() is None, process.communicate()
+    time.sleep(0.3)  # in which they begin to import
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=600)
+    assert (process.returncode, err) == (130, "fedopt: stopped\n")
 
 
 def test_nothing_is_collected_during_imports():
