@@ -56,7 +56,9 @@ class ZoHfl:
 
         def estimate(client: Client, x: Tensor) -> Tensor:
             v = client.own
-            z = torch.cat([x + eta * v, x - eta * v])  # the points of Alg. 1, line 5, [2 D, n], are worked on together
+            z = torch.cat(
+                [x.add(v, alpha=eta), x.sub(v, alpha=eta)]
+            )  # the points of Alg. 1, line 5, [2 D, n], are worked on together
 
             def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
                 return client.lower_step_(z, y, zeta, gamma)
@@ -80,6 +82,8 @@ class ZoHfl:
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)
-        shape = self.directions, n
-        normal = np.stack([fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(shape) for i in S])
-        return torch.from_numpy(normal / np.linalg.norm(normal, axis=2, keepdims=True)).to(x)
+        v = np.empty((len(S), self.directions, n))
+        for of_client, i in zip(v, S, strict=True):
+            fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(out=of_client)
+        v /= np.sqrt(np.einsum("idn,idn->id", v, v))[..., None]
+        return torch.from_numpy(v).to(x)

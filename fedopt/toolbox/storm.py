@@ -45,7 +45,7 @@ class Storm(NamedTuple):
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
-        """Return d_t, the estimate of the directions at z_t.
+        """Return d_t, the estimate of the directions at z_t. It may overwrite d, as `Client.moved_` may overwrite a point.
 
         Args:
             client: The client.
@@ -56,7 +56,9 @@ class Storm(NamedTuple):
             t: The iteration.
         """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
-        return D.moved(d - D_prev, [c - 1 for c in self.c(t - 1)])
+        c = self.c(t - 1)
+        d = Vectors(client.moved_(old, new, 1.0) for old, new in zip(d, D_prev, strict=True))
+        return Vectors(client.moved_(new, change, c_n - 1) for new, change, c_n in zip(D, d, c, strict=False))
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
         """Return (z, d) after one iteration for each sample. An iteration first moves z, and then estimates d there.
