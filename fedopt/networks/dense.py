@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedopt.errors import UserError
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.stacked import Held, at_once
 
@@ -186,7 +187,7 @@ class Dense:
         first = self._ends.index(self.dim - last.shape[-1])
         d = self._backward_pass(layers, a, _scaled(d_tuned, tuning), enlarged, first)
         return self._assembled(last, a[first:], d[first:], first=first), Held(
-            (flat, layers, a, d, logits, d_tuned, p, y, weight, tuning, enlarged)
+            (flat, _versions(flat), layers, a, d, logits, d_tuned, p, y, weight, tuning, enlarged)
         )
 
     @at_once
@@ -196,7 +197,11 @@ class Dense:
         held: from `_linearised`. wanted: whose gradient: that of all parameters (whole), of the last vector of them (last), of x,
         weight, scale, or shift. R_a is 0 before the first layer that v moves, `first`.
         """
-        flat, layers, a, d, logits, d_tuned, p, y, weight, tuning, enlarged = held
+        flat, versions, layers, a, d, logits, d_tuned, p, y, weight, tuning, enlarged = held
+        if versions != _versions(flat):
+            raise UserError(
+                "a product with second derivatives is taken at a point that was overwritten; take the product before the step"
+            )
         first = self._ends.index(self.dim - v.shape[-1])
         directions = self._weights(v, first)
         R_a: list[Any] = [None] * (first + 1)
@@ -294,6 +299,11 @@ class Dense:
 
 def _several(flat: Any) -> Sequence[Tensor]:
     return flat if isinstance(flat, list | tuple) else (flat,)
+
+
+def _versions(flat: Any) -> list[int]:
+    """Return a count of each vector that grows each time the vector is written over."""
+    return [part._version for part in _several(flat)]
 
 
 def _enlarged(kept: Masks, dropped: float) -> float:

@@ -9,6 +9,7 @@ from support.cases import few
 from torch.func import grad, jacrev, vmap
 
 from fedopt.config.composed import compose
+from fedopt.errors import UserError
 from fedopt.federation.draws import Full, draw
 from fedopt.federation.oracles import Oracles
 from fedopt.problems.quadratic_minimisation import QuadraticMinimisation
@@ -152,3 +153,18 @@ def test_products_by_hand_count_as_calls():
     oracles.outer_gradient_x(x, y, xi)
     oracles.inner_gradients(x, y, xi)
     assert (oracles._calls.grad, oracles._calls.hvp, oracles._calls.jvp) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_products_at_a_point_that_was_overwritten_are_refused(stacked):
+    p = problem("hyper_representation")
+    (x, y), xi = p.start(), sampled(p, 0, 1.0)
+
+    def of_client(y):
+        y = y + 0
+        second = p.g.second(x, y, xi)
+        y.sub_(second.gradient)
+        return second.hessian(y)
+
+    with pytest.raises(UserError, match="overwritten"):
+        vmap(of_client)(torch.stack([y, y])) if stacked else of_client(y)
