@@ -18,6 +18,7 @@ from fedopt.metrics import Metric
 from fedopt.running import apart
 
 SWEEP = ["-m", *TINY, "output_dir=sweep"]
+UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}  # a limit would cut what Python keeps of modules
 pytestmark = pytest.mark.pictures
 
 
@@ -67,7 +68,7 @@ def test_a_picture_that_finds_no_room(tmp_path, monkeypatch, capsys):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    result = run(*SWEEP, "seed=0,1", cwd=tmp_path, preexec_fn=limit)
+    result = run(*SWEEP, "seed=0,1", cwd=tmp_path, preexec_fn=limit, env=UNCOMPILED)
     assert result.code == 1
     assert result.out.count("failed") == 2
     assert result.err.count("metrics.png") == 2
