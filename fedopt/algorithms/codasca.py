@@ -88,7 +88,8 @@ class Codasca:
             correction = c - c_i if c else None
             for b in client.steps("local"):
                 G = minimax_field(client, u, b)
-                total = total + G if control == "gradients" else total
+                if control == "gradients":
+                    total = Vectors(client.moved_(v, g, -1.0) for v, g in zip(total, G, strict=True))  # total + G
                 # u - eta (G + lam (u - x_s) + c - c_i), where only x is drawn to x_s
                 drawn = Vectors((torch.lerp(u[0], x_s[0], lam * eta[0]), u[1])) if x_s else u
                 u = descend(client, drawn, G + correction if correction else G, eta)

@@ -202,8 +202,8 @@ class SABA(WarmStarted):
             (x, y, *v), xi = z, client.sample("xi")
             tables = client.memory.split([_entries(of_g), _entries(of_f)])
             if v:
-                gradient, product = client.vjp(lambda x, y: client.grad(client.g, x, y, xi), x, y, grad=1, hvp=1, jvp=1)
-                new_g, new_f = torch.cat([gradient, *product(*v)]), torch.cat(client.outer_gradients(x, y, xi))
+                gradient, hessian, cross = client.inner_second(x, y, v[0], xi)
+                new_g, new_f = torch.cat([gradient, cross, hessian]), torch.cat(client.outer_gradients(x, y, xi))
             else:
                 new_g, new_f = client.inner_gradient(x, y, xi), client.outer_gradient_x(x, y, xi)
             d_g = saga_(tables[0].view(of_g), new_g, *client.batch("xi", g_split))

@@ -56,9 +56,8 @@ class ZoHfl:
 
         def estimate(client: Client, x: Tensor) -> Tensor:
             v = client.own
-            z = torch.cat(
-                [x.add(v, alpha=eta), x.sub(v, alpha=eta)]
-            )  # the points of Alg. 1, line 5, [2 D, n], are worked on together
+            # The points x +- eta v of Alg. 1, line 5, [2 D, n], are worked on together
+            z = torch.cat([x.add(v, alpha=eta), x.sub(v, alpha=eta)])
 
             def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
                 return client.lower_step_(z, y, zeta, gamma)
