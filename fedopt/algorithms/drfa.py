@@ -95,14 +95,12 @@ class Drfa:
 
         def mean_changes(answers: Tensors, _: Tensor) -> Tensors:
             changes, kept = answers
-            return weights @ changes, kept.mean(0) if of_kept else kept
+            if not of_kept:
+                return weights @ changes, kept
+            return weights @ changes, kept.mean(0) if self.kept == "public" else weights @ kept
 
-        # Where both answers have the same weights, the server need not keep them apart
-        mean: dict[str, Any] = {"combine": mean_changes}
-        if of_kept and self.kept == "weighted":
-            mean = {"weights": weights.cpu().numpy()}
         local = Steps(self.tau, self.B, replace=True)
-        change, kept = fed.exchange(local_steps, s.x, S, local=local, **mean)
+        change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
         if of_kept:
             S, kept = self._losses(s.x + kept, fed)
         gain = self.gamma_l(fed.r) * (self.tau * problem.clients / len(S) if of_kept else 1)
