@@ -705,12 +705,18 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
     "gradient": ("classification", lambda c, x, y, xi: c.gradient(x, xi)),
     "gradient_step_": ("classification", lambda c, x, y, xi: c.gradient_step_(x, xi, 0.1)),
     "inner_step_": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_step_(x, y, xi, 0.1)),
+    "outer_step_": ("quadratic_minimax", lambda c, x, y, xi: c.outer_step_(x, y, xi, 0.1)),
+    "lower_step_": (
+        "quadratic_hierarchical",
+        lambda c, x, y, xi: c.lower_step_(x[None], c.lower_step_(x[None], y[None], xi, 0.1), xi, 0.1),
+    ),
     "outer_gradients": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradients(x, y, xi)),
     "outer_gradient_x": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradient_x(x, y, xi)),
     "outer_gradient_y": ("quadratic_minimax", lambda c, x, y, xi: c.outer_gradient_y(x, y, xi)),
     "inner_gradient": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_gradient(x, y, xi)),
     "inner_gradients": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_gradients(x, y, xi)),
     "inner_hessian": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_hessian(x, y, xi)(y)),
+    "inner_second": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_second(x, y, y, xi)),
     "cross_product": ("quadratic_bilevel", lambda c, x, y, xi: c.cross_product(x, y, y, xi)),
     "hypergradient": (
         "quadratic_bilevel",
@@ -720,7 +726,9 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
 }
 COUNTED = {
     "one gradient call, one jacobian-vector product and the hessian-vector products of the inverse": Calls(1, 1, 1),
+    "one gradient call, one hessian-vector and one jacobian-vector product": Calls(1, 1, 1),
     "one gradient call": Calls(1),
+    "p gradient calls": Calls(2),  # it is asked for two steps at P = 1 point
     "each use: one hessian-vector product": Calls(hvp=1),
     "one jacobian-vector product": Calls(jvp=1),
     "nothing": Calls(),

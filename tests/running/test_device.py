@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_cpu(engine, monkeypatch):
         far = leaves(steps(small(*words), 2)[-1])
         assert all(isinstance(leaf, FarTensor) for leaf in far)
         for a, b in zip(near, far, strict=True):
-            assert torch.equal(a, b.cpu())
+            torch.testing.assert_close(b.cpu(), a, rtol=1e-14, atol=0)  # the sum of answers is in another order there
 
 
 MISTAKES = {
