@@ -167,20 +167,20 @@ class FedNormSgda:
 
         def step(carry: tuple[Any, ...], xi: Any, k: int) -> tuple[Any, ...]:
             x_i, y_i, u_i, kept = carry
-            d_x: Tensor | None = None
-            if self.S:
-                d_x, d_y = client.outer_gradient_x(x_i, y_i, xi), -client.outer_gradient_y(x_hat, y_i, xi)
-            elif solver.is_sgd:
+            if solver.is_sgd and not self.S:
                 x_i, g_y = client.outer_step_(x_i, y_i, xi, eta_x)
                 d_y = -g_y
             else:
-                d_x, d_y = minimax_field(client, Vectors((x_i, y_i)), xi)
-            if kept and d_x is not None:
-                before_x, before_y, *norms = kept
-                d_x, d_y = moved(d_x, before_x, -solver.rho), moved(d_y, before_y, -solver.rho)
-                etas = zip(norms, (eta_x, eta_y), strict=False)
-                kept = d_x, d_y, *(solver.weighed(norm, m, k, eta) for (norm, m), eta in etas)
-            x_i = x_i if d_x is None else solver.moved_(client, x_i, x, d_x, k, eta_x)
+                if self.S:
+                    d_x, d_y = client.outer_gradient_x(x_i, y_i, xi), -client.outer_gradient_y(x_hat, y_i, xi)
+                else:
+                    d_x, d_y = minimax_field(client, Vectors((x_i, y_i)), xi)
+                if kept:
+                    before_x, before_y, *norms = kept
+                    d_x, d_y = moved(d_x, before_x, -solver.rho), moved(d_y, before_y, -solver.rho)
+                    etas = zip(norms, (eta_x, eta_y), strict=False)
+                    kept = d_x, d_y, *(solver.weighed(norm, m, k, eta) for (norm, m), eta in etas)
+                x_i = solver.moved_(client, x_i, x, d_x, k, eta_x)
             y_i = client.project(solver.moved_(client, y_i, y, d_y, k, eta_y))
             return x_i, y_i, solver.moved_(client, u_i, y, d_y, k, eta_y) if normalised else u_i, kept
 

@@ -112,10 +112,8 @@ class LocalBSGM(Momentum):
                 D, G = self.estimates(client, x, y, xi)
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
-                x, y = (
-                    client.moved_(x, u, self.rho1 * eta),
-                    client.project(client.moved_(y, v, self.rho2 * eta)),
-                )  # eq. 3.5
+                x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
+                y = client.project(client.moved_(y, v, self.rho2 * eta))
             return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
 
         return State(fed.exchange(iterations, s.z, fed.cohort(), xi=self.samples(problem, self.p)))

@@ -119,10 +119,8 @@ class Mfcgd:
             for t, (xi, zeta) in enumerate(client.steps("xi"), first):
                 eta = self.eta(t)
                 keep_h, keep_U, keep_v = (max(1 - c * eta**2, 0) for c in (self.c1, self.c2, self.c3))
-                x_old, x = (
-                    x,
-                    moved(x, w / A[0] if A else w, eta * self.gamma),
-                )  # x + eta (xh - x), xh = x - gamma A^-1 w
+                # x + eta (xh - x), xh = x - gamma A^-1 w
+                x_old, x = x, moved(x, w / A[0] if A else w, eta * self.gamma)
                 (r_old, J_old), (r, J) = (value_and_jacobian(client, point, xi) for point in (x_old, x))
                 h_old, h = h, r + keep_h * (h - r_old)
                 U = within(moved(J, U - J_old, -keep_U), self.C_g)

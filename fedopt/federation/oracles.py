@@ -181,8 +181,10 @@ class Oracles(Derivatives):
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph.
 
-        It counts as one gradient call.
+        It counts as one gradient call. If the problem has ``direct = False``, grad_x f is zeros.
         """
+        if isinstance(self._problem, Nested) and not self._problem.direct:
+            return torch.zeros_like(x), self.outer_gradient_y(x, y, sample)
         return self._both_gradients(self.f, x, y, sample)
 
     @for_problems(Nested, Minimax)
@@ -295,10 +297,7 @@ class Oracles(Derivatives):
         crossed = zetas.pop() if problem.shares_examples else xi
         if not problem.indirect:
             return self.outer_gradient_x(x, y, xi)
-        if problem.direct:
-            grad_x, b = self.outer_gradients(x, y, xi)
-        else:
-            grad_x, b = torch.zeros_like(x), self.outer_gradient_y(x, y, xi)
+        grad_x, b = self.outer_gradients(x, y, xi)
         hessians: dict[int, Callable[[Tensor], Tensor]] = {}  # a sample that comes again keeps its graph
 
         def product(v: Tensor, n: int) -> Tensor:

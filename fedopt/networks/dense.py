@@ -13,9 +13,9 @@ Examples are columns: the products of small batches are then a quarter faster th
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +61,7 @@ class Dense:
         self._dropped = dropped
         of_layers = [shape.numel() + self._biases * shape[0] for shape in self._matrices]
         self._cuts = dict[tuple[int, int], tuple[list[int], list[tuple[int, int]]]]()
-        self._ends = np.cumsum([0, *of_layers]).tolist()
+        self._ends = [*accumulate(of_layers, initial=0)]
 
     def gradient(self, flat: Flat, x: Tensor, y: Tensor, weight: Tensor, *options: Any) -> Any:
         """Return the gradient in ``flat``. options: tuning and key."""

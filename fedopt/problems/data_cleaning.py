@@ -76,10 +76,6 @@ class DataCleaning(SupervisedBilevel):
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         return self.net.gradient(y, *sample["val"][:3], None, *sample["val"].keys)
 
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(x), self.f.gradient(x, y, sample)
-
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         trust = torch.sigmoid(x.gather(0, self._place.gather(0, batch.rows)))
         return batch._replace(weight=batch.weight * trust), None

@@ -51,7 +51,7 @@ class FairClassification(SupervisedMinimax):
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        weight = batch.weight * (y * self._per_share)[batch.y]
+        weight = self._weight(y, batch)
         grad_x, of_examples = self.net.gradient_and_losses(x, batch.x, batch.y, weight, None, *batch.keys)
         return grad_x, self._grad_y(y, of_examples, batch)
 
@@ -63,9 +63,13 @@ class FairClassification(SupervisedMinimax):
     @f.outer_step
     def f(self, x: Tensor, y: Tensor, sample: Batches, eta: float) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        weight = batch.weight * (y * self._per_share)[batch.y]
+        weight = self._weight(y, batch)
         x, of_examples = self.net.descend_and_losses(x, batch.x, batch.y, weight, eta, None, *batch.keys)
         return x, self._grad_y(y, of_examples, batch)
+
+    def _weight(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the weight of each example in f, [B]."""
+        return batch.weight * (y * self._per_share)[batch.y]
 
     def _grad_y(self, y: Tensor, of_examples: Tensor, batch: Batch) -> Tensor:
         """Return grad_y f, [C]. of_examples: the loss of each example, [B]."""

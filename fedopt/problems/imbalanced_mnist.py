@@ -69,10 +69,6 @@ class ImbalancedMnist(SupervisedBilevel):
         classes, weight, keys = (batch := sample["val"]).y, batch.weight, batch.keys
         return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
 
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(x), self.f.gradient(x, y, sample)
-
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return batch, self._tuning(x)
 

@@ -57,6 +57,7 @@ class Storm(NamedTuple):
         """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
         c = self.c(t - 1)
+        # D + (1 - c) (d - D_prev)
         d = Vectors(client.moved_(old, new, 1.0) for old, new in zip(d, D_prev, strict=True))
         return Vectors(client.moved_(new, change, c_n - 1) for new, change, c_n in zip(D, d, c, strict=False))
 
