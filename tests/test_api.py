@@ -315,7 +315,8 @@ def test_sweep_in_a_script_without_a_guard(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("began") == 1
     assert "statuses ['finished', 'finished', 'finished']" in done.stdout
-    assert re.findall("(?:spins|left) .*", done.stdout) == ["spins None", *["spins 3000"] * 3, "left None"]
+    begun, *of_processes, left = re.findall("(?:spins|left) .*", done.stdout)  # a process may do two of the runs
+    assert (begun, {*of_processes}, left) == ("spins None", {"spins 3000"}, "left None")
     assert len(list(tmp_path.glob("else/outputs/multirun/*/*/metrics.csv"))) == 3
 
 

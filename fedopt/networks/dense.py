@@ -184,7 +184,7 @@ class Dense:
         *a, logits = self._forward_pass(layers, x.mT, kept)
         _, d_tuned, p = _at_logits(logits, y, weight, tuning)
         last = _several(flat)[-1]
-        first = self._ends.index(self.dim - last.shape[-1])
+        first = self._layer(self.dim - last.shape[-1], last.shape[-1])
         d = self._backward_pass(layers, a, _scaled(d_tuned, tuning), enlarged, first)
         return self._assembled(last, a[first:], d[first:], first=first), Held(
             (flat, _versions(flat), layers, a, d, logits, d_tuned, p, y, weight, tuning, enlarged)
@@ -202,7 +202,7 @@ class Dense:
             raise UserError(
                 "a product with second derivatives is taken at a point that was overwritten; take the product before the step"
             )
-        first = self._ends.index(self.dim - v.shape[-1])
+        first = self._layer(self.dim - v.shape[-1], v.shape[-1])
         directions = self._weights(v, first)
         R_a: list[Any] = [None] * (first + 1)
         for n in range(first, len(layers)):
@@ -247,10 +247,16 @@ class Dense:
     def _cut(self, first: int, dim: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the sizes and shapes of the parameters in a vector of that dimension that begins with the layer `first`."""
         if (first, dim) not in self._cuts:
-            matrices = self._matrices[first : self._ends.index(self._ends[first] + dim)]
+            matrices = self._matrices[first : self._layer(self._ends[first] + dim, dim)]
             shapes = [shape for n, m in matrices for shape in ((n, m), (n, 1))[: 1 + self._biases]]
             self._cuts[first, dim] = [n * m for n, m in shapes], shapes
         return self._cuts[first, dim]
+
+    def _layer(self, at: int, dim: int) -> int:
+        """Return the layer that begins at a parameter. dim: of the vector that should end or begin there, for the message."""
+        if at not in self._ends:
+            raise ValueError(f"a vector of {dim} numbers does not fit the network's layers, of {self.dim} numbers")
+        return self._ends.index(at)
 
     def _assembled(
         self, like: Any, a: list[Tensor], d: list[Tensor], more: Sequence[tuple[Tensor, Any]] = (), first: int = 0

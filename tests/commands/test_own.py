@@ -116,7 +116,7 @@ IN_ALGORITHM = {
     ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "does not give clients any", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
-    "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
+    "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "a vector of 3 numbers", None),
     "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "found Double", None),
 }
 IN_PROBLEM = {
@@ -219,7 +219,6 @@ OF_VMAP = [
     "item",
     "randn",
     "numpy",
-    "shapes",
     "types",
     "an if in f",
     "item in f",
