@@ -52,7 +52,7 @@ class NestedQuadratic(Quadratic, Nested):
 
     dx, dy: the dimensions of x and y.
     conditioning: the condition number of the Hessians of g_i in y, and of f_i in (x, y).
-    heterogeneity, noise, examples: as in `Quadratic`. Half of each client's examples are for f, half for g.
+    heterogeneity, noise, examples, delta: as in `Quadratic`. Half of each client's examples are for f, half for g.
     """
 
     dx: PositiveInt
@@ -85,6 +85,9 @@ class NestedQuadratic(Quadratic, Nested):
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form."""
         return self._outer.hessian @ x + self._outer.constant
+
+    def hessians(self) -> tuple[Tensor, ...]:
+        return self._outer.hessian, self.mean(self.weights).A
 
     def start(self) -> tuple[Tensor, ...]:
         return self._x.new_ones(self.dx), self._x.new_zeros(self.dy)

@@ -61,6 +61,11 @@ class QuadraticComposition(Quadratic, Composition):
         """Return the gradient of the objective, [d0], in closed form."""
         return self._hessian @ x - self._linear
 
+    def hessians(self) -> tuple[Tensor, ...]:
+        return self._hessian, torch.eye(self.d1).to(
+            self._hessian
+        )  # a lower level, 1/2 |y - f^0(x)|^2, would give y = f^0(x)
+
     def start(self) -> tuple[Tensor, ...]:
         return (self._linear.new_ones(self.d0),)
 

@@ -7,11 +7,12 @@ x + mean_i B_i' A_i^-1 (y_i(x) - d_i), is linear in x. Smoothing it over a ball 
 """
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
@@ -27,10 +28,11 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
 
     d: the dimension of x and of each y_i.
     conditioning: the condition number of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as
-        in `Quadratic`.
+        in `Quadratic`. delta is below 1, where an A_i may be singular.
     """
 
     d: PositiveInt
+    delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
 
     metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
 
@@ -53,6 +55,9 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of f1(x) + sum_i p_i f2_i(y_i(x)), [d], in closed form."""
         return self._hessian @ x + self._constant
+
+    def hessians(self) -> tuple[Tensor, ...]:
+        return self._hessian, self.mean(self.weights).A
 
     def solution(self) -> tuple[Tensor, ...]:
         return (self._x,)

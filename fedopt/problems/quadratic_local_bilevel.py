@@ -6,9 +6,11 @@ f_i, g_i and their numbers are those of `quadratic_bilevel`, whose y* solves the
 clients are equal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedopt.problems.classes import LocalBilevel
@@ -17,7 +19,12 @@ from fedopt.problems.quadratic_bilevel import NestedQuadratic, Outer, Sample, re
 
 @dataclass(eq=False)
 class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
-    """A quadratic bilevel problem in which each client has a lower level, and so a solution y_i*(x), of its own."""
+    """A quadratic bilevel problem in which each client has a lower level, and so a solution y_i*(x), of its own.
+
+    delta: as in `Quadratic`, but below 1, where a client's A_i may be singular.
+    """
+
+    delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
 
     def outer(self, terms: Sample) -> Outer:
         p = torch.from_numpy(self.weights).to(terms.A)

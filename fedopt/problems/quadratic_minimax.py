@@ -9,11 +9,11 @@ steps that vanish.
 """
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.errors import UserError
@@ -35,11 +35,13 @@ class QuadraticMinimax(Quadratic, Minimax):
     conditioning: the condition number of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
     mismatch: [M], wrong weights of the clients, up to a factor. The metric `distance_mismatched` is the distance to the
         saddle of the sum with these weights; None leaves the metric out. UserError if it does not have M entries.
+    coupling: the factor of the B_i. Where it is large the game turns, and descent-ascent needs small steps or diverges.
     """
 
     dx: PositiveInt
     dy: PositiveInt
     mismatch: list[PositiveFloat] | None
+    coupling: NonNegativeFloat = field(default=1.0, kw_only=True, metadata={"before": 1.0})
 
     def __post_init__(self) -> None:
         dx, dy, family = self.dx, self.dy, self.families()
@@ -50,7 +52,7 @@ class QuadraticMinimax(Quadratic, Minimax):
             )
         terms = Sample(
             A=family(spd, dx, self.conditioning),
-            B=family(gaussian, dx, dy),
+            B=self.coupling * family(gaussian, dx, dy),
             D=family(spd, dy, self.conditioning),
             c=family(gaussian, dx),
             e=family(gaussian, dy),
@@ -67,6 +69,17 @@ class QuadraticMinimax(Quadratic, Minimax):
         A, B, D, c, e = self.mean(weights)
         x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
         return x, torch.linalg.solve(D, e + B.T @ x)
+
+    def hessians(self) -> tuple[Tensor, ...]:
+        A, B, D, *_ = self._mean
+        return A + B @ torch.linalg.solve(D, B.T), D
+
+    def constants(self) -> dict[str, float]:
+        """Return the constants of the mean game. kappa: Lipschitz constant over strong monotonicity of its field."""
+        A, B, D, *_ = self._mean
+        field = torch.cat([torch.cat([A, B], 1), torch.cat([-B.T, D], 1)])
+        modulus = min(torch.linalg.eigvalsh(matrix)[0] for matrix in (A, D))
+        return {**super().constants(), "kappa": float(torch.linalg.matrix_norm(field, 2) / modulus)}
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._saddles["distance"]

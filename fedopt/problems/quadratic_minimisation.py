@@ -43,6 +43,9 @@ class QuadraticMinimisation(Quadratic, Minimisation):
     def solution(self) -> tuple[Tensor, ...]:
         return (self._x,)
 
+    def hessians(self) -> tuple[Tensor, ...]:
+        return (self._mean.A,)
+
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.c.new_ones(self.dim),)
 

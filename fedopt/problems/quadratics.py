@@ -1,5 +1,6 @@
 """What the quadratic problems are made of: random matrices, families of them over clients, noise of single examples."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -48,6 +49,10 @@ class Quadratic(Problem):
     noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
     examples: the number of examples over all clients.
     alike: whether every client gets the means of all clients' terms. The problem stays the same, and clients are equal.
+    delta: how unlike clients are, relative to a mean problem that depends neither on it nor on the clients' number. The mean
+        M of a positive definite term has log-spaced eigenvalues. A client has M^1/2 (I + delta S_i) M^1/2, where the S_i sum
+        to zero and have norms up to 1. Of another term it has the mean plus a part whose rms over clients is delta times the
+        mean's norm. None: terms are mixed as heterogeneity says, which has no effect otherwise.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
@@ -55,22 +60,53 @@ class Quadratic(Problem):
     noise: NonNegativeFloat
     examples: PositiveInt
     alike: bool = field(default=False, kw_only=True, metadata={"before": False})
+    delta: Annotated[float, Field(ge=0, le=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
 
     def families(self) -> Callable[..., Tensor]:
         """Return a function family(draw, *args), which draws a term for each client, [M, ...].
 
-        It mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity. The common draw
-        does not depend on the number of clients.
+        Without delta it mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity.
+        The common draw does not depend on the number of clients.
         """
-        own_share = self.heterogeneity / (1 + self.heterogeneity)
+        own_share, delta = self.heterogeneity / (1 + self.heterogeneity), self.delta or 0.0
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
-        def family(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
+        def mixed(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
             common, counts = draw(rng_common, 1, *args), [*[BATCH] * (self.clients // BATCH), self.clients % BATCH]
             own = [draw(rng_own, count, *args) for count in counts if count]
             return torch.cat([self.world.tensor((1 - own_share) * common + own_share * some) for some in own])
 
-        return family
+        def zero_sum(*shape: int) -> np.ndarray:
+            own = rng_own.standard_normal((self.clients, *shape))
+            return own - np.tensordot(self.weights, own, 1)
+
+        def around(draw: Callable[..., np.ndarray], *args: Any) -> Tensor:
+            if draw is spd:
+                dim, conditioning = args
+                root = isometry(rng_common, 1, dim, dim)[0] * np.sqrt(np.geomspace(1 / conditioning, 1.0, dim))
+                S = zero_sum(dim, dim)
+                S += S.swapaxes(1, 2)
+                norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # a single client has S = 0
+                return self.world.tensor(root @ (np.eye(dim) + delta / norm * S) @ root.T)
+            mean = draw(rng_common, 1, *args)
+            own = zero_sum(*mean.shape[1:])
+            rms = np.sqrt(self.weights @ np.sum(own.reshape(self.clients, -1) ** 2, axis=1)) or 1.0
+            return self.world.tensor(mean + delta * np.linalg.norm(mean) / rms * own)
+
+        return mixed if self.delta is None else around
+
+    @abstractmethod
+    def hessians(self) -> tuple[Tensor, ...]:
+        """Return the Hessian of the outer objective in x. Where there is a y, also the Hessian in y of the mean lower level."""
+
+    def constants(self) -> dict[str, float]:
+        """Return constants of the problem that all clients have together.
+
+        kappa: the condition number of the outer objective. L_x, L_y: the largest eigenvalues of the `hessians`.
+        """
+        values = [torch.linalg.eigvalsh(hessian) for hessian in self.hessians()]
+        kappa = float(values[0][-1] / values[0][0])
+        return {"kappa": kappa, **{f"L_{name}": float(v[-1]) for name, v in zip("xy", values, strict=False)}}
 
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
         """Set the clients' terms, and the noise of their examples.
