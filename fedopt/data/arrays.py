@@ -116,7 +116,7 @@ def checked(
     """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
     Labels that are texts, or -1 and 1, are numbered in their order. Booleans and floats that are whole numbers become
-    integers. Clients are normalised by `identifiers`.
+    integers; other finite floats stay, as targets of a regression. Clients are normalised by `identifiers`.
 
     Args:
         arrays: The arrays by their names in an .npz; see `read_npz`.
@@ -147,7 +147,8 @@ def checked(
         if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
             raise UserError(f"{path}: {VALIDATES} must have {len(y)} values true or false, and both must occur")
         validates = validates.astype(bool)
-    notes += _classes_told(y, y_test, names, path)
+    if y.dtype.kind != "f":
+        notes += _classes_told(y, y_test, names, path)
     data = LabelledData(
         x, y, x_test, y_test, validates=validates, class_names=names, feature_names=features, notes=notes
     )
@@ -227,6 +228,8 @@ def _numbered(
         elif "i" not in kinds and np.isin(values, np.arange(MOST_CLASSES)).all():
             labels = {key: y.astype(np.int64) for key, y in labels.items()}
             notes.append("labels, which are not integers in the file, are read as whole numbers")
+        elif "f" in kinds and "b" not in kinds:  # real numbers
+            labels = {key: y.astype(np.float64) for key, y in labels.items()}
     if any(arrays[key].dtype == bool for key in KEYS if key[0] == "x"):
         notes.append("features that are true or false are read as 1 and 0")
         arrays |= {key: arrays[key].astype(np.float32) for key in KEYS if arrays[key].dtype == bool and key[0] == "x"}
@@ -251,12 +254,13 @@ def _examples(
         fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
     if not fits:
         raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+    real = y.dtype == np.float64 and bool((np.abs(y) <= MOST_MAGNITUDE).all())
+    if y.ndim != 1 or not (real or np.issubdtype(y.dtype, np.integer)):
         raise UserError(f"{path}: y_{split} is {y.dtype} {list(y.shape)}; it must be [n] whole numbers")
     if len(x) != len(y) or not x.size:
         shapes = f"{list(x.shape)}, and y_{split} {list(y.shape)}"
         raise UserError(f"{where} is {shapes}; give both the same number of examples, at least one")
-    if not 0 <= y.min() <= y.max() < MOST_CLASSES:
+    if not real and not 0 <= y.min() <= y.max() < MOST_CLASSES:
         raise UserError(
             f"{path}: y_{split} is {y.min()} to {y.max()}; number the classes from 0 to at most {MOST_CLASSES - 1}"
         )
@@ -274,4 +278,4 @@ def _examples(
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim == 3:
         x = x[:, None]
-    return np.ascontiguousarray(x), y.astype(np.int64)
+    return np.ascontiguousarray(x), y if real else y.astype(np.int64)

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """A minibatch.
 
     x: [B, features], normalised, or token ids [B, length].
-    y: [B], the classes.
+    y: [B], the classes, or targets that are real numbers.
     weight: [B], the weights of the examples in a mean. They sum to 1; padding has weight 0.
     rows: [B], the indices of the examples in their data set.
     keys: the key that determines the network's dropout masks; empty during evaluation.
@@ -73,7 +73,7 @@ class Examples:
     )  # mean and deviation of each channel or column, None for token ids
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
-        self.y = torch.from_numpy(y).to(world.device)
+        self.y = world.tensor(y) if data.real else torch.from_numpy(y).to(world.device)
         self.shape, self.normalisation = x.shape[1:], None
         if data.tokens:
             self.x = torch.from_numpy(x).to(world.device)

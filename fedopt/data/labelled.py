@@ -20,7 +20,7 @@ class LabelledData:
     Args:
         x_train, x_test: Images ``[n, channels, height, width]`` or a table ``[n, features]``, uint8 or floating point; or
             token ids ``[n, length]``, int64.
-        y_train, y_test: ``[n]``, int64, classes from 0 to classes - 1.
+        y_train, y_test: ``[n]``, int64, classes from 0 to classes - 1; or float64, targets that are real numbers.
         pixels: How x is scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over the
             training set. ``unit``: the largest magnitude is 1. ``raw``: as it is.
         owners, owners_test: ``[n]``, the name or number of the client that each example belongs to. None: the data do not
@@ -50,6 +50,11 @@ class LabelledData:
         """Whether x has token ids, which are not normalised."""
         return self.x_train.dtype == np.int64
 
+    @property
+    def real(self) -> bool:
+        """Whether the targets y are real numbers, and no classes."""
+        return self.y_train.dtype.kind == "f"
+
     def without_validation(self) -> "LabelledData":
         """Return the data without the training examples that are kept for validation.
 
@@ -74,7 +79,8 @@ class LabelledData:
 
     @property
     def classes(self) -> int:
-        return int(max(self.y_train.max(), self.y_test.max())) + 1
+        """The number of classes; 0 if the targets are real numbers."""
+        return 0 if self.real else int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.

@@ -67,18 +67,24 @@ class World:
         """Return the array as a tensor on the device, in the type ``dtype``."""
         return torch.from_numpy(array).to(self.device, self.dtype)
 
-    def load(self, validation: bool = False) -> LabelledData:
+    def load(self, validation: bool = False, real: bool = False) -> LabelledData:
         """Read the data set, and add its hash to ``read``.
 
         Args:
             validation: Whether to include training examples that the data set keeps for validation.
+            real: Whether targets may be real numbers, and not only classes.
 
         Raises:
-            UserError: No data set is chosen, or it cannot be read.
+            UserError: No data set is chosen, it cannot be read, or its targets are real numbers and must be classes.
         """
         if self.dataset is None:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
+        if data.real and not real:
+            raise UserError(
+                f"{getattr(self.dataset, 'path', 'dataset')}: y_train is {data.y_train.dtype} [{len(data.y_train)}]; it "
+                "must be [n] whole numbers, since this problem is about classes"
+            )
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())

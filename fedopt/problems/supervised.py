@@ -50,10 +50,10 @@ class Labelled(Problem):
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
         self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
-        self.labels, self.classes = y, data.classes
+        self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
-        self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
+        self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners)
         self.remark = self._remark(data)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:

@@ -159,7 +159,7 @@ def _digest(nodes: str, files: Hashable) -> str:
     """
     dataset, partitioner = (build_target(node, group) for group, node in json.loads(nodes).items())
     world = World(0, partitioner, dataset)
-    world.load()
+    world.load(real=True)
     return next(iter(world.read))
 
 

@@ -146,6 +146,18 @@ def test_token_ids_are_not_normalised(saved):
             Npz(str(saved(x_train=wrong)), tokens=True).load()
 
 
+def test_real_targets_are_for_problems_that_ask_for_them(saved):
+    y = np.linspace(-1, 1.5, 12)
+    path = saved(y_train=y, y_test=np.arange(5))
+    world = World(0, Iid(2), Npz(str(path)))
+    data = world.load(real=True)
+    assert data.real
+    assert data.y_train.tolist() == y.tolist()
+    assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(UserError, match=rf"{path}: y_train is float64 \[12\]; it must be .* about classes"):
+        world.load()
+
+
 # CSV files
 
 ROWS = "age,city,income,label,hospital\n" + "".join(
@@ -376,7 +388,7 @@ def test_constant_images_normalise_without_a_warning():
             r"x_test.*\[0, 4, 3\].*y_test \[0\]",
         ),
         ({"y_train": np.arange(12) - 1}, "y_train is -1 to 10"),
-        ({"y_train": np.full(12, 0.5)}, "y_train is float64 .* must be .* whole numbers"),
+        ({"y_test": np.array([0.5, 1, 2, 3, np.nan])}, r"y_test is float64 \[5\].* must be .* whole numbers"),
         ({"y_train": np.zeros((12, 2), dtype=int)}, r"y_train is int64 \[12, 2\]"),
         (
             {"x_train": np.zeros((12, 4, 3), dtype=np.int64)},

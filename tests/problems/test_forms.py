@@ -22,6 +22,7 @@ CASES = {
     "saddle": "local_sgda",
     "quadratic_bilevel": "fedmsa",
     "quadratic_local_bilevel": "fedbioacc_local",
+    "personalised_regression": "fedbio_local",
     "quadratic_compositional": "fedmsa",
     "quadratic_local_compositional": "local_scgd",
     "mco": "fedmsa",
@@ -34,7 +35,7 @@ CASES = {
     "imbalanced_mnist": "fedmsa",
     "data_cleaning": "fedmsa",
 }
-NETWORKS = [*CASES][10:]
+NETWORKS = [*CASES][11:]
 NETWORK = [
     "dataset=digits",
     "partitioner=iid",
@@ -117,7 +118,7 @@ def test_forms_are_derivatives(name, more):
 @pytest.mark.parametrize(
     "name",
     few(
-        [c for c in CASES if c not in ("saddle", "mco", "regularisation", *NETWORKS)],
+        [c for c in CASES if c not in ("saddle", "mco", "regularisation", "personalised_regression", *NETWORKS)],
         lambda name: "bilevel" not in name,
     ),
 )
