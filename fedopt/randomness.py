@@ -58,6 +58,7 @@ class Part(IntEnum):
     COMMON = 0  # of quadratics
     CLIENTS = 1
     EXAMPLES = 2
+    COUPLING = 3
 
     SUBSET = 0  # of problems on labelled examples
     REDIVISION = 1

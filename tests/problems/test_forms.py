@@ -20,6 +20,7 @@ CASES = {
     "quadratic_minimax": "local_sgda",
     "quadratic_game": "local_sgda",
     "saddle": "local_sgda",
+    "pl_minimax": "local_sgda",
     "quadratic_bilevel": "fedmsa",
     "quadratic_local_bilevel": "fedbioacc_local",
     "personalised_regression": "fedbio_local",

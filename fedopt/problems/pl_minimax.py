@@ -1,0 +1,102 @@
+"""A saddle point problem that is not concave in y, but satisfies the Polyak-Lojasiewicz (PL) condition there, with closed forms.
+
+    f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x - 1/2 u'D_i u - rho sum_j sin^2(z_j) + (e_i + noise)'y
+    u = y - S x,    z = R u,    S'S = coupling^2 I,    sum_i e_i = 0
+
+With the means over clients written without index and R = D^1/2, f(x, y) = 1/2 x'A x - c'x - h(z) with
+h(z) = 1/2 |z|^2 + rho sum_j sin^2(z_j). Its gradient z + rho sin 2z vanishes at 0 alone if rho < 2.3017, which is 1/2 over the
+depth of sin(t)/t, and h is not convex if rho > 1/2. So y*(x) = S x, and max_y f(x, y) = 1/2 x'A x - c'x.
+
+Let y move r times as fast as x along the flow of descent-ascent. If r >= coupling^2, 2 max_y f(x, y) - f(x, y) falls, and the
+flow converges. Else it may cycle or diverge.
+"""
+
+import math
+from collections import namedtuple
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import DISTANCE, DISTANCE_Y, HYPERGRADIENT_NORM, OBJECTIVE
+from fedopt.problems.classes import Minimax
+from fedopt.problems.function import function
+from fedopt.problems.quadratics import Quadratic, gaussian, isometry, spd
+from fedopt.randomness import Part
+
+Sample = namedtuple("Sample", "A c D e")
+
+
+@dataclass(eq=False)
+class PlMinimax(Quadratic, Minimax):
+    """A minimax problem that is PL, not concave, in y.
+
+    d: the dimension of x and of y.
+    rho: the weight of sin^2, in the range where f is PL and not concave in y.
+    coupling: the singular values of S.
+    conditioning: the condition number of the A_i and of the D_i. heterogeneity, noise, examples, delta: as in `Quadratic`.
+    """
+
+    d: PositiveInt
+    rho: Annotated[float, Field(gt=0.5, lt=2.3)]
+    coupling: NonNegativeFloat
+
+    metrics = (replace(DISTANCE, label="distance of x to the solution"), OBJECTIVE, HYPERGRADIENT_NORM, DISTANCE_Y)
+
+    def __post_init__(self) -> None:
+        d, family = self.d, self.families()
+        self.splits = self.world.split(self.examples)
+        terms = Sample(
+            A=family(spd, d, self.conditioning),
+            c=family(gaussian, d),
+            D=family(spd, d, self.conditioning),
+            e=family(gaussian, d),
+        )
+        e = terms.e - torch.from_numpy(self.weights).to(terms.e) @ terms.e
+        self.set_up(terms._replace(e=e), {"c": "train", "e": "train"})
+        self._mean = self.mean(self.weights)
+        self._x = torch.linalg.solve(self._mean.A, self._mean.c)
+        self._S = self.world.tensor(self.coupling * isometry(self.world.rng(Part.COUPLING), 1, d, d)[0])
+        values, axes = torch.linalg.eigh(self._mean.D)
+        self._R = axes * values.sqrt() @ axes.T
+
+    def hypergradient(self, x: Tensor) -> Tensor:
+        """Return the gradient of max_y f(x, y), [d], in closed form."""
+        return self._mean.A @ x - self._mean.c
+
+    def hessians(self) -> tuple[Tensor, ...]:
+        """Return the Hessian of max_y f(x, y), and that of -f in y where it is largest, at y*(x)."""
+        return self._mean.A, (1 + 2 * self.rho) * self._mean.D
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return self._x, self._S @ self._x
+
+    def start(self) -> tuple[Tensor, ...]:
+        """Return x = (1, ..., 1), and the y for which every z_j is pi / 2: there h is least convex, in all directions."""
+        x = torch.ones_like(self._x)
+        return x, self._S @ x + torch.linalg.solve(self._R, x * (math.pi / 2))
+
+    @function
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        (A, c, D, e), u = sample, y - self._S @ x
+        curved = 0.5 * u @ (D @ u) + self.rho * torch.sum(torch.sin(self._R @ u) ** 2)
+        return 0.5 * x @ (A @ x) - c @ x - curved + e @ y
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+        (A, c, D, e), u = sample, y - self._S @ x
+        slope = D @ u + self.rho * (self._R @ torch.sin(2 * (self._R @ u)))
+        return A @ x - c + slope @ self._S, e - slope
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics. The objective is max_y f(x, y)."""
+        (x, y), (x_s, y_s) = point[:2], self.solution()
+        gradient = self.hypergradient(x)
+        return {
+            "distance": float(torch.linalg.norm(x - x_s)),
+            "objective": float(0.5 * x @ (gradient - self._mean.c)),
+            "hypergradient_norm": float(torch.linalg.norm(gradient)),
+            "distance_y": float(torch.linalg.norm(y - y_s)),
+        }
