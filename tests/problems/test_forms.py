@@ -36,7 +36,7 @@ CASES = {
     "imbalanced_mnist": "fedmsa",
     "data_cleaning": "fedmsa",
 }
-NETWORKS = [*CASES][11:]
+NETWORKS = [*CASES][[*CASES].index("robust_federated") :]
 NETWORK = [
     "dataset=digits",
     "partitioner=iid",
