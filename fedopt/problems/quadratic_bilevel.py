@@ -13,6 +13,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
@@ -52,7 +53,9 @@ class NestedQuadratic(Quadratic, Nested):
 
     dx, dy: the dimensions of x and y.
     conditioning: the condition number of the Hessians of g_i in y, and of f_i in (x, y).
-    heterogeneity, noise, examples, delta: as in `Quadratic`. Half of each client's examples are for f, half for g.
+    heterogeneity, noise, examples: as in `Quadratic`. Half of each client's examples are for f, half for g.
+    delta: as in `Quadratic`. The mean A^-1 B has norm 1, so that the mean problem's outer condition number is at most twice
+        that of the lower level.
     """
 
     dx: PositiveInt
@@ -64,9 +67,15 @@ class NestedQuadratic(Quadratic, Nested):
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples, None, 0.5)
         H = family(spd, dx + dy, self.conditioning)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
+        A = family(spd, dy, self.conditioning)
+
+        def response(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
+            S = gaussian(rng, count, *shape)
+            return np.tensordot(self.weights, A.cpu(), 1) @ (S / np.linalg.norm(S, 2, axis=(1, 2)))
+
         terms = Sample(
-            A=family(spd, dy, self.conditioning),
-            B=family(gaussian, dy, dx),
+            A=A,
+            B=family(gaussian if self.delta is None else response, dy, dx),
             c=family(gaussian, dy),
             D=H[:, :dx, :dx],
             d=family(gaussian, dx),

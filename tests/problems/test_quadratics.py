@@ -36,7 +36,7 @@ every_problem = pytest.mark.parametrize("cls", PROBLEMS)
 
 def make(cls, clients=4, seed=0, **changes):
     fields = {"conditioning": 10.0, "heterogeneity": 1.0, "noise": 1.0, "examples": 40, "delta": 0.5, **changes}
-    return cls(World(seed, Iid(clients), dtype=F64), **PROBLEMS[cls][0], **fields)
+    return cls(World(seed, Iid(clients), dtype=F64), **{**PROBLEMS[cls][0], **fields})
 
 
 def terms(p):
@@ -120,6 +120,16 @@ def test_constants_are_those_of_the_outer_objective(cls):
     np.testing.assert_allclose([constants["kappa"], constants["L_x"]], jacobian_constants(p), rtol=1e-6)
     # The largest eigenvalue of the mean, and of an identity
     assert constants["L_y"] == pytest.approx(1 + 2 * getattr(p, "rho", 0), rel=1e-12)
+
+
+@pytest.mark.parametrize("changes", [{"dx": 7, "dy": 5}, {"dx": 3, "dy": 6}, {"dx": 5, "dy": 5, "seed": 2}])
+def test_outer_condition_of_bilevel_problems_is_bounded(changes):
+    """It is that of [I S]' H [I S] with S = A^-1 B of norm 1: at most twice that of H."""
+    p = make(QuadraticBilevel, conditioning=100.0, **changes)
+    A, B = (p.per_client[name].numpy().mean(0) for name in "AB")
+    assert np.linalg.norm(np.linalg.solve(A, B), 2) == pytest.approx(1, rel=1e-10)
+    assert 3 < p.constants()["kappa"] <= 200
+    assert p.constants()["L_x"] <= 2
 
 
 def test_constants_of_minimisation():
