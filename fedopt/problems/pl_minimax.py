@@ -55,7 +55,7 @@ class PlMinimax(Quadratic, Minimax):
             e=family(gaussian, d),
         )
         e = terms.e - torch.from_numpy(self.weights).to(terms.e) @ terms.e
-        self.set_up(terms._replace(e=e), {"c": "train", "e": "train"})
+        self.set_up(terms._replace(e=e), dict.fromkeys("AcDe", "train"))
         self._mean = self.mean(self.weights)
         self._x = torch.linalg.solve(self._mean.A, self._mean.c)
         self._S = self.world.tensor(self.coupling * isometry(self.world.rng(Part.COUPLING), 1, d, d)[0])

@@ -83,7 +83,7 @@ class NestedQuadratic(Quadratic, Nested):
             e=family(gaussian, dy),
             G=H[:, :dx, dx:],
         )
-        self.set_up(terms, {"c": "train", "d": "val", "e": "val"})
+        self.set_up(terms, {**dict.fromkeys("ABc", "train"), **dict.fromkeys("DdFeG", "val")})
         self._outer = self.outer(terms)
         self._x = -torch.linalg.solve(self._outer.hessian, self._outer.constant)
 

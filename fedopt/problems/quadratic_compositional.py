@@ -45,7 +45,7 @@ class QuadraticComposition(Quadratic, Composition):
         self.splits, family = self.world.split(self.examples), self.families()
         self.dims = (self.d0, self.d1)
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
-        self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), {"c": "train", "e": "train"})
+        self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), dict.fromkeys("AcQe", "train"))
         (A, c, Q, e), w = self.compositions()
         Qc = torch.einsum("pjk,pk->pj", Q, c)
         self._hessian = torch.einsum("p,pji,pjk,pkl->il", w, A, Q, A)

@@ -40,7 +40,7 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
         self.splits, family, d = self.world.split(self.examples), self.families(), self.d
         A, B = family(spd, d, self.conditioning), family(gaussian, d, d)
         terms = Sample(A, B, family(gaussian, d), family(gaussian, d))
-        self.set_up(terms, {"c": "train"})
+        self.set_up(terms, dict.fromkeys("ABc", "train"))
         S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, terms.c)  # y_i(x) = S_i x + y0_i
         self._p = torch.from_numpy(self.weights).to(A)
         self._hessian = torch.eye(d).to(A) + torch.einsum("i,iab,iac->bc", self._p, S, S)

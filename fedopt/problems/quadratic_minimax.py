@@ -57,7 +57,7 @@ class QuadraticMinimax(Quadratic, Minimax):
             c=family(gaussian, dx),
             e=family(gaussian, dy),
         )
-        self.set_up(terms, {"c": "train", "e": "train"})
+        self.set_up(terms, dict.fromkeys("ABDce", "train"))
         self._mean = self.mean(self.weights)
         self._saddles = {"distance": self.saddle(self.weights)}
         if self.mismatch is not None:

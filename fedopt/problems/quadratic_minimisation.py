@@ -36,7 +36,7 @@ class QuadraticMinimisation(Quadratic, Minimisation):
         family = self.families()
         self.splits = self.world.split(self.examples)
         terms = Sample(A=family(spd, self.dim, self.conditioning), c=family(gaussian, self.dim))
-        self.set_up(terms, {"c": "train"})
+        self.set_up(terms, dict.fromkeys("Ac", "train"))
         self._mean = self.mean(self.weights)
         self._x = torch.linalg.solve(*self._mean)
 

@@ -47,6 +47,8 @@ class Quadratic(Problem):
         mixtures of two such matrices have at most this ratio.
     heterogeneity: h mixes common terms with each client's own in the proportion 1 : h. 0 makes all clients equal.
     noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    curvature_noise: the standard deviation, around 1, of an example's factor of its client's matrices; a full local batch has
+        the factor 1. Unlike noise, it does not cancel where gradients of one sample at two points are subtracted.
     examples: the number of examples over all clients.
     alike: whether every client gets the means of all clients' terms. The problem stays the same, and clients are equal.
     delta: how unlike clients are, relative to a mean problem that depends neither on it nor on the clients' number. The mean
@@ -61,6 +63,7 @@ class Quadratic(Problem):
     examples: PositiveInt
     alike: bool = field(default=False, kw_only=True, metadata={"before": False})
     delta: Annotated[float, Field(ge=0, le=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
+    curvature_noise: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
 
     def families(self) -> Callable[..., Tensor]:
         """Return a function family(draw, *args), which draws a term for each client, [M, ...].
@@ -112,21 +115,29 @@ class Quadratic(Problem):
         """Set the clients' terms, and the noise of their examples.
 
         terms: a named tuple of the clients' matrices and linear terms, [M, ...] each.
-        noisy: term -> the split whose examples have noise in it. The noise sums to zero over each client's examples of a
-            split.
+        noisy: term -> the split whose examples have noise in it, additive in vectors and a factor of matrices. The noise sums
+            to zero over each client's examples of a split.
         """
         self.per_client = terms._asdict()
-        self._sample_type, self._noisy = type(terms), noisy
+        self._sample_type = type(terms)
+        self._noisy = {name: split for name, split in noisy.items() if getattr(terms, name).ndim == 2}
+        self._scaled = {
+            name: split for name, split in noisy.items() if name not in self._noisy and self.curvature_noise
+        }
         if self.alike:
             means = self.mean(self.weights)._asdict()
             self.per_client = {name: means[name].expand_as(v) for name, v in self.per_client.items()}
-        rng, self._noise = self.world.rng(Part.EXAMPLES), {}
-        for name in noisy:
-            noise = self.noise * rng.standard_normal((self.examples, self.per_client[name].shape[1]))
+        rng = self.world.rng(Part.EXAMPLES)
+
+        def zero_sum(deviation: float, size: int) -> Tensor:
+            noise = deviation * rng.standard_normal((self.examples, size))
             for split in self.splits.values():
                 sums = np.add.reduceat(noise[split.rows], split.offsets)
                 noise[split.rows] -= np.repeat(sums / split.sizes[:, None], split.sizes, axis=0)
-            self._noise[name] = self.world.tensor(noise)
+            return self.world.tensor(noise)
+
+        self._noise = {name: zero_sum(self.noise, self.per_client[name].shape[1]) for name in self._noisy}
+        self._factors = zero_sum(self.curvature_noise, 1)[:, 0]
 
     def mean(self, weights: np.ndarray) -> Any:
         """Return the weighted means of the clients' terms, as their named tuple. weights: [M], up to a factor."""
@@ -142,6 +153,10 @@ class Quadratic(Problem):
             if split in rows:
                 index, weight = rows[split]
                 own[name] = own[name] + weight @ self._noise[name][index]
+        for name, split in self._scaled.items():
+            if split in rows:
+                index, weight = rows[split]
+                own[name] = own[name] * (1 + weight @ self._factors[index])
         return self._sample_type(**own)
 
     @written_for(sample)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.derivatives import F64, central_differences, mean, normal
+from support.derivatives import F64, central_differences, full, mean, normal, whole
 
 from fedopt.config import compose
 from fedopt.data.partitioners import Iid
@@ -97,12 +97,39 @@ def test_delta_is_refused_beyond_where_problems_are_solvable(name, algo):
         assemble(compose([f"algo={algo}", f"problem={name}", f"problem.delta={bound}"]))
 
 
+@every_problem
+def test_curvature_noise_is_a_factor_of_the_matrices_with_mean_one(cls):
+    """Over a client's examples of a split it has mean 1 and the given deviation, and vectors have the noise that they had."""
+    quiet, noisy = make(cls, clients=2, examples=800), make(cls, clients=2, examples=800, curvature_noise=0.3)
+    for one, other in zip(full(quiet, 1), full(noisy, 1), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    factors = {}
+    for split, rows in noisy.splits.items():
+        for row in rows[1]:
+            at = {split: whole(row[None])}
+            for name, own, before in zip(noisy.per_client, noisy.sample(1, at), quiet.sample(1, at), strict=True):
+                if own.ndim == 1:
+                    assert torch.equal(own, before)
+                else:
+                    factors.setdefault(name, {}).setdefault(split, []).append(float(own.sum() / before.sum()))
+                    torch.testing.assert_close(own, factors[name][split][-1] * before, rtol=1e-9, atol=1e-12)
+    for of_splits in factors.values():
+        ((mean, deviation),) = [
+            (np.mean(f), np.std(f)) for f in of_splits.values() if np.std(f) > 1e-6
+        ]  # one split has it
+        assert mean == pytest.approx(1, abs=1e-12)
+        assert deviation == pytest.approx(0.3, rel=0.2)
+
+
 def test_configs_without_delta_have_the_identity_that_they_had():
     words = ["algo=local_sgda", "problem=quadratic_minimax"]
     config = dict(compose(words).nodes)
-    before = {**config, "problem": {k: v for k, v in config["problem"].items() if k not in ("delta", "coupling")}}
+    before = {
+        **config,
+        "problem": {k: v for k, v in config["problem"].items() if k not in ("delta", "coupling", "curvature_noise")},
+    }
     assert digits(config) == digits(before)
-    for word in ("problem.delta=0.5", "problem.coupling=2"):
+    for word in ("problem.delta=0.5", "problem.coupling=2", "problem.curvature_noise=0.1"):
         assert digits(compose([*words, word]).nodes) != digits(before)
 
 
