@@ -23,6 +23,12 @@ COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, its 
         "client gradients and vector products",
         "gradients, Hessian- and Jacobian-vector products of all clients",
     ),
+    "example_calls": (
+        ("grad_examples", "hvp_examples", "jvp_examples"),
+        "gradients and vector products of one example",
+        "gradients, Hessian- and Jacobian-vector products of all clients, times the examples of each",
+    ),
+    "client_visits": (("client_visits",), "client visits", "clients that took part, summed over communication rounds"),
 }
 
 

@@ -23,6 +23,8 @@ class Budget:
         bytes: Bytes to and from all clients.
         seconds: Seconds of training.
         oracle_calls: Gradients, Hessian-vector and Jacobian-vector products of all clients.
+        example_calls: The same, each times the examples that it takes.
+        client_visits: Clients that took part, summed over communication rounds.
         until: ``first``: the run ends at the first limit that is reached; ``last``: when all are reached.
     """
 
@@ -31,6 +33,8 @@ class Budget:
     bytes: NonNegativeInt | None
     seconds: PositiveFloat | None
     oracle_calls: NonNegativeInt | None = None
+    example_calls: NonNegativeInt | None = None
+    client_visits: NonNegativeInt | None = None
     until: Literal["first", "last"] = "first"
 
     @model_validator(mode="after")

@@ -45,6 +45,9 @@ class Client(Oracles):
         self._at_hand: dict[str, tuple[int, Any]] = {name: (0, share["positions"][name]) for name in drawn}
         self._held: Any = None
         self._samples: dict[str, dict[int, Any]] = {}
+        self._origins: dict[int, tuple[str, int]] = {}  # id of a sample -> its draws, and its place in them
+        self._latest: tuple[str, int] | None = None
+        self._busy: Any = slice(None)  # the clients of the stack that an oracle call counts for
 
     @property
     def memory(self) -> Any:
@@ -138,10 +141,12 @@ class Client(Oracles):
         Raises:
             UserError: There are no draws of that name, or a step returns another structure, or None.
         """
-        everyone, steps = self._counted, self._taken(name)
+        everyone, steps, of_each = self._counted, self._taken(name), self._drawn[name].steps
         kept = None  # the carries of clients that have finished; they go on with the others, for nothing
         for k in range(skip, steps[-1]):
             self._counted = len(steps) - bisect_right(steps, k)
+            if self._counted < everyone:
+                self._busy = of_each > k
             if kept is None and self._counted < everyone:
                 kept = tree_map(_cloned, carry)
             elif k in steps:
@@ -150,7 +155,7 @@ class Client(Oracles):
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
             carry = new
-        self._counted = everyone
+        self._counted, self._busy = everyone, slice(None)
         self._own.clear()  # what is returned is not written over
         return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
 
@@ -208,7 +213,20 @@ class Client(Oracles):
             number = list(self._drawn).index(name)
             fetched = self._fetch(name, k).items()
             samples = self._samples[name] = {j: self._keyed(sample, number, j) for j, sample in fetched}
+            self._origins |= {id(sample): (name, j) for j, sample in samples.items()}
+        self._latest = name, k
         return samples[k]
+
+    def _examples(self, sample: Any) -> int:
+        """Return the number of examples of a sample, summed over the clients that are still busy.
+
+        A sample that these draws did not make counts as the last one that they made.
+        """
+        of_draws = self._origins.get(id(sample), self._latest)
+        if of_draws is None:
+            return self._counted
+        name, k = of_draws
+        return self._drawn[name].examples(k, self._busy)
 
     def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
         """Attach the key of its random numbers to a sample, if the problem draws any.

@@ -15,16 +15,23 @@ class Calls:
     """The oracle calls so far: gradients, Hessian-vector products and Jacobian-vector products, summed over clients.
 
     A Jacobian-vector product is a cross derivative times a vector in bilevel problems. In compositional ones it is a vector
-    times the Jacobian of one level.
+    times the Jacobian of one level. A call on a sample of B examples adds B to the second count of its kind.
     """
 
     grad: int = 0
     hvp: int = 0
     jvp: int = 0
+    grad_examples: int = 0
+    hvp_examples: int = 0
+    jvp_examples: int = 0
 
     @property
     def total(self) -> int:
         return self.grad + self.hvp + self.jvp
+
+    @property
+    def examples(self) -> int:
+        return self.grad_examples + self.hvp_examples + self.jvp_examples
 
 
 class Derivatives:
@@ -39,6 +46,7 @@ class Derivatives:
         self._calls = calls or Calls()
         self._stacked = stack is not None
         self._counted = stack or 1  # clients that an oracle call counts for
+        self._points = 1  # at which `at_each` computes at once
         self._depth = 0  # derivatives that are being taken of what is computed now
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -50,10 +58,10 @@ class Derivatives:
             fn: A function of the problem, such as ``client.f``, or any other.
             arguments: The function's arguments; the last two are x and the sample.
         """
-        self._count(grad=1)
+        *fixed, x, sample = arguments
+        self._count(sample, grad=1)
         if (gradient := self._form(fn, "gradient")) is not None:
             return gradient(*arguments)
-        *fixed, x, sample = arguments
         return self._grad(lambda x: fn(*fixed, x, sample), x)
 
     def gradients(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -65,12 +73,12 @@ class Derivatives:
         """
         *points, sample = arguments
         if (gradients := getattr(fn, "gradients", None)) is not None:
-            self._count(grad=len(points[0]))
+            self._count(sample, grad=len(points[0]))
             return gradients(*arguments)
         return self.at_each(lambda *point: self.grad(fn, *point, sample), *points)
 
     def vjp(
-        self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0
+        self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0, sample: Any = None
     ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
         """Return ``fn(*primals)``, and the map from cotangents v to v'J, a tuple of one vector for each primal.
 
@@ -80,9 +88,10 @@ class Derivatives:
             grad: The number of gradient calls that each use of the map counts as.
             hvp: The number of Hessian-vector products that each use counts as.
             jvp: The number of Jacobian-vector products that each use counts as.
+            sample: The sample that fn uses, whose examples are counted. None: the one that the client got last.
         """
         value, pull = self._vjp(fn, *primals)
-        return value, self._counting(pull, grad, hvp, jvp)
+        return value, self._counting(pull, sample, grad, hvp, jvp)
 
     def pullback(self, fn: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x, ``[d]``.
@@ -93,20 +102,18 @@ class Derivatives:
             fn: As in `grad`, but with a tensor of any shape as its value.
             arguments: As in `grad`.
         """
+        *fixed, x, sample = arguments
         if (pullback := self._form(fn, "pullback")) is None:
-            *fixed, x, sample = arguments
-            value, product = self.vjp(lambda x: fn(*fixed, x, sample), x, jvp=1)
+            value, product = self.vjp(lambda x: fn(*fixed, x, sample), x, jvp=1, sample=sample)
             return value, lambda v: product(v)[0]
         value, pull = pullback(*arguments)
-        return value, self._counting(pull, jvp=1)
+        return value, self._counting(pull, sample, jvp=1)
 
-    def _counting(self, product: Callable[[Any], T], grad: int = 0, hvp: int = 0, jvp: int = 0) -> Callable[[Any], T]:
-        """Wrap the map `product` so that each use counts as grad gradient calls, hvp Hessian-vector and jvp Jacobian-vector
-        products.
-        """
+    def _counting(self, product: Callable[[Any], T], sample: Any, *each: int, **by_name: int) -> Callable[[Any], T]:
+        """Wrap the map `product` so that each use is counted as `_count` does."""
 
         def counting(v: Any) -> T:
-            self._count(grad, hvp, jvp)
+            self._count(sample, *each, **by_name)
             return product(v)
 
         return counting
@@ -129,17 +136,25 @@ class Derivatives:
         """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])
-        clients = self._counted
-        self._counted = clients * len(points[0])
+        around, self._points = self._points, self._points * len(points[0])
         values = torch.func.vmap(fn)(*points)
-        self._counted = clients
+        self._points = around
         return values
 
-    def _count(self, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
-        if self._depth == 0:
-            self._calls.grad += grad * self._counted
-            self._calls.hvp += hvp * self._counted
-            self._calls.jvp += jvp * self._counted
+    def _count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
+        """Count grad gradient calls, hvp Hessian-vector and jvp Jacobian-vector products on a sample."""
+        if self._depth:
+            return
+        calls, clients = self._calls, self._counted * self._points
+        calls.grad, calls.hvp, calls.jvp = calls.grad + grad * clients, calls.hvp + hvp * clients, calls.jvp + jvp * clients
+        examples = self._examples(sample) * self._points
+        calls.grad_examples += grad * examples
+        calls.hvp_examples += hvp * examples
+        calls.jvp_examples += jvp * examples
+
+    def _examples(self, sample: Any) -> int:
+        """Return the number of examples of a sample, summed over the clients that it counts for. Here each has one."""
+        return self._counted
 
     def _inside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap fn so that oracle calls made inside it are not counted. The derivative that calls it is counted already."""

@@ -65,6 +65,10 @@ class Steps:
         """Tell whether every sample is all examples of its client. sizes: the clients' numbers of examples."""
         return self.B is None or (not self.replace and bool((sizes <= self.B).all()))
 
+    def examples(self, sizes: np.ndarray, k: int) -> np.ndarray:
+        """Return the number of examples in the k-th sample of clients that have these numbers of examples."""
+        return sizes if self.B is None else np.full_like(sizes, self.B) if self.replace else np.minimum(sizes, self.B)
+
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
         """Return the next ``count`` samples, as positions among a client's n examples.
 
@@ -113,6 +117,13 @@ class Epochs:
         """Tell whether every sample is all examples of its client, and none is drawn. sizes: the numbers of examples."""
         return self.B is None
 
+    def examples(self, sizes: np.ndarray, k: int) -> np.ndarray:
+        """Return the number of examples in the k-th sample of clients that have these numbers of examples."""
+        if self.B is None:
+            return sizes
+        before = np.maximum(-(-sizes // self.B), 1) - 1  # samples of a pass before the last one
+        return np.where(k % (before + 1) == before, sizes - before * self.B, self.B)
+
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """Return the next ``count`` samples, as positions among a client's n examples.
 
@@ -137,7 +148,9 @@ Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made i
 class Drawn:
     """The draws of one name for a stack of clients. They are made a stretch of samples at a time, which bounds memory.
 
+    wanted: what is drawn.
     splits: the splits that are drawn from.
+    sizes: for each of these the number of examples of each client, [clients].
     steps: the number of local steps of each client, [clients].
     samples: the number of samples a step, as in `Steps`.
     length: the number of samples in a stretch.
@@ -147,7 +160,9 @@ class Drawn:
         generators at the start.
     """
 
+    wanted: Steps | Epochs
     splits: tuple[str, ...]
+    sizes: list[np.ndarray]
     steps: np.ndarray
     samples: int | None
     length: int
@@ -156,6 +171,17 @@ class Drawn:
 
     def __post_init__(self) -> None:
         self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Weighted]]()
+        self._of_all = dict[int, int]()  # sample -> its examples, of all clients
+
+    def examples(self, k: int, clients: np.ndarray | slice) -> int:
+        """Return the number of examples in the k-th sample, summed over these clients: the mean over the splits drawn from."""
+        if isinstance(clients, slice) and k in self._of_all:
+            return self._of_all[k]
+        of_each = [self.wanted.examples(sizes[clients], k).sum() for sizes in self.sizes]
+        total = round(sum(of_each) / max(len(of_each), 1))
+        if isinstance(clients, slice):
+            self._of_all[k] = total
+        return total
 
     def stretch(self, k: int) -> tuple[int, dict[str, Weighted]]:
         """Return the index of the first sample in the stretch that holds sample k, and the positions of that stretch."""
@@ -186,7 +212,7 @@ def draw(
         sizes = [splits[split].sizes[clients] for split in drawn_from]
         widest = max((_width(wanted, of_split.max()) for of_split in sizes), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
-        drawn[name] = Drawn(drawn_from, wanted.steps_of(splits, clients), wanted.samples, length)
+        drawn[name] = Drawn(wanted, drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
         if not all(map(wanted.full, sizes)):
             random.add(name)
     rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}

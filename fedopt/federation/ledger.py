@@ -22,12 +22,14 @@ def size_in_bytes(message: object) -> int:
 class Ledger:
     """Counts what a run communicates and computes.
 
-    comm_rounds: the number of exchanges server -> clients -> server. calls: the oracle calls.
+    comm_rounds: the number of exchanges server -> clients -> server. visits: the clients that took part, summed over exchanges.
+    calls: the oracle calls.
     down, up: the bytes to and from each client, [M] int64.
     """
 
     clients: int
     comm_rounds: int = 0
+    visits: int = 0
     calls: Calls = field(default_factory=Calls)
 
     def __post_init__(self) -> None:
@@ -37,6 +39,7 @@ class Ledger:
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
         """Add one exchange with the clients of a cohort. down, up: the bytes to and from each one of them."""
         self.comm_rounds += 1
+        self.visits += len(cohort)
         self.down[cohort] += down
         self.up[cohort] += up
 
@@ -53,11 +56,12 @@ class Ledger:
     def columns(self) -> dict[str, int]:
         """Return the totals over all clients, by their column names in metrics.csv."""
         totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}
-        return {"comm_rounds": self.comm_rounds, **totals, **{f"{k}_calls": n for k, n in vars(self.calls).items()}}
+        calls = {k if k.endswith("_examples") else f"{k}_calls": n for k, n in vars(self.calls).items()}
+        return {"comm_rounds": self.comm_rounds, **totals, **calls, "client_visits": self.visits}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the counts as tensors, for a checkpoint."""
-        counts = torch.tensor([self.comm_rounds, *vars(self.calls).values()])
+        counts = torch.tensor([self.comm_rounds, *vars(self.calls).values(), self.visits])
         down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
@@ -70,6 +74,6 @@ class Ledger:
             found = tensors[name]
             if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
-        self.comm_rounds, *calls = tensors["ledger.counts"].tolist()
+        self.comm_rounds, *calls, self.visits = tensors["ledger.counts"].tolist()
         self.calls = Calls(*calls)
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()

@@ -126,7 +126,7 @@ class Oracles(Derivatives):
         It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
         """
         if self._owns(x) and not isinstance(eta, Tensor) and hasattr(self.f, "outer_step"):
-            self._count(grad=1)
+            self._count(sample, grad=1)
             return self.f.outer_step(x, y, sample, eta)
         g_x, g_y = self.outer_gradients(x, y, sample)
         return self.moved_(x, g_x, eta), g_y
@@ -138,7 +138,7 @@ class Oracles(Derivatives):
         It counts as P gradient calls, and may overwrite y as `gradient_step_` may overwrite x. gamma: the step size.
         """
         if self._owns(y) and hasattr(self.h, "steps"):
-            self._count(grad=len(y))
+            self._count(sample, grad=len(y))
             y = self.h.steps(x, y, sample, gamma)
         else:
             y = moved(y, self.gradients(self.h, x, y, sample), gamma)
@@ -170,7 +170,7 @@ class Oracles(Derivatives):
         """
         *fixed, x, sample = arguments
         if self._owns(x) and not isinstance(eta, Tensor) and hasattr(fn, "step"):
-            self._count(grad=1 if anchor is None else 2)
+            self._count(sample, grad=1 if anchor is None else 2)
             return fn.step(*arguments, eta, plus, anchor)
         direction = self.grad(fn, *arguments)
         if anchor is not None:
@@ -224,9 +224,9 @@ class Oracles(Derivatives):
 
     def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         if (both := self._form(fn, "both")) is not None:
-            self._count(grad=1)
+            self._count(sample, grad=1)
             return both(x, y, sample)
-        value, product = self.vjp(lambda x, y: fn(x, y, sample), x, y, grad=1)
+        value, product = self.vjp(lambda x, y: fn(x, y, sample), x, y, grad=1, sample=sample)
         grad_x, grad_y = product(torch.ones_like(value))
         return grad_x, grad_y
 
@@ -239,9 +239,9 @@ class Oracles(Derivatives):
         if not self._problem.nested:
             return lambda v: v
         if (second := self._form(self.g, "second")) is None:
-            _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
+            _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1, sample=sample)
             return lambda v: product(v)[0]
-        return self._counting(second(x, y, sample).hessian, hvp=1)
+        return self._counting(second(x, y, sample).hessian, sample, hvp=1)
 
     @for_problems(Nested)
     def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,11 +253,11 @@ class Oracles(Derivatives):
         if not self._problem.nested:
             return torch.zeros_like(y), v, torch.zeros_like(x)
         if (second := self._form(self.g, "second")) is not None:
-            self._count(grad=1, hvp=1, jvp=1)
+            self._count(sample, grad=1, hvp=1, jvp=1)
             gradient, hessian, cross = second(x, y, sample)
             return gradient, hessian(v), cross(v)
-        gradient, product = self.vjp(lambda x, y: self.grad(self.g, x, y, sample), x, y, hvp=1, jvp=1)
-        self._count(grad=1)
+        gradient, product = self.vjp(lambda x, y: self.grad(self.g, x, y, sample), x, y, hvp=1, jvp=1, sample=sample)
+        self._count(sample, grad=1)
         of_x, of_y = product(v)
         return gradient, of_y, of_x
 
@@ -270,9 +270,9 @@ class Oracles(Derivatives):
         if not self._problem.nested:
             return torch.zeros_like(x)
         if (second := self._form(self.g, "second")) is not None:
-            self._count(jvp=1)
+            self._count(sample, jvp=1)
             return second(x, y, sample).cross(v)
-        _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
+        _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1, sample=sample)
         return product(v)[0]
 
     @for_problems(Nested)

@@ -165,6 +165,8 @@ def _used(e: Experiment, progress: Progress) -> dict[str, float]:
         "bytes": ledger.total_bytes,
         "seconds": progress.seconds,
         "oracle_calls": ledger.calls.total,
+        "example_calls": ledger.calls.examples,
+        "client_visits": ledger.visits,
     }
 
 

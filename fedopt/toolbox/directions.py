@@ -55,7 +55,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     def inner_gradient_and_outer_value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return client.grad(client.g, x, y, xi), client.f(x, y, xi)
 
-    (d_y, f), product = client.vjp(inner_gradient_and_outer_value, x, y, grad=2, hvp=1, jvp=1)
+    (d_y, f), product = client.vjp(inner_gradient_and_outer_value, x, y, grad=2, hvp=1, jvp=1, sample=xi)
     minus_d_x, d_v = product((*v, -torch.ones_like(f)))
     return Vectors((-minus_d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
 

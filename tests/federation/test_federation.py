@@ -403,6 +403,25 @@ def test_oracle_calls_of_finished_clients_are_not_counted(problem):
         fed = Federation(problem, engine, 0)
         fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Epochs(1, 7))
         assert fed.ledger.calls.grad == sum(-(-problem.sizes() // 7))
+        assert fed.ledger.calls.grad_examples == sum(problem.sizes())  # each once, in samples of 7 and fewer
+
+
+def test_examples_of_oracle_calls_are_counted(problem):
+    """Each call counts those of its own sample: here two samples of five, or of all where a client has fewer, and one of all."""
+
+    def local(client, x):
+        first, whole = client.sample("few"), client.sample("whole")
+        x = client.scan("few", lambda x, xi: x - 0.1 * client.gradient(x, xi), x)
+        return x - client.gradient(x, first) - client.gradient(x, whole)
+
+    few, cohort = np.minimum(problem.sizes(), 5), np.arange(4)
+    for engine in ENGINES:
+        fed = Federation(problem, engine, 0)
+        fed.at(0).exchange(local, *problem.start(), cohort, few=Steps(lambda i: 1 + i % 2, 5), whole=Steps())
+        assert fed.ledger.calls.grad == 2 * len(cohort) + sum(1 + cohort % 2)
+        of_scan = (few[cohort] * (1 + cohort % 2)).sum()
+        assert fed.ledger.calls.grad_examples == of_scan + few[cohort].sum() + problem.sizes()[cohort].sum()
+        assert fed.ledger.visits == len(cohort)
 
 
 def test_mean_has_the_problems_weights(problem):
