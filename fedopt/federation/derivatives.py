@@ -1,7 +1,7 @@
 """Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -16,14 +16,15 @@ class Calls:
 
     A Jacobian-vector product is a cross derivative times a vector in bilevel problems. In compositional ones it is a vector
     times the Jacobian of one level. A call on a sample of B examples adds B to the second count of its kind.
+    Counters of the same calls are equal.
     """
 
     grad: int = 0
     hvp: int = 0
     jvp: int = 0
-    grad_examples: int = 0
-    hvp_examples: int = 0
-    jvp_examples: int = 0
+    grad_examples: int = field(default=0, compare=False)
+    hvp_examples: int = field(default=0, compare=False)
+    jvp_examples: int = field(default=0, compare=False)
 
     @property
     def total(self) -> int:

@@ -63,7 +63,8 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
     assert present == expected | {"metrics.png", ".lock"}  # there are no classes that clients have
     table = pd.read_csv(folder / "metrics.csv")
-    first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
+    first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
+    first += ["grad_examples", "hvp_examples", "jvp_examples", "client_visits", "train_seconds"]
     assert list(table.columns) == [*first, "distance", "objective", "suboptimality"]
     assert table["round"].tolist() == [0, 1, 2, 3, 4]
     assert table["comm_rounds"].tolist() == [0, 2, 4, 6, 8]
@@ -282,7 +283,8 @@ def test_keys_of_later_versions_change_no_run(tmp_path):
     """A run from before eval.points and budget.oracle_calls is the same run, and resumes."""
     nodes = dict(compose(["algo=fedmsa", "problem=mco"]).nodes)
     before = {**nodes, "eval": {k: v for k, v in nodes["eval"].items() if k != "points"}}
-    before["budget"] = {k: v for k, v in nodes["budget"].items() if k != "oracle_calls"}
+    later = ("oracle_calls", "example_calls", "client_visits")
+    before["budget"] = {k: v for k, v in nodes["budget"].items() if k not in later}
     assert stamp(before) == stamp(nodes)
     assert stamp({**nodes, "eval": {**nodes["eval"], "points": 7}})["run"] != stamp(nodes)["run"]
 
@@ -810,8 +812,8 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     done = torchrun("-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks", cwd=tmp_path)
     assert done.out.count("results:") == 1
     one = pd.read_csv(tmp_path / "one_by_one" / "metrics.csv")
-    ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
-    metrics = one.columns[8:]
+    ledger = [name for name in one.columns[:12] if name != "train_seconds"]
+    metrics = one.columns[12:]
     assert len(one) == 7
     for name in ("vectorised", "ranks"):
         other = pd.read_csv(tmp_path / name / "metrics.csv")
