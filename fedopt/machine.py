@@ -1,7 +1,9 @@
 """The limits of this machine: its cores, its memory, and numbers that environment variables set. Imports no torch."""
 
 import os
+import platform
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from fedopt.errors import UserError
@@ -26,6 +28,15 @@ def number_of(variable: str, default: T) -> T:
 def cores() -> int:
     """Return the number of CPU cores that this process may use; on macOS, which does not tell, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the model of the CPU, or its architecture where the system does not tell."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def short_spins() -> dict[str, str]:

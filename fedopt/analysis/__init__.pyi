@@ -20,9 +20,6 @@ from fedopt.analysis.runs import usable as usable
 from fedopt.analysis.stats import half_width as half_width
 from fedopt.analysis.stats import holm as holm
 from fedopt.analysis.stats import moments as moments
-from fedopt.analysis.stats import profile as profile
-from fedopt.analysis.stats import resampled as resampled
-from fedopt.analysis.stats import sign_flip as sign_flip
 from fedopt.analysis.summary import COLUMNS as COLUMNS
 from fedopt.analysis.summary import shown_table as shown_table
 from fedopt.analysis.summary import tests_shown as tests_shown

@@ -1,10 +1,10 @@
-"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections, resampling, performance profiles.
+"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections.
 
 Importing scipy takes half a second, so only the functions that need it import it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TypeVar
 
@@ -16,7 +16,6 @@ from fedopt.console import note
 from fedopt.drawing import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
-RATIOS = np.geomspace(1, 16, 97)  # to the best, of a profile
 Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
@@ -95,44 +94,3 @@ def holm(p: np.ndarray) -> np.ndarray:
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)
     return adjusted
-
-
-def sign_flip(differences: np.ndarray) -> float:
-    """Return the exact two-sided p-value of a paired sign-flip test of mean difference zero. differences: [n]; fewer than two
-    give 1.
-    """
-    from scipy.stats import permutation_test
-
-    if len(differences) < 2:
-        return 1.0
-    tested = permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, axis=0)
-    return float(tested.pvalue)
-
-
-def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the indices of each bootstrap sample, drawn with replacement within each stratum.
-
-    Args:
-        strata: For each stratum, its indices. A sample has as many of each stratum.
-        samples: The number of samples.
-        seed: The seed of the draws.
-    """
-    rng = np.random.default_rng(seed)
-    for _ in range(samples):
-        yield np.concatenate([rng.choice(stratum, len(stratum)) for stratum in strata])
-
-
-def profile(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the performance profiles of methods [Dolan and Moré 2002]: a column per method, a row per ratio in `RATIOS`.
-
-    A cell is a fraction of the (task, target) pairs: those with the method's median cost over seeds at most `ratio` times the
-    lowest median of any method. It therefore depends on which methods are in ``hits``. Targets that no method reached, and
-    tasks that a method did not run, do not count.
-
-    hits: a table with the columns task, target, method and cost (infinite for a miss), a row per seed.
-    """
-    medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
-    reached = medians[np.isfinite(medians.min(axis=1))]
-    ratios = reached.div(reached.min(axis=1), axis=0)
-    shares = {method: [(ratios[method].dropna() <= ratio).mean() for ratio in RATIOS] for method in ratios}
-    return pd.DataFrame(shares, index=pd.Index(RATIOS, name="ratio"))

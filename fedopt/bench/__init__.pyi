@@ -5,8 +5,10 @@ from fedopt.bench.outcome import with_values as with_values
 from fedopt.bench.outcome import write_searches as write_searches
 from fedopt.bench.outcome import write_tuned as write_tuned
 from fedopt.bench.pages import write_pages as write_pages
+from fedopt.bench.pool import Pools as Pools
+from fedopt.bench.python import enter as enter
 from fedopt.bench.space import words_of as words_of
-from fedopt.bench.suite import Suite as Suite
+from fedopt.bench.suite import Entries as Entries
 from fedopt.bench.suite import tasks as tasks
 from fedopt.bench.trials import How as How
 from fedopt.bench.tune import planned_searches as planned_searches

@@ -1,7 +1,8 @@
-"""The results of the benchmark: hits, scores and claims in each currency, as tables, pictures and pages."""
+"""The results of the benchmark as pages, tables and pictures, from the table of all runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,242 +11,403 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment
 
-from fedopt.analysis import Recorded, latex, markdown, median_line, print_table, profile, write_table
-from fedopt.bench.outcome import draw_best, mark_trials
-from fedopt.bench.rank import BUDGETS, pairs, scores, solved, worth
-from fedopt.bench.space import words_of
-from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
-from fedopt.bench.trials import FIRST_SEED, STAGES
-from fedopt.config import Folders, certainty, display_name
+from fedopt.analysis import markdown, print_table, write_table
+from fedopt.bench.rank import (
+    BAND,
+    BUDGETS,
+    FIRM,
+    SEARCH,
+    Searches,
+    band,
+    best_of,
+    board,
+    claims,
+    first,
+    goals_of,
+    hits,
+    spent,
+    worth,
+)
+from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task
+from fedopt.config import Folders, certainty
 from fedopt.console import markdown_cell, printable
-from fedopt.drawing import figures
-from fedopt.files import read_json, write_atomically
+from fedopt.drawing import Line, figures
+from fedopt.errors import UserError
+from fedopt.files import write_atomically
 
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
-NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
-CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
-DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
+PHASE = "phase"  # the board of the diagram of drift and participation
+SHORT = {
+    "comm_rounds": "rounds",
+    "bytes": "bytes",
+    "client_visits": "visits",
+    "calls": "calls",
+    "calls_2": "calls, products twice",
+}
 
 
-def write_pages(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
-    """Rank the methods on the chosen tasks, and print the tables. Write pages, CSV, LaTeX and pictures.
+@dataclass(frozen=True)
+class Judged:
+    """A task with its runs. half: None for all points of the pools, 0 or 1 for those with even or odd numbers."""
+
+    task: Task
+    table: pd.DataFrame
+    half: int | None = None
+
+    @cached_property
+    def hits(self) -> pd.DataFrame:
+        return hits(self.task, self.table)
+
+    def searches(self, currency: str) -> Searches:
+        return self._searches[currency]
+
+    @cached_property
+    def _searches(self) -> dict[str, Searches]:
+        some = None if self.half is None else lambda n: np.arange(n) % 2 == self.half
+        by = dict([*self.hits.groupby("currency")])
+        return {currency: Searches(self.task, self.table, by[currency], some=some) for currency in CURRENCIES}
+
+
+def write_pages(
+    table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path, folders: Folders = ()
+) -> None:
+    """Rank the methods on the chosen tasks, and print the tables. Write pages, tables as CSV, and pictures.
 
     Args:
-        suite: The runs.
+        table: The rows of all runs.
         chosen: The tasks.
+        entries: All entries.
         place: The folder to write into.
+        folders: The user's config folders.
 
     Raises:
-        UserError: A run of a task has not ended, a method lacks trials, or a task's file was changed after its runs began.
+        UserError: A row is of a task whose rules have changed since.
     """
-    results = {task.name: suite.results(task) for task in chosen}
-    hits = pd.concat([suite.hits(task, results[task.name]) for task in chosen], ignore_index=True)
-    write_table(place / "hits.csv", hits)
-    by_kind = dict([*hits.groupby("kind")])
-    reported, further, every = by_kind["report"], by_kind.get("further", hits[:0]), tasks([], suite.folders)
-    boards: dict[str, list[str]] = {}
-    for board in dict.fromkeys(task.board for task in chosen):
-        here = [task.name for task in chosen if task.board == board]
-        of_all = sum(task.board == board for task in every)
-        part = f" ({len(here)} of {of_all} tasks)" if len(here) < of_all else ""
-        heading = f"{board.capitalize()}: {', '.join(here)}{part}"
-        boards[heading] = []
-        for currency, on in _of_currencies(reported[reported["task"].isin(here)]):
-            ranked, name = scores(on), f"scores_{board.replace(' ', '_')}_{currency}"
-            write_table(place / f"{name}.csv", ranked)
-            shown = _ranked(ranked, currency, suite.folders)
-            boards[heading].append(_table(place / f"{name}.tex", shown, f"{heading}, by {NAMES[currency]}"))
-    claimed, claims = [(task.name, claim) for task in chosen for claim in task.claims], []
-    for (currency, first), (_, later) in zip(_of_currencies(reported), _of_currencies(further), strict=True):
-        if by := [(name, claim) for name, claim in claimed if currency in claim.by]:
-            in_all = max(sum(currency in claim.by for task in every for claim in task.claims), len(by))
-            judged = pairs(first, later, [(name, claim.one, claim.other) for name, claim in by], in_all)
-            judged.insert(1, "claim", [f"{claim.one} {claim.says}" for _, claim in by])
-            write_table(place / f"claims_{currency}.csv", judged)
-            shown = judged.drop(columns=["one", "other"]).rename(columns={"claim": f"by {NAMES[currency]}"})
-            claims.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
-    draw_goals(place, reported, {task.name: task.board for task in chosen}, suite.folders)
     for task in chosen:
-        _page(suite, task, results[task.name], hits[hits["task"] == task.name], place)
-    tables = {"boards": boards, "claimed": claimed, "claims": claims, "firsts": _firsts(hits)}
-    _fill("index", place / "index.md", suite=suite, tasks=chosen, date=date.today(), **tables)
-
-
-def _of_currencies(hits: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    return ((currency, hits[hits["currency"] == currency]) for currency in CURRENCIES)
+        if {*table.loc[table["task"] == task.name, "task_digest"]} != {task.digest}:
+            raise UserError(
+                f"{task.name}: the results followed other rules than its file has now; restore it, or run it again"
+            )
+    judged = {task.name: Judged(task, table[table["task"] == task.name]) for task in chosen}
+    shown, phase = ([one for one in judged.values() if (one.task.board == PHASE) == at] for at in (False, True))
+    known = {name for one in judged.values() for name in one.searches("bytes").methods}
+    references = [name for name in known if name in entries and entries[name].reference]
+    answers, nulls = {half: _claims(judged, half) for half in (None, 0, 1)}, _nulls(judged)
+    firsts = pd.DataFrame([_firsts(one, references) for one in judged.values()])
+    print_table(firsts, [], "who is first on each task")
+    tables = {"claims": answers[None], "nulls": nulls, "firsts": firsts}
+    boards = []
+    for name in dict.fromkeys(one.task.board for one in shown):
+        here = {one.task.name: one for one in shown if one.task.board == name}
+        fronts = f"fronts_{name.replace(' ', '_')}.svg"
+        _draw_fronts([*here.values()], references, place / fronts)
+        of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
+        boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "fronts": fronts})
+    told: dict[str, Any] = {"boards": boards, "shown": [one.task for one in shown], "phase": phase}
+    if shown:
+        curves = pd.concat([_best_of(one, references) for one in shown], ignore_index=True)
+        _draw_best_of(curves, place / "best_of.svg")
+        tables["best_of"], told["stable"] = curves, markdown(_texts(_stable(curves)))
+    if phase:
+        _draw_phase(phase, place / "phase.svg")
+    for one in shown:
+        _page(one, entries, references, place, folders)
+    for name, rows in tables.items():
+        write_table(place / f"{name}.csv", rows)
+    told |= {"firsts": markdown(_texts(firsts)), "claims": _shown(answers[None]), "nulls": _shown(nulls)}
+    told["ran"] = [" ".join(map(str, row)) for row in table[["commit", "torch", "cpu"]].drop_duplicates().to_numpy()]
+    told["runs"] = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
+    _fill("index", place / "index.md", agree=agreement(answers), search=SEARCH, band=BAND, firm=FIRM, **told)
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page from a template. name: of the template, without ending. path: the file to write. values: the template's
-    variables.
-    """
+    """Write a page from a template. name: of the template, without ending. path: the file to write. values: its variables."""
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"cell": markdown_cell, "code": _code}
+    environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
-    write_atomically(path, template.render(names=NAMES, **values).encode())
+    write_atomically(path, template.render(version=VERSION, names=NAMES, **values).encode())
 
 
-def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
-    """Print a table, write it to `path` as LaTeX, and return it as Markdown. Known number columns are rounded by `DIGITS`."""
-    shown = table.assign(**{c: table[c].map(f"{{:.{n}f}}".format) for c, n in DIGITS.items() if c in table}).astype(str)
-    print_table(shown, [*table.columns[1:]], caption)
-    write_atomically(path, latex(shown).encode())
-    return markdown(shown)
+def _texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its numbers as texts of three digits, and missing ones as a dash."""
+    return table.map(lambda v: "-" if pd.isna(v) else f"{v:.3g}" if isinstance(v, float) else str(v))
 
 
-def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFrame:
-    """Return the scores of a board by one currency as a table to show, with bands and ranks as text."""
-    ranks = zip(table["rank"], table["rank holds"], strict=True)
-    return pd.DataFrame(
-        {
-            f"by {NAMES[currency]}": table["method"],
-            "certainty": [certainty(method, folders) for method in table["method"]],
-            "score": table["score"],
-            "band": [f"{low:.3f} to {high:.3f}" for low, high in zip(table["low"], table["high"], strict=True)],
-            "tasks": table["tasks"],
-            "rank": ["-" if pd.isna(rank) else f"{rank} in {holds:.0%}" for rank, holds in ranks],
-        }
-    )
+def _band(low: float, high: float) -> str:
+    return f"{low:.3g} to {high:.3g}"
 
 
-def _firsts(hits: pd.DataFrame) -> str:
-    """Return a Markdown table with the best method of each task by each currency.
-
-    A cell is 'a → b' if a is best with the defaults and b with tuned values. Ties are joined by =; 'none': no method reached
-    a target.
-    """
-    worths, by = hits.assign(worth=worth(hits["cost"])), ["task", "currency", "kind"]
-    table = worths.pivot_table(index=by, columns="method", values="worth", sort=False)
-    best = table.eq(table.max(axis=1), axis=0) & (table > 0)
-    first = best.apply(lambda row: " = ".join(row.index[row]) or "none", axis=1).unstack()
-    changes = first["default"].where(first["default"] == first["tuned"], first["default"] + " → " + first["tuned"])
-    shown = changes.unstack()[[*CURRENCIES]].rename(columns=NAMES)
-    return markdown(shown.reset_index())
-
-
-def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFrame, place: Path) -> None:
-    """Write the page of a task: rules, curves, the scores and targets each method reached, trials, and the control with equal
-    clients.
-    """
-    order = [result.search.algo for result in results]
-    kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
-    by, worths = ["currency", "method"], hits.assign(worth=worth(hits["cost"]))
-    values = worths.pivot_table(index=by, columns="kind", values="worth")[kinds].map("{:.3f}".format)
-    values.insert(0, "certainty", [certainty(method, suite.folders) for _, method in values.index])
-    goals = hits[hits["kind"] == "report"].groupby([*by, "target"])["cost"].agg(_reached).unstack()
-    best = [
-        {"currency": currency, "method": result.search.algo, "trial": trial.number}
-        | {"at an edge": ", ".join(result.search.edges(trial)) or "-"}
-        | {"values": " ".join(words_of(trial.point)) or "the defaults"}
-        for result in results
-        for currency, trial in result.best.items()
+def _board(here: Mapping[str, Judged], currency: str, name: str, references: Sequence[str], place: Path) -> str:
+    """Write and print the scores of a board by one currency. Return them as Markdown."""
+    searches = {task: one.searches(currency) for task, one in here.items()}
+    ranked = board(searches, references)
+    ranked = ranked[ranked["method"].isin(_judged_by(currency, [*ranked["method"]], references))]
+    write_table(place / f"scores_{name.replace(' ', '_')}_{currency}.csv", ranked)
+    firm = [
+        f"{rank} in {held:.0%}" if held >= FIRM else f"{rank} in {held:.0%}, no order"
+        for rank, held in zip(ranked["rank"], ranked["holds"], strict=True)
     ]
-    ran: dict[str, None] = {}
-    for result in results:
-        card = read_json(result.search.place(STAGES[0], 0, FIRST_SEED) / "run.json", CARD)
-        versions, machine = card.get("versions", {}), card.get("machine", {})
-        ran[f"commit {card.get('commit')}, torch {versions.get('torch')}, {machine.get('platform')}"] = None
-    _draw_task(suite, task, results, place)
-    _draw_trials(suite, task, results, place)
-    targets = {number: f"{target:g}" for number, target in enumerate(task.targets)}
-    tables = {"scores": values, "goals": goals.rename(columns=targets), "trials": pd.DataFrame(best).set_index(by)}
-    shown = {name: _by_currency(table, order) for name, table in tables.items()}
-    _fill("task", place / f"{task.name}.md", task=task, ran=ran, **shown)
+    shown = pd.DataFrame({f"by {NAMES[currency]}": ranked["method"], "score": ranked["score"]})
+    shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
+    shown["tasks"] = ranked["tasks"]
+    shown["rank"] = ["-" if pd.isna(rank) else text for rank, text in zip(ranked["rank"], firm, strict=True)]
+    print_table(_texts(shown), [*shown.columns[1:]], name)
+    return markdown(_texts(shown))
 
 
-def _code(words: Sequence[str]) -> str:
-    """Join words with blanks, safe to put between backticks in Markdown: backticks become quotes."""
-    return printable(" ".join(words)).replace("`", "'")
+def _claims(judged: Mapping[str, Judged], half: int | None) -> pd.DataFrame:
+    """Return all claims, judged by all points or by a half of each pool."""
+    parts = []
+    of_half = {name: Judged(one.task, one.table, half) for name, one in judged.items()} if half is not None else judged
+    for currency in CURRENCIES:
+        pairs = [
+            (name, claim)
+            for name, one in of_half.items()
+            for claim in one.task.claims
+            if currency in claim.by and {claim.one, claim.other} <= {*one.searches(currency).methods}
+        ]
+        searches = {name: of_half[name].searches(currency) for name, _ in pairs}
+        table = claims([(name, claim.one, claim.other) for name, claim in pairs], searches, len(pairs))
+        if len(table):
+            table.insert(1, "currency", currency)
+            table.insert(2, "claim", [f"{claim.one} {claim.says}" for _, claim in pairs])
+            parts.append(table)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["task", "currency", "answer"])
 
 
-def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:
-    """Return one Markdown table per currency. table: indexed by currency and method. methods: the order of the rows."""
-    of_each = {currency: table.xs(currency).reindex(methods) for currency in CURRENCIES}
-    return [markdown(rows.rename_axis(f"by {NAMES[c]}").reset_index()) for c, rows in of_each.items()]
+def _nulls(judged: Mapping[str, Judged]) -> pd.DataFrame:
+    """Return the pairs that are one method, as `claims` judges them: what they come apart by is the noise of a search."""
+    parts = []
+    for currency in CURRENCIES:
+        pairs = [
+            (name, pair[0], pair[1])
+            for name, one in judged.items()
+            for pair in one.task.null
+            if {*pair} <= {*one.searches(currency).methods}
+        ]
+        table = claims(pairs, {name: judged[name].searches(currency) for name, _, _ in pairs}, len(pairs))
+        parts.append(table.assign(currency=currency))
+    return pd.concat(parts, ignore_index=True)
 
 
-def _reached(costs: pd.Series) -> str:
-    finite = costs[np.isfinite(costs)]
-    return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.1%}" if len(finite) else "")
+def agreement(answers: Mapping[int | None, pd.DataFrame]) -> str:
+    """Return how many claims that held or did not hold have the same answer by both halves of the pools."""
+    whole, one, other = (
+        table.set_index(["task", "currency", "claim"])["answer"] if len(table) else pd.Series(dtype=str)
+        for table in answers.values()
+    )
+    told = whole[whole != "not told apart"].index
+    same = int((one.reindex(told) == other.reindex(told)).sum())
+    return f"{same} of {len(told)}"
 
 
-def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], folders: Folders = ()) -> None:
-    """Draw solved.svg and profile.svg, with a row per board and a column per currency.
-
-    Args:
-        place: The folder of the pictures.
-        reported: The hits of kind report.
-        boards: task -> board.
-        folders: The user's config folders, in addition to fedopt's.
-    """
-    methods = [*dict.fromkeys(reported["method"])]
-    names = {method: display_name(str(method), folders) for method in methods}
-    slots = {names[method]: j for j, method in enumerate(methods)}
-    parts = [(board, currency) for board in dict.fromkeys(boards.values()) for currency in CURRENCIES]
-    figure_of = {"solved": ("share of the budget", solved), "profile": ("ratio to the least median cost", profile)}
-    for file, (x, curves) in figure_of.items():
-        with _by_currencies(place / f"{file}.svg", len(parts)) as axes:
-            for axis, (board, currency) in zip(axes, parts, strict=True):
-                on = (reported["currency"] == currency) & (reported["task"].map(boards) == board)
-                shares = curves(reported[on])
-                lines = {names[m]: figures.Line(shares.index.to_numpy(), shares[m].to_numpy()) for m in shares}
-                figures.draw_lines(axis, lines, slots)
-                figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
-                axis.set(xscale="log", ylim=(-0.02, 1.02))
+def _shown(table: pd.DataFrame) -> list[str]:
+    """Return claims as Markdown, a table per currency."""
+    parts = []
+    for currency in CURRENCIES:
+        on = table[table["currency"] == currency]
+        if len(on):
+            said = on["claim"] if "claim" in on else on["one"] + ", " + on["other"]
+            bands = [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)]
+            kept = on[["task", "ratio", "common", "misses", "p (Holm)", "answer"]].copy()
+            kept.insert(1, f"by {NAMES[currency]}", said)
+            kept.insert(3, "band", bands)
+            parts.append(markdown(_texts(kept)))
+    return parts
 
 
-def _by_currencies(path: Path, count: int) -> Any:
-    """Return a context manager that yields the axes of `count` pictures, one column per currency, and writes them to `path`."""
-    return figures.pictures([path], count, len(CURRENCIES), 2.6 * len(CURRENCIES))
+def _firsts(one: Judged, references: Sequence[str]) -> dict[str, str]:
+    """Return who is first on a task by each currency, or that there is no order."""
+    row = {"task": one.task.name}
+    for currency in CURRENCIES:
+        name, share = first(one.searches(currency), references)
+        row[SHORT[currency]] = (
+            name
+            if name == "none"
+            else f"{name} in {share:.0%}"
+            if share >= FIRM
+            else f"no order ({name} in {share:.0%})"
+        )
+    return row
 
 
-def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the metric of a task as a function of the share of the budget spent, with a panel per currency."""
-    metric = results[0].search.metric
-    title = f"{metric.title}, over that at the start" if task.relative else metric.title
-    with _by_currencies(place / f"{task.name}.svg", len(CURRENCIES)) as axes:
-        for axis, currency in zip(axes, CURRENCIES, strict=True):
-            lines, drawn = {}, []
-            for result in results:
-                reports = [it for it in suite.reports(task, result, currency) if it.kind == "report"]
-                runs = [run for report in reports if (run := rows(report.folder)) is not None]
-                values = np.array([_at_shares(run, task, currency) for run in runs])
-                lines[display_name(result.search.algo, suite.folders)] = median_line(SHARES, values)
-                drawn.append(values)
+def _best_of(one: Judged, references: Sequence[str]) -> pd.DataFrame:
+    """Return the best-of-k curves of a task by communication rounds, and how often the best of all is first at each k."""
+    reached = one.hits[one.hits["currency"] == "comm_rounds"]
+    table = best_of(one.task, one.table, reached, SIZES)
+    ordered = [name for name in dict.fromkeys(table["method"]) if name not in references]
+    return table[table["method"].isin(ordered)].assign(task=one.task.name)
+
+
+def _stable(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return for each task who has the best mean score after 1, 2, ... points of a search, by communication rounds."""
+    best = curves.loc[curves.groupby(["task", "points"], sort=False)["score"].idxmax()]
+    return best.pivot_table(index="task", columns="points", values="method", aggfunc="first", sort=False).reset_index()
+
+
+def _draw_best_of(curves: pd.DataFrame, path: Path) -> None:
+    """Draw the best-of-k curves of all tasks."""
+    by_task = dict([*curves.groupby("task", sort=False)])
+    with figures.pictures([path], len(by_task), min(len(by_task), 4)) as axes:
+        for axis, (name, of_task) in zip(axes, by_task.items(), strict=True):
+            columns = ("points", "score", "low", "high")
+            lines = {
+                str(method): Line(*(rows[column].to_numpy() for column in columns))
+                for method, rows in of_task.groupby("method", sort=False)
+            }
             figures.draw_lines(axis, lines)
-            figures.describe(axis, "share of the budget", title, NAMES[currency])
+            figures.describe(axis, "points of a search", "score by rounds", str(name))
+
+
+def _draw_fronts(judged: Sequence[Judged], references: Sequence[str], path: Path) -> None:
+    """Draw what the median search spends until a middle target: rounds against bytes, and rounds against calls."""
+    pairs = (("comm_rounds", "bytes"), ("comm_rounds", "calls"))
+    with figures.pictures([path], len(judged) * len(pairs), 2) as axes:
+        for axis, (one, (x, y)) in zip(axes, ((one, pair) for one in judged for pair in pairs), strict=True):
+            target = len(one.task.targets) // 2
+            for j, name in enumerate(name for name in one.searches(x).methods if name not in references):
+                with np.errstate(invalid="ignore"):
+                    ends = [np.quantile(one.searches(c).drawn(name)[:, :, target], (0.25, 0.5, 0.75)) for c in (x, y)]
+                if np.isfinite(ends).all():
+                    (a, b, c), (d, e, f) = ends
+                    axis.errorbar(
+                        b,
+                        e,
+                        [[e - d], [f - e]],
+                        [[b - a], [c - b]],
+                        label=name,
+                        fmt="o",
+                        color=figures.look(j)["color"],
+                    )
+            axis.set(xscale="log", yscale="log")
+            goal = f"{one.task.targets[target]:g}"
+            figures.describe(
+                axis, f"share of {NAMES[x]}", f"share of {NAMES[y].partition(',')[0]}", f"{one.task.name}, to {goal}"
+            )
+
+
+def _draw_phase(phase: Sequence[Judged], path: Path) -> None:
+    """Draw who is first by communication rounds and by client visits, over drift and the share of clients in a round."""
+    drifts, shares = ([*dict.fromkeys(float(one.task.facts[key]) for one in phase)] for key in ("delta", "clients"))
+    names = [*dict.fromkeys(name for one in phase for name in one.searches("bytes").methods)]
+    with figures.pictures([path], 2, 2) as axes:
+        for axis, currency in zip(axes, ("comm_rounds", "client_visits"), strict=True):
+            for one in phase:
+                name, share = first(one.searches(currency))
+                x, y = shares.index(float(one.task.facts["clients"])), drifts.index(float(one.task.facts["delta"]))
+                if name != "none":
+                    colour = figures.look(names.index(name))["color"]
+                    axis.scatter(
+                        x, y, s=700, marker="s", color=colour, alpha=share, label=name if share >= FIRM else None
+                    )
+                axis.text(
+                    x, y, f"{name}\n{share:.0%}" if name != "none" else name, ha="center", va="center", fontsize=5
+                )
+            axis.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
+            axis.set_yticks(range(len(drifts)), [f"{drift:g}" for drift in drifts])
+            axis.set(xlim=(-0.6, len(shares) - 0.4), ylim=(-0.6, len(drifts) - 0.4))
+            figures.describe(axis, "share of clients in a round", "drift", f"first by {NAMES[currency]}")
+
+
+def _page(one: Judged, entries: Entries, references: Sequence[str], place: Path, folders: Folders) -> None:
+    """Write the page of a task: rules, curves, scores, targets reached, and what searches choose."""
+    task, tables = one.task, {"scores": list[str](), "goals": list[str](), "choices": list[str]()}
+    for currency in CURRENCIES:
+        searches, reached = one.searches(currency), one.hits[one.hits["currency"] == currency]
+        reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1))
+        by, rows, reach = f"by {NAMES[currency]}", [], {}
+        for name in _judged_by(currency, searches.methods, references):
+            values, own = searches.scores(name), reached[reached["method"] == name]
+            sure = certainty(entries[name].algo, folders) if name in entries else ""
+            row = {by: name, "certainty": sure, "score": float(np.median(values)), "band": _band(*band(values))}
+            row["defaults"] = own.loc[(own["kind"] == "report") & (own["point"] == 0), "worth"].mean()
+            rows.append(row | {"equal clients": own.loc[own["kind"] == "twin", "worth"].mean()})
+            reach[name] = np.isfinite(searches.drawn(name)).mean(axis=(0, 1))
+        tables["scores"].append(markdown(_texts(pd.DataFrame(rows).sort_values("score", ascending=False))))
+        shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
+        tables["goals"].append(markdown(shares.rename_axis(by).reset_index()))
+        tables["choices"].append(markdown(_choices(one, searches, entries, currency)))
+    _draw_task(one, references, place / f"{task.name}.svg")
+    _fill("task", place / f"{task.name}.md", task=task, floors=markdown(_texts(_floors(one))), **tables)
+
+
+def _judged_by(currency: str, methods: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Return the methods that a currency is about: references on pooled data have no rounds, bytes and visits to clients."""
+    return [name for name in methods if currency.startswith("calls") or name not in references]
+
+
+def _choices(one: Judged, searches: Searches, entries: Entries, currency: str) -> pd.DataFrame:
+    """Return for each method the point that searches choose most often, and the keys for which it lies at an edge."""
+    rows = []
+    for name in searches.methods:
+        chance = searches.chance[name]
+        number = int(chance.argmax()) + 1
+        own = one.table[(one.table["method"] == name) & (one.table["point"] == number)]
+        words, edges = str(own["words"].iloc[0]), "-"
+        if name in entries and number <= one.task.points:
+            roles, shares = entries[name].ranges, entries.cube(one.task, entries[name])[number - 1]
+            near = [key for key, share in zip(roles, shares, strict=False) if not 0.1 <= share <= 0.9]
+            edges = ", ".join(key for key in near if "choice" not in entries.roles.get(roles[key], "")) or "-"
+        row = {f"by {NAMES[currency]}": name, "point": str(number), "chosen in": f"{chance.max():.0%}"}
+        rows.append(row | {"at an edge": edges, "values": words})
+    return pd.DataFrame(rows)
+
+
+def _floors(one: Judged) -> pd.DataFrame:
+    """Return the best value that any run of each method held for two evaluations, the share of diverged points, and its costs."""
+    sign = -1.0 if one.task.targets[-1] > one.task.targets[0] else 1.0
+    rows = []
+    for name, table in one.table.groupby("method", observed=True, sort=False):
+        held, keys = [], ["kind", "point", "seed"]
+        for _, run in table.groupby(keys, observed=True, sort=False):
+            values = sign * run["value"].to_numpy(float)
+            pairs = np.maximum(values[:-1], values[1:]) / (abs(values[0]) if one.task.relative else 1.0)
+            held.append(np.nanmin(pairs) if np.isfinite(pairs).any() else np.inf)
+        pool = table[table["kind"] == "pool"].groupby(["point", "seed"], observed=True)["status"].last().astype(str)
+        rounds = max(int(table["comm_rounds"].max()), 1)
+        row = {
+            "method": str(name),
+            "best value held": float(sign * min(held)),
+            "pool diverged": f"{(pool == 'diverged').mean():.0%}",
+        }
+        rows.append(row | {"runs": str(len(held)), "rounds at most": str(rounds)})
+    return pd.DataFrame(rows)
+
+
+def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
+    """Draw the metric against the share of each budget, for the point that searches choose most often."""
+    task, shown, log = one.task, CURRENCIES[:4], one.task.relative
+    with figures.pictures([path], len(shown), len(shown), 2.6 * len(shown)) as axes:
+        for axis, currency in zip(axes, shown, strict=True):
+            searches, lines = one.searches(currency), {}
+            for name in _judged_by(currency, searches.methods, references):
+                own = one.table[(one.table["method"] == name) & (one.table["kind"] == "report")]
+                own = own[own["point"] == int(searches.chance[name].argmax()) + 1]
+                runs = [_at_shares(run, task, currency) for _, run in own.groupby("seed")]
+                if runs:
+                    ordered = np.sort(runs, axis=0)
+                    lines[name] = Line(
+                        SHARES, np.median(ordered, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)]
+                    )
+            figures.draw_lines(axis, lines)
+            figures.describe(
+                axis,
+                "share of the budget",
+                task.metric + (", over that at the start" if log else ""),
+                NAMES[currency].partition(",")[0],
+            )
             axis.set_xscale("log")
-            if figures.spans_decades(metric, np.concatenate(drawn)):
+            if log:
                 axis.set_yscale("log")
-                axis.set_ylim(bottom=max(axis.get_ylim()[0], task.targets[-1] / 3))
+                axis.set_ylim(task.targets[-1] / 3, 3)
             for target in task.targets:
                 axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
 
 
-def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
-    """Return the metric's last value by the time each of `SHARES` of the budget was spent, [shares].
-
-    Values that are not finite become infinitely bad. If the task is relative, values are divided by the first one.
-    """
-    values = run.values(task.metric) / (run.values(task.metric)[0] if task.relative else 1.0)
-    places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
-    return np.nan_to_num(values[places], nan=run.metric(task.metric).worst)
-
-
-def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the last value of each trial, one column of markers per method, and beside it the best of k trials."""
-    searches, metric = [result.search for result in results], results[0].search.metric
-    names = [display_name(search.algo, suite.folders) for search in searches]
-    shared, width = {"width_ratios": [2, 1]}, 2.6 * len(CURRENCIES)
-    with figures.pictures([place / f"{task.name}_trials.svg"], 2, 2, width, shared=shared) as (strip, curve):
-        for j, search in enumerate(searches):
-            losses = [trial.loss for trial in search.done]
-            mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, search.metric.sign)
-        draw_best(curve, {name: search.done for name, search in zip(names, searches, strict=True)}, metric)
-        figures.describe(strip, "", metric.title)
-        curve.set_xticks(range(1, max(len(search.done) for search in searches) + 1, 3))
-        strip.set_xticks(range(len(results)), names, rotation=20)
-        values = np.array([search.metric.sign * trial.loss for search in searches for trial in search.done])
-        for axis in (strip, curve) if figures.spans_decades(metric, values) else ():
-            axis.set_yscale("log")
-            axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))  # ten decades at most
+def _at_shares(run: pd.DataFrame, task: Task, currency: str) -> np.ndarray:
+    """Return the last value by the time each of `SHARES` of the budget was spent, [shares]; a run that was stopped keeps it."""
+    values = run["value"].to_numpy(float)
+    values = values / (values[0] if task.relative else 1.0)
+    places = np.searchsorted(spent(run, currency) / task.limit(currency), SHARES, side="right") - 1
+    return np.nan_to_num(values[places], nan=np.inf if task.targets[-1] < task.targets[0] else -np.inf)

@@ -1,132 +1,274 @@
-"""Statistics of the benchmark: the share of its goals that a method reaches, which of two methods is cheaper, and how sure that
-    is.
+"""Statistics of the benchmark: what a search of so many points finds, who is cheaper, and how sure that is.
 
-A hit is a row with task, method, seed, target (its index, from easy to hard) and cost: the share of the budget spent when the
-target was reached, infinite for a miss. A table of hits is about one currency: communication rounds, bytes or oracle calls.
-No mean is taken over infinite costs.
+The search is the replicate: it draws `SEARCH` points of an entry's pool, and chooses the one with the best score on the seeds of
+the pool. The choice is judged on other seeds. The chance that a search chooses a point is known exactly, so searches are drawn
+from it. A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to
+hard, the share of the budget spent when it was reached, infinite for a miss.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest, norm
-from scipy.stats import t as student
+from scipy.special import gammaln
 
-from fedopt.analysis import holm, resampled, sign_flip
+from fedopt.analysis import holm
+from fedopt.bench.suite import CURRENCIES, Task
 
-BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget at which the share solved is asked for
-BAND = 0.9  # of a bootstrap
-SAMPLES = 2000
-LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.002, which leaves room for 25 claims
+BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which a goal has worth
+SEARCH = 12  # points of a search
+BAND = 0.9  # of searches
+DRAWS = 4000
+LEVEL = 0.05  # of p after Holm's correction
+FIRM = 0.9  # the share of searches in which an order must hold to be called one
 
 
-def solved(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the fraction of goals (task, target, seed) that each method reached within each of `BUDGETS`.
+def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
+    """Return what each row of a table of runs has spent by then, in a currency."""
+    columns = {"bytes": ("bytes_up", "bytes_down"), "calls": ("grad", "hvp", "jvp")}
+    columns["calls_2"] = (*columns["calls"], "hvp", "jvp")
+    return np.sum([table[name].to_numpy(float) for name in columns.get(currency, (currency,))], axis=0)
 
-    There is a row per budget and a column per method. A column does not depend on the other methods.
+
+def hits(task: Task, table: pd.DataFrame, higher: bool | None = None) -> pd.DataFrame:
+    """Return the hits of all runs of a task.
+
+    A target counts as reached if two consecutive evaluations reach it; the cost is that of the second. A target reached
+    beyond the budget counts as missed.
+
+    table: the rows of the runs, those of each run in the order of its steps. higher: whether larger values are better; None:
+        as the targets say, which become harder.
     """
-    shares = {}
-    for method, rows in hits.groupby("method"):
-        cost = rows["cost"].to_numpy()
-        shares[method] = [(cost <= budget).mean() for budget in BUDGETS]
-    return pd.DataFrame(shares, index=pd.Index(BUDGETS, name="budget"))
+    sign = -1.0 if (task.targets[-1] > task.targets[0] if higher is None else higher) else 1.0
+    keys, parts = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
+    runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
+    costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
+    values, targets = sign * table["value"].to_numpy(float), sign * np.asarray(task.targets)
+    for key, rows in runs.items():
+        own = values[rows]
+        goals = targets * own[0] if task.relative else targets
+        good = own[:, None] <= goals  # which a nan is not
+        both = good[:-1] & good[1:]
+        first = np.where(both.any(axis=0), both.argmax(axis=0) + 1, 0) if len(rows) > 1 else np.zeros(len(goals), int)
+        for currency in CURRENCIES:
+            cost = costs[currency][rows][first]
+            parts.append((*key, currency, *np.where((first > 0) & (cost <= 1), cost, math.inf)))
+    return pd.DataFrame(parts, columns=[*keys, "currency", *goals_of(task)])
 
 
-def worth(cost: pd.Series) -> pd.Series:
+def worth(cost: Any) -> Any:
     """Return the worth of each hit: 1 for a cost of at most 1 % of the budget, 0 for all of it or a miss, linear in log cost.
 
-    Its mean over hits is the area under the curve of `solved`, with the budget on a logarithmic axis.
+    Its mean over hits is the area under the curve of goals reached, with the budget on a logarithmic axis.
 
     cost: the cost of each hit, as a fraction of the budget; infinite for a miss.
     """
-    return 1 - (np.log(cost / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0])).clip(0, 1)
+    return 1 - np.clip(np.log(np.asarray(cost, float) / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0]), 0, 1)
 
 
-def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Return one row per method, the best first.
+def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Return the score of each point of a pool, without the defaults, and how good its last value is, [points] each.
 
-    Columns:
-        score: the mean `worth` of its hits, which no other method changes.
-        low, high: the ends of the score's bootstrap band, of confidence `BAND`; nan if a task has a single seed.
-        tasks: the number of tasks that the method takes part in.
-        rank: 1 is best; missing unless the method takes part in all tasks.
-        rank holds: the fraction of bootstrap samples in which it has this rank.
-
-    Args:
-        hits: The hits of a board in one currency.
-        samples: The number of bootstrap samples; each draws seeds within each task, the same ones for all methods.
-        seed: The seed of the bootstrap.
+    reached: the hits of one entry in one currency. table: its runs. The second breaks ties: the rank of the median over seeds.
     """
-    rows = hits.assign(worth=worth(hits["cost"]))
-    table = rows.pivot_table(index=["task", "seed"], columns="method", values="worth", aggfunc="sum")
-    goals = rows.groupby("task")["target"].nunique().reindex(table.index, level="task").to_numpy()
-    values, asked = table.fillna(0).to_numpy(), table.notna().to_numpy() * goals[:, None]
-    places = [np.array(its) for its in table.groupby("task").indices.values()]  # of the seeds of each task
-    drawn = np.array([values[at].sum(axis=0) / asked[at].sum(axis=0) for at in resampled(places, samples, seed)])
-    score, least = values.sum(axis=0) / asked.sum(axis=0), min(map(len, places))
-    # The ends of few seeds are too near to each other: as much wider as Student's are, and for the lost degree of freedom
-    level = (1 + BAND) / 2
-    wider = student.ppf(level, least - 1) / norm.ppf(level) * math.sqrt(least / max(least - 1, 1))
-    ends = np.quantile(drawn, [1 - level, level], axis=0)
-    low, high = np.clip(score + np.where(ends == score, 0, ends - score) * wider, 0, 1)
-    complete = np.all(asked > 0, axis=0)
-    rank = pd.Series(np.where(complete, score, np.nan)).rank(ascending=False, method="min")
-    ranks = pd.DataFrame(np.where(complete, drawn, np.nan)).rank(axis=1, ascending=False, method="min")
-    held = np.where(complete, (ranks == rank.to_numpy()).mean(), np.nan)
-    ranked = pd.DataFrame({"method": table.columns, "score": score, "low": low, "high": high})
-    ranked["tasks"] = table.notna().groupby("task").any().sum().to_numpy()
-    ranked["rank"], ranked["rank holds"] = rank.astype("Int64"), held
-    return ranked.sort_values(["rank", "score"], ascending=[True, False], ignore_index=True)
+    of_pool = reached[(reached["kind"] == "pool") & (reached["point"] > 0)]
+    worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
+    scores = worths.groupby(level=0).mean()
+    pool = table[(table["kind"] == "pool") & (table["point"] > 0)]
+    last = pool.groupby(["point", "seed"], observed=True)["value"].last().groupby("point").median()
+    higher = task.targets[-1] > task.targets[0]
+    finite = last.where(np.isfinite(last), -math.inf if higher else math.inf)
+    ends = finite.rank(ascending=higher, method="first").reindex(scores.index)
+    return np.asarray(scores, float), np.asarray(ends, float)
 
 
-def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarray:
-    """Return log(cost of ``one`` / cost of ``other``) on each seed, [seeds]; negative if ``one`` is cheaper.
+def goals_of(task: Task) -> list[int]:
+    """Return the columns of a table of hits with what its targets cost."""
+    return [*range(len(task.targets))]
 
-    Each entry is a mean over the targets that at least one of the two reached on at least one seed. Without such a target it
-    is 0; without hits the array is empty. A miss counts as the full budget, which understates its cost.
+
+def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
+    """Return the chance of each point that a search chooses it: that it is the best of ``size`` that are drawn without
+    replacement. Ties are broken by ``ends``, higher is better.
     """
-    on = hits[(hits["task"] == task) & hits["method"].isin((one, other))]
-    table = on.pivot_table(index=["seed", "target"], columns="method", values="cost")
-    if not len(table):
-        return np.empty(0)
-    cost = np.log(table.clip(upper=1.0))
-    counted = (table.min(axis=1) < math.inf).groupby("target").transform("any")
-    return (cost[one] - cost[other]).where(counted).groupby("seed").mean().fillna(0.0).to_numpy()
+    n = len(scores)
+    order = np.lexsort((-ends, -scores))
+    worse = np.arange(n - 1, -1, -1)  # points that the r-th best one beats
+    logs = np.where(worse >= size - 1, _choose(worse, size - 1) - _choose(np.array(n), size), -math.inf)
+    found = np.empty(n)
+    found[order] = np.exp(logs)
+    return found
 
 
-def pairs(
-    hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
-) -> pd.DataFrame:
-    """Return one row per claim that method `one` spends less than method `other` on a task; an empty table without claims.
+def _choose(n: np.ndarray, k: int) -> np.ndarray:
+    """Return the logarithm of n over k, for n >= k; what it is below is not used."""
+    n = np.maximum(n, k)
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+
+
+class Searches:
+    """Draws of searches of every entry on one task in one currency, and what their choices cost on the seeds of a report.
+
+    A choice that has no report is judged by its runs of the pool: it is one of the rarer ones.
+
+    task: the task. table, reached: its runs and their hits in the currency. some: the points that searches draw from, as a
+    function of their number that returns a mask; None: all. draws: how many.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        table: pd.DataFrame,
+        reached: pd.DataFrame,
+        some: Callable[[int], np.ndarray] | None = None,
+        draws: int = DRAWS,
+    ):
+        by_method = dict([*reached.groupby("method", sort=False)])
+        self.methods = [name for name in task.entries if name in by_method]
+        self.methods += [str(name) for name in by_method if name not in self.methods]
+        self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
+        self._values = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]()
+        self.seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
+        self.seed_draws = np.random.default_rng(0).integers(
+            self.seeds, size=(draws, self.seeds)
+        )  # paired: for all the same
+        runs = dict([*table.groupby("method", observed=True, sort=False)])
+        for name in self.methods:
+            own = by_method[name]
+            scores, ends = values_of(own, runs[name], task)
+            self._values[name] = scores, ends, np.ones(len(scores), bool) if some is None else some(len(scores))
+            of_runs = own[goals_of(task)].to_numpy()
+            places = own.reset_index(drop=True).groupby(["kind", "point"], sort=False).indices
+            of_points = [places.get(("report", n), places[("pool", n)]) for n in range(1, len(scores) + 1)]
+            self.costs[name] = np.array(
+                [of_runs[np.resize(at, self.seeds)] for at in of_points]
+            )  # [points, seeds, targets]
+        self.draw(SEARCH)
+
+    def draw(self, size: int) -> "Searches":
+        """Draw searches of so many points, and return the object."""
+        rng = np.random.default_rng(1)
+        for name, (scores, ends, mask) in self._values.items():
+            self.chance[name] = np.zeros(len(scores))
+            self.chance[name][mask] = chances(scores[mask], ends[mask], min(size, int(mask.sum())))
+            chance = self.chance[name] / self.chance[name].sum()
+            self.choice[name] = rng.choice(len(scores), size=len(self.seed_draws), p=chance)
+        return self
+
+    def drawn(self, method: str) -> np.ndarray:
+        """Return what the choices of the drawn searches cost, on seeds that are drawn too, [draws, seeds, targets]."""
+        return self.costs[method][self.choice[method][:, None], self.seed_draws]
+
+    def scores(self, method: str) -> np.ndarray:
+        """Return the scores of the drawn searches, [draws]."""
+        return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self.seed_draws].mean(axis=1)
+
+    def ratios(self, one: str, other: str) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+        """Return log(cost of ``one`` / cost of ``other``) of each draw, and the shares of targets that the two miss.
+
+        The first counts the targets that one of the two reaches on some seed, and a miss as the whole budget. The second counts
+        what both reach, and is nan without any.
+        """
+        a, b = self.drawn(one), self.drawn(other)
+        counted = (np.isfinite(a) | np.isfinite(b)).any(axis=1, keepdims=True) & np.ones(a.shape, bool)
+        both = np.isfinite(a) & np.isfinite(b)
+        capped = np.log(np.minimum(a, 1)) - np.log(np.minimum(b, 1))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            censored = np.where(counted, capped, 0).sum(axis=(1, 2)) / np.maximum(counted.sum(axis=(1, 2)), 1)
+            common = np.where(both, capped, 0).sum(axis=(1, 2)) / both.sum(axis=(1, 2))
+        return censored, common, (float(np.isinf(a).mean()), float(np.isinf(b).mean()))
+
+
+def band(values: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the middle `BAND` of draws."""
+    low, high = (
+        np.nanquantile(values, [(1 - BAND) / 2, (1 + BAND) / 2]) if np.isfinite(values).any() else (np.nan, np.nan)
+    )
+    return float(low), float(high)
+
+
+def board(searches: Mapping[str, Searches], references: Sequence[str] = (), seed: int = 0) -> pd.DataFrame:
+    """Return one row per method of a board, the best first. Tasks weigh alike.
+
+    Columns: score, the mean over tasks of the median search; low, high: the band over searches, seeds and tasks; tasks: how many
+    it takes part in; rank: among those that take part in all; holds: the share of draws in which it has this rank.
+
+    searches: task -> its searches in one currency. references: methods that are not ranked.
+    """
+    names = [*dict.fromkeys(name for one in searches.values() for name in one.methods)]
+    table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
+    whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in references]
+    draws = len(next(iter(searches.values())).seed_draws)
+    tasks = np.random.default_rng(seed).integers(len(table), size=(draws, len(table)))
+    rows, drawn = [], {}
+    for name in names:
+        own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
+        drawn[name] = own.T[np.arange(draws)[:, None], tasks % len(own)].mean(axis=1)
+        low, high = band(drawn[name])
+        rows.append(
+            {"method": name, "score": float(np.median(own, axis=1).mean()), "low": low, "high": high, "tasks": len(own)}
+        )
+    ranked = pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
+    place = ranked["method"].where(ranked["method"].isin(whole)).dropna()
+    ranked["rank"] = pd.Series(range(1, len(place) + 1), index=place.index, dtype="Int64").reindex(ranked.index)
+    if whole:
+        ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
+        held = {name: float((ranks[name] == n).mean()) for n, name in enumerate(place, 1)}
+        ranked["holds"] = ranked["method"].map(held)
+    return ranked
+
+
+def first(searches: Searches, references: Sequence[str] = ()) -> tuple[str, float]:
+    """Return who is first on a task most often over searches and seeds, and the share of draws in which it is."""
+    scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in references})
+    best = scores.eq(scores.max(axis=1), axis=0)
+    share = best.div(best.sum(axis=1), axis=0).mean()
+    return ("none", math.nan) if scores.max(axis=None) == 0 else (str(share.idxmax()), float(share.max()))
+
+
+def claims(pairs: Sequence[tuple[str, str, str]], searches: Mapping[str, Searches], registered: int) -> pd.DataFrame:
+    """Return one row per claim that `one` spends less than `other` on a task.
 
     Columns besides the claim:
-        ratio: cost of `one` / cost of `other`, the geometric mean over seeds.
-        cheaper: the number of seeds on which this ratio is below 1, such as 8/10.
-        chance: the exact 90 % confidence interval of that fraction.
-        p: the p-value of a sign-flip test. p (Holm): p after Holm's correction.
-        further: the ratio on the further seeds; nan without any.
-        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the further seeds agree; else 'not told apart'.
+        ratio: cost of `one` / cost of `other`, the geometric mean over searches; low, high: its band over searches and seeds.
+        common: the same over targets that both reach; nan without any. misses: the shares of targets that each misses.
+        p: twice the share of pairs of searches in which the order is the other one. p (Holm): after Holm's correction.
+        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL`; else 'not told apart'.
 
-    Args:
-        hits: The hits of kind report, in one currency.
-        further: The hits of kind further, in the same currency.
-        claims: (task, one, other) of each claim.
-        registered: The number of claims that the correction counts, at least as many as `claims`.
+    pairs: (task, one, other). searches: by task, in one currency. registered: how many claims the correction counts.
     """
-    table = []
-    for task, one, other in claims:
-        ratios, later = (log_ratios(runs, task, one, other) for runs in (hits, further))
-        cheaper = int((ratios < 0).sum())
-        low, high = binomtest(cheaper, len(ratios)).proportion_ci(BAND)
-        row = {"task": task, "one": one, "other": other, "ratio": math.exp(ratios.mean())}
-        row |= {"cheaper": f"{cheaper}/{len(ratios)}", "chance": f"{low:.2f} to {high:.2f}", "p": sign_flip(ratios)}
-        table.append(row | {"further": math.exp(later.mean()) if len(later) else math.nan})
-    judged = pd.DataFrame(table)
-    if len(judged):
-        others = np.ones(registered - len(judged))  # claims on tasks that are not here
-        judged["p (Holm)"] = holm(np.concatenate([judged["p"], others]))[: len(judged)]
-        sure = (judged["p (Holm)"] < LEVEL) & ((judged["ratio"] - 1) * (judged["further"] - 1) > 0)
-        judged["answer"] = np.where(sure, np.where(judged["ratio"] < 1, "held", "did not hold"), "not told apart")
-    return judged
+    rows = []
+    for task, one, other in pairs:
+        censored, common, (missed, misses) = searches[task].ratios(one, other)
+        less, more = ((censored < 0).mean(), (censored > 0).mean())
+        even = 1 - less - more
+        p = min(1.0, 2 * max(min(less, more) + even / 2, 1 / len(censored)))
+        low, high = band(censored)
+        row = {"task": task, "one": one, "other": other, "ratio": math.exp(np.mean(censored)), "low": math.exp(low)}
+        row |= {
+            "high": math.exp(high),
+            "common": math.exp(np.nanmean(common)) if np.isfinite(common).any() else math.nan,
+        }
+        rows.append(row | {"misses": f"{missed:.0%}, {misses:.0%}", "p": p})
+    table = pd.DataFrame(rows)
+    if len(table):
+        table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
+        sure = table["p (Holm)"] < LEVEL
+        table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
+    return table
+
+
+def best_of(task: Task, table: pd.DataFrame, reached: pd.DataFrame, sizes: Sequence[int]) -> pd.DataFrame:
+    """Return for each method and size of a search the score: its mean over searches and the ends of its band.
+
+    table, reached: as for `Searches`.
+    """
+    rows, searches = [], Searches(task, table, reached, draws=1000)
+    for size in sizes:
+        for name in searches.draw(size).methods:
+            values = searches.scores(name)
+            low, high = band(values)
+            rows.append({"method": name, "points": size, "score": values.mean(), "low": low, "high": high})
+    return pd.DataFrame(rows)

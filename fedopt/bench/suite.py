@@ -1,41 +1,62 @@
-"""The benchmark: tasks whose rules were fixed before the results, and the trials and reports of each method on them.
+"""The benchmark: tasks whose rules were fixed before the results, and the entries that take part.
 
-A task is a file conf/bench/<name>.yaml. All methods are tuned with the same number of Sobol trials, then reported on other
-seeds.
+A task is a file conf/bench/<folder>/<name>.yaml. The entries, with the ranges in which they are searched, stand in
+conf/bench/entries/<version>.yaml.
 """
 
-import json
-import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cached_property
+from hashlib import sha256
+from json import dumps
+from math import prod
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
-import pandas as pd
+from scipy.stats import qmc
 
-from fedopt.analysis import Recorded
-from fedopt.bench.trials import STAGES, How, Search, Trial, ended
-from fedopt.bench.tune import planned_searches, refuse_unfinished, search_all
-from fedopt.config import CONF, compose, content, key_of, options, quoted
+from fedopt.bench.space import Point, Range, read_range, roles, words_of
+from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
-from fedopt.console import note
+from fedopt.data.datasets import data_folder
 from fedopt.errors import UserError, unknown
-from fedopt.files import read_json
-from fedopt.jobs import Job, Launcher, run_all
-from fedopt.results import OVER, RunFolder
 
-CURRENCIES = ("comm_rounds", "bytes", "oracle_calls")
-POINTS = 40  # evaluations of a run between a hundredth and all of each budget
-FIXED = ("version", "words", "metric", "targets", "relative", "budget", "claims", "twin")  # of a task, before it is run
-UNUSUAL = {"claims": [], "twin": [], "refuses": {}, "relative": False, "smoke": False}  # what some files leave out
+VERSION = "2.0"
+LIMITS = ("comm_rounds", "bytes", "client_visits", "example_calls")  # of a budget; a run ends when all are spent
+NAMES = {  # of the currencies; what counts a product twice has the limit of what counts it once
+    "comm_rounds": "communication rounds",
+    "bytes": "bytes",
+    "client_visits": "client visits",
+    "calls": "calls, a product as one gradient",
+    "calls_2": "calls, a product as two gradients",
+}
+CURRENCIES = (*NAMES,)
+EVALUATIONS = 30  # of a run between a hundredth and all of each limit
+FIXED = (
+    "version",
+    "words",
+    "metric",
+    "targets",
+    "relative",
+    "budget",
+    "smoothness",
+    "twin",
+)  # of a task, before it is run
+
+# What most files leave out
+UNUSUAL: dict[str, Any] = {"version": VERSION, "facts": {}, "refuses": {}, "claims": [], "twin": [], "null": []}
+UNUSUAL |= {"relative": False, "smoke": False, "points": 60, "data": ""}
+POOLED = ["partitioner=centralized", "participation.cohort=null"]  # in place of a task's own
+PLAIN: dict[str, Any] = {"words": [], "ranges": {}, "shift": 0.0, "reference": False}  # of an entry
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A registered claim that method `one` spends less than method `other`.
+    """A registered claim that entry `one` spends less than entry `other`.
 
     says: the rest of the sentence that begins with the name of `one`. by: the currencies it is tested in.
     """
@@ -47,40 +68,99 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A benchmark task: a problem with its targets and budgets, as read from conf/bench/<name>.yaml.
+class Entry:
+    """A method as the benchmark runs it.
 
     Args:
-        version: Changes whenever the rules change.
+        name: Its name in tables.
+        algo: The algorithm.
+        words: Overrides of all its runs.
+        ranges: key -> the name of a role, or a range; `` / KEY`` behind it divides by that key's value.
+        shift: Decades by which all ranges of steps are moved: a null control has another box than its original.
+        reference: Whether it runs on the pooled data of all clients, and is judged by oracle calls alone.
+    """
+
+    name: str
+    algo: str
+    words: list[str]
+    ranges: dict[str, str]
+    shift: float
+    reference: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark task: a problem with its targets and budgets, as read from conf/bench/<folder>/<name>.yaml.
+
+    Args:
         board: The board on which the task counts. A method has one score per board.
         title: A short description.
         words: The overrides of every run.
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
-        budget: currency (comm_rounds, bytes, oracle_calls) -> limit; a run ends when all limits are spent.
-        methods: Names of algorithms.
+        budget: A limit for each of `LIMITS`; a run ends when all are spent.
+        smoothness: The largest curvatures Lx and Ly, which scale the ranges of steps.
+        entries: Names of entries.
+        name: The name of the file, without ending.
+        version: Changes whenever a rule changes.
+        facts: What the page says of the problem, such as its condition number.
         refuses: algorithm -> why it cannot take part.
         claims: The claims to test.
         twin: Overrides that make all clients equal, for the control runs; empty: no control.
+        null: Pairs of entries that are one method, and must not be told apart.
         relative: Whether targets are fractions of the metric's first value.
         smoke: Whether the smallest form of the benchmark includes this task.
-        name: The name of the file, without ending.
+        points: The number of points of each entry's pool.
+        data: The file that the data folder must have, as `scripts/data` makes it; empty if the data come with fedopt.
     """
 
-    version: str
     board: str
     title: str
     words: list[str]
     metric: str
     targets: list[float]
     budget: dict[str, float]
-    methods: list[str]
+    smoothness: dict[str, float]
+    entries: list[str]
+    name: str
+    version: str
+    facts: dict[str, str]
     refuses: dict[str, str]
     claims: list[Claim]
     twin: list[str]
+    null: list[list[str]]
     relative: bool
     smoke: bool
-    name: str
+    points: int
+    data: str
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of what may not change between runs that are compared."""
+        return sha256(dumps({key: asdict(self)[key] for key in FIXED}).encode()).hexdigest()[:12]
+
+    @property
+    def file(self) -> Path:
+        """The file of the task's data, in the data folder."""
+        return data_folder(None) / self.data
+
+    @property
+    def setting(self) -> list[str]:
+        """The overrides of every run, with the place of the data."""
+        return self.words + ([f"dataset.path={quoted(str(self.file))}"] if self.data else [])
+
+    def limit(self, currency: str) -> float:
+        return self.budget["example_calls" if currency in ("calls", "calls_2") else currency]
+
+    def command(self, entry: Entry, point: Point, twin: bool = False) -> list[str]:
+        """Return the overrides of a run, without seed and folder. twin: whether all clients are equal."""
+        limits = [f"budget.{name}={limit:g}" for name, limit in self.budget.items()]
+        own = self.setting
+        if entry.reference:
+            own = [word for word in own if not word.startswith(("partitioner", "participation"))] + POOLED
+        words = [f"algo={entry.algo}", *own, *limits, "budget.until=last", f"eval.points={EVALUATIONS}"]
+        words += [*entry.words, *words_of(point), *(self.twin if twin else ())]
+        return [*{key_of(word): word for word in words}.values()]
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:
@@ -92,246 +172,130 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
         UserError: There is no task of this name, or a file is broken.
     """
     roots = [CONF, *map(Path, folders)]
-    files = {path.stem: path for root in roots for path in sorted((root / "bench").glob("*.yaml"))}
+    paths = [path for root in roots for path in sorted((root / "bench").rglob("*.yaml"))]
+    files = {path.stem: path for path in paths if path.parent.name != "entries"}
     for name in names:
         if name not in files:
             raise UserError(unknown("task", name, [*files]))
-    nodes = {name: {**UNUSUAL, **content(files[name]), "name": name} for name in names or files}
-    chosen = [build(Task, node, f"bench.{name}") for name, node in nodes.items()]
+    chosen = [
+        build(Task, {**UNUSUAL, **content(files[name]), "name": name}, f"bench.{name}") for name in names or files
+    ]
     for task in chosen:
-        for name in (task.name, task.board, *task.methods, *task.refuses):  # files and folders have these names
+        for name in (task.name, task.board, *task.entries, *task.refuses):  # files and folders have these names
             if not re.fullmatch(r"\w[\w -]{0,60}", name):
                 raise UserError(
                     f"bench.{task.name}: {name!r} cannot be a name; use letters, digits, blanks, _ and - only"
                 )
-        if {*task.budget} != {*CURRENCIES}:
-            raise UserError(f"bench.{task.name}: its budget must have {', '.join(CURRENCIES)}")
+        if {*task.budget} != {*LIMITS}:
+            raise UserError(f"bench.{task.name}: its budget must have {', '.join(LIMITS)}")
+        if {*task.smoothness} != {"Lx", "Ly"}:
+            raise UserError(f"bench.{task.name}: its smoothness must have Lx and Ly")
         for claim in task.claims:
-            if not ({claim.one, claim.other} <= {*task.methods} and {*claim.by} <= {*CURRENCIES}):
+            if not ({claim.one, claim.other} <= {*task.entries} and {*claim.by} <= {*CURRENCIES}):
                 raise UserError(
-                    f"bench.{task.name}: a claim must be about two of its methods, by one of {', '.join(CURRENCIES)}"
+                    f"bench.{task.name}: a claim must be about two of its entries, by one of {', '.join(CURRENCIES)}"
                 )
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The trials of a method on a task. best: currency -> its best trial, whose values are reported."""
+class Entries:
+    """All entries, and the roles of their keys.
 
-    search: Search
-    best: dict[str, Trial]
+    folders: the user's config folders. Files bench/entries/<name>.yaml there add entries.
 
-
-@dataclass(frozen=True)
-class Report:
-    """A run by which a method is judged.
-
-    Args:
-        kind: default: the first trial, on the seeds of the search. tuned: the best trial, on the same seeds. report: the best
-            trial's values on other seeds. twin: as report with equal clients, on half of its seeds. further: as report on
-            still other seeds, only for methods in a claim.
-        trial: The number of the trial.
-        seed: The seed.
-        folder: The run's folder.
-        words: The run's overrides without seed and folder; empty if the run belongs to a trial (default, tuned).
+    Raises:
+        UserError: A file is broken, or a range names no role.
     """
 
-    kind: str
-    trial: int
-    seed: int
-    folder: Path
-    words: list[str]
+    def __init__(self, folders: Sequence[str] = ()):
+        self.roles, self._nodes = dict[str, str](), dict[str, dict[str, Any]]()
+        own = (path for root in folders for path in sorted((Path(root) / "bench" / "entries").glob("*.yaml")))
+        for path in (CONF / "bench" / "entries" / f"{VERSION}.yaml", *own):
+            read = content(path)
+            self.roles |= read.get("roles", {})
+            self._nodes |= read.get("entries", {})
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
 
-@dataclass(frozen=True)
-class Suite:
-    """The benchmark's runs of all tasks, in one folder.
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._nodes:
+            raise UserError(unknown("entry", name, [*self._nodes]))
+        node = dict(self._nodes[name])
+        like = asdict(self[node.pop("like")]) if "like" in node else {**PLAIN, "algo": name}
+        return build(Entry, {**like, **node, "name": name}, f"bench.entries.{name}")
 
-    Args:
-        out: The folder.
-        folders: The user's config folders.
-        trials: The number of trials of each method, besides its defaults.
-        tuning: The number of seeds of each trial.
-        seeds: The number of seeds of a report.
-        further: The number of additional seeds, used for claims only.
-    """
+    def enter(self, algo: str, folders: Sequence[str]) -> None:
+        """Add an algorithm as an entry, unless there is one of its name. Ranges follow its 'tuned as' comments.
 
-    out: Path
-    folders: Sequence[str] = ()
-    trials: int = 12
-    tuning: int = 2
-    seeds: int = 10
-    further: int = 10
-
-    def methods(self, task: Task) -> list[str]:
-        """Return the methods that a task lists, followed by those that the user entered. An entered method without a config is
-        left out.
-        """
-        tried = read_json(self.out / task.name / "search.json", {}, others=dict[str, Any])
-        return [*dict.fromkeys([*task.methods, *(name for name in tried if name in options("algo", self.folders))])]
-
-    def fits(self, task: Task, method: str) -> bool:
-        """Return whether the config of a method on a task can be composed. If not, print a note that says why."""
-        try:
-            compose([f"algo={method}", *task.words], self.folders)
-        except UserError as error:
-            note(f"{task.name} is left out, since {method} cannot run on it: {error}")
-            return False
-        return True
-
-    def missing(self, task: Task, methods: Sequence[str]) -> int:
-        """Estimate how many runs of a task are still to be done. The estimate assumes that two trials per method are reported."""
-        needed = len(methods) * ((self.trials + 1) * self.tuning + 3 * self.seeds + self.further)
-        return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
-
-    def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
-        """Do the missing runs of a task: all trials of the methods, then the reports of the best trials.
-
-        Raises UserError if the task changed since its runs began, or a method cannot run with its defaults. Raises Unfinished
-        if some runs did not finish.
-        """
-        searches = self._searches(task, methods)
-        (self.out / task.name).mkdir(parents=True, exist_ok=True)
-        RunFolder(self.out / task.name).write_json("task.json", {key: asdict(task)[key] for key in FIXED})
-        search_all(searches, self.out / task.name, launcher)
-        results = [self._result(task, search) for search in searches]
-        reports = {report.folder: report for result in results for report in self.reports(task, result) if report.words}
-        jobs = []
-        for folder, report in reports.items():
-            words = [*report.words, f"seed={report.seed}", f"output_dir={quoted(str(folder))}"]
-            jobs.append(Job(folder, compose(words, self.folders), str(folder.relative_to(self.out))))
-        refuse_unfinished(jobs, run_all(jobs, launcher))
-
-    def results(self, task: Task) -> list[Result]:
-        """Return one result per method. Raises UserError if a method lacks trials, or the task changed since its runs began."""
-        return [self._result(task, search) for search in self._searches(task, self.methods(task))]
-
-    def _result(self, task: Task, search: Search) -> Result:
-        trials = [trial for trial in search.done if trial.stage == STAGES[0]]
-        if len(trials) < search.planned(STAGES[0]):
-            lacks = f"{search.algo} has only {len(trials)} of {search.planned(STAGES[0])} trials in {self.out}"
-            raise UserError(f"{task.name}: {lacks}; do them with fedopt-bench run {task.name}")
-        runs = {t.number: [rows(search.place(t.stage, t.number, seed)) for seed in search.seeds] for t in trials}
-        best = {c: min(trials, key=lambda trial: _order(task, trial, runs[trial.number], c)) for c in CURRENCIES}
-        return Result(search, best)
-
-    def reports(self, task: Task, result: Result, currency: str = "") -> list[Report]:
-        """Return the runs by which a method is judged: all kinds of `Report`.
-
-        currency: use the best trial by this currency only; empty: the best trials by every currency.
-        """
-        search, seeds = result.search, range(self.seeds)
-        claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
-        groups = [self._tried(search, "default", 0)]
-        for trial in [result.best[currency]] if currency else {t.number: t for t in result.best.values()}.values():
-            words = search.command(trial.point)
-            equal = [*{key_of(word): word for word in (*words, *task.twin)}.values()]
-            later = range(self.seeds, self.seeds + self.further) if claimed else ()
-            for kind, of_kind, numbers in (
-                ("report", words, seeds),
-                ("twin", equal, seeds[: -(-self.seeds // 2)] if task.twin else ()),
-                ("further", words, later),
-            ):
-                place = self.out / task.name / "reports" / kind / f"{search.algo}-trial{trial.number:03d}"
-                groups.append([Report(kind, trial.number, seed, place / f"seed{seed}", of_kind) for seed in numbers])
-            groups.append(self._tried(search, "tuned", trial.number))
-        return [report for of_kind in groups for report in of_kind]
-
-    def _tried(self, search: Search, kind: str, number: int) -> list[Report]:
-        return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
-
-    def hits(self, task: Task, results: Sequence[Result]) -> pd.DataFrame:
-        """Return the hits (see `fedopt.bench.rank`) for every kind of `Report` and every currency, one row per method, seed and
-        target.
+        A step of y, v or u, by the last letter of its key, is searched around 1/Ly, any other around 1/Lx. Local steps divide it.
 
         Raises:
-            UserError: A run has not ended.
+            UserError: There is no such algorithm, or none of its comments says what a key is tuned as.
         """
-        table: list[dict[str, Any]] = []
-        for result in results:
-            for currency in CURRENCIES:
-                for report in self.reports(task, result, currency):
-                    if not RunFolder(report.folder).settled:
-                        raise UserError(
-                            f"{report.folder}: this run has not ended; resume it with fedopt-bench run {task.name}"
-                        )
-                    row: dict[str, Any] = {"task": task.name, "kind": report.kind, "currency": currency}
-                    row |= {"method": result.search.algo}
-                    row |= {"trial": report.trial, "seed": report.seed}
-                    costs = reached(task, rows(report.folder), currency)
-                    table += [{**row, "target": target, "cost": cost} for target, cost in enumerate(costs)]
-        return pd.DataFrame(table)
-
-    def _searches(self, task: Task, methods: Sequence[str]) -> list[Search]:
-        if not task.targets or not all(task.budget.values()):
+        if algo in self._nodes:
+            return
+        if algo not in (there := options("algo", folders)):
+            raise UserError(unknown("algorithm", algo, [*self._nodes, *there]))
+        by_key = roles(algo, folders)
+        if not by_key:
             raise UserError(
-                f"bench.{task.name}: has no targets and budgets yet; measure them with scripts/bench_targets"
+                f"{algo}: no comment in its file says what a key is tuned as; write such as '# step; tuned as a step'"
             )
-        limits = [f"budget.{currency}={limit:g}" for currency, limit in task.budget.items()]
-        words = [*task.words, *limits, "budget.until=last", f"eval.points={POINTS}"]
-        how = How(self.trials, self.tuning, "sobol", prune=False, again=False)
-        folder = self.out / task.name
-        begun, now = folder / "task.json", json.loads(json.dumps(asdict(task)))
-        if others := [key for key, value in read_json(begun, {}, others=Any).items() if value != now.get(key)]:
-            what = (
-                f"the runs here began with different values of {', '.join(others)} than bench/{task.name}.yaml has now"
+        local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
+        known = {
+            "momentum": "momentum",
+            "penalty": "penalty",
+            "probability": "probability",
+            "number of local steps": "steps",
+        }
+        steps = {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
+        self._nodes[algo] = {"ranges": {key: steps.get(key, known.get(role, role)) for key, role in by_key.items()}}
+
+    def command(self, task: Task, name: str, number: int, seed: int, twin: bool = False) -> str:
+        """Return the command of a run of an entry: the point with that number in its pool."""
+        points = self.points(task, self[name])
+        if not 0 <= number < len(points):
+            raise UserError(f"point {number}: must be from 0, the defaults, to {len(points) - 1}")
+        return shlex.join(["fedopt", *task.command(self[name], points[number], twin), f"seed={seed}"])
+
+    def cube(self, task: Task, entry: Entry) -> np.ndarray:
+        """Return the pool of points as fractions of the ranges, [points, keys].
+
+        It is a Sobol sequence, scrambled anew for each task and entry.
+        """
+        rng = np.random.default_rng([crc32(name.encode()) for name in (task.name, entry.name)])
+        sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
+        return sequence.random(2 ** int(np.ceil(np.log2(task.points))))[: task.points]
+
+    def points(self, task: Task, entry: Entry) -> list[Point]:
+        """Return the defaults, an empty point, and the pool of points."""
+        ranges = {key: self._range(text, task, entry) for key, text in entry.ranges.items()}
+        pool: list[Point] = [{}]
+        for row in self.cube(task, entry):
+            point = {
+                key: values.at(float(share)) for (key, (values, _)), share in zip(ranges.items(), row, strict=False)
+            }
+            size = {key: float(text.strip("'").split()[0]) for key, text in point.items()}
+            for key, (_, by) in ranges.items():
+                if by:
+                    point[key] = f"{size[key] / prod(size[other] for other in by):.4g}"
+            pool.append(point)
+        return pool
+
+    def _range(self, text: str, task: Task, entry: Entry) -> tuple[Range, list[str]]:
+        """Return a range on this task, and the keys by whose values it is divided."""
+        role, *by = text.split(" / ")
+        written = self.roles.get(role, role)
+        match = re.fullmatch(r"(.+?)(?: ([*/]) (Lx|Ly))?", written)
+        pair = read_range(f"range={match[1] if match else written}")
+        if pair is None or match is None or not {*by} <= {*entry.ranges}:
+            raise UserError(
+                f"bench.entries.{entry.name}: {text} is neither a role ({', '.join(self.roles)}) nor a range"
             )
-            raise UserError(f"{begun}: {what}; restore the file, or choose another --out")
-        return planned_searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
-
-
-@cache
-def rows(folder: Path) -> Recorded | None:
-    """Return the recorded rows of a run; None unless it finished, diverged or was stopped. The answer is cached for the
-    process.
-
-    Raises UserError if the run is damaged.
-    """
-    return ended(folder, CURRENCIES[0]) if RunFolder(folder).status() in OVER else None
-
-
-def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:
-    """Return for each target the share of the budget that the run had spent when it reached the target; infinity if it did not.
-
-    A target counts as reached if two consecutive evaluations reach it; the cost is that of the second. A target reached
-    beyond the budget counts as missed. For recorded=None all targets are missed.
-    """
-    if recorded is None:
-        return [math.inf] * len(task.targets)
-    metric, values = recorded.metric(task.metric), recorded.values(task.metric)
-    cost = recorded.cost(currency) / task.budget[currency]
-    costs = []
-    for target in task.targets:
-        goal = target * values[0] if task.relative else target
-        good = np.array([math.isfinite(value) and metric.reached(value, goal) for value in values])
-        places = np.flatnonzero(good[:-1] & good[1:])
-        share = float(cost[places[0] + 1]) if len(places) else math.inf
-        costs.append(share if share <= 1 else math.inf)
-    return costs
-
-
-def _order(
-    task: Task, trial: Trial, runs: Sequence[Recorded | None], currency: str
-) -> tuple[bool, float, float, float]:
-    """Return a sort key for trials; the smallest is best.
-
-    Its parts are whether the trial has no value; the number of missed targets; the cost of the hardest target that was
-    reached; and the metric at the end of the budget. The last three use medians over seeds; with two seeds, both must reach a
-    target.
-    """
-    medians = np.median([reached(task, run, currency) for run in runs], axis=0)
-    finite = medians[np.isfinite(medians)]
-    hardest = float(finite[-1]) if len(finite) else math.inf
-    last = [_last(task, run, currency) for run in runs]
-    return not math.isfinite(trial.loss), len(medians) - len(finite), hardest, float(np.median(last))
-
-
-def _last(task: Task, run: Recorded | None, currency: str) -> float:
-    """Return the metric at the last evaluation within the budget, signed so that lower is better.
-
-    Infinity if there is no such evaluation, or its value is not finite.
-    """
-    if run is None:
-        return math.inf
-    value = [math.nan, *run.values(task.metric)[run.cost(currency) <= task.budget[currency]]][-1]
-    return math.inf if math.isnan(value) else run.metric(task.metric).sign * value
+        values = pair[1]
+        if values.kind == "log" and (match[2] or role == "server"):
+            scale = task.smoothness[match[3]] if match[3] else 1.0
+            scale = (1 / scale if match[2] == "/" else scale) * 10**entry.shift
+            values = Range("log", tuple(end * scale for end in values.ends))
+        return values, by

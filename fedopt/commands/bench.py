@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, file_of, options
+from fedopt.config import CONF, file_of
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
-from fedopt.errors import UserError, unknown
+from fedopt.errors import UserError
 
-SMOKE = (3, 1, 3, 0)  # trials, seeds of each, seeds of a report and further ones, of the smallest form
+SMOKE = ((1, 3, 0), 24)  # seeds and points of the smallest form
 CONTRACT = Path(__file__).parents[1] / "testing" / "test_contract.py"
 
 
@@ -27,40 +27,48 @@ def main() -> None:
 
 def _main() -> int:
     given = _arguments()
-    if find_spec("optuna") is None:
-        raise UserError("fedopt-bench needs Optuna; pip install 'fedopt[tune]'")
+    if find_spec("pyarrow") is None:
+        raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
-    from fedopt.bench import Suite, tasks, write_pages
+    from fedopt.bench import Entries, Pools, tasks, write_pages
+    from fedopt.bench.release import benchopt, released, with_newer, write_release
 
-    launcher = launcher_of(given)
-    out = given.out / ("smoke" if given.smoke else "full")
-    suite = Suite(out, given.folders, *(SMOKE if given.smoke else ()))
-    chosen = tasks(given.tasks, given.folders, given.smoke)
+    entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
+    if given.command == "command":
+        show(entries.command(chosen[0], given.method, given.point, given.seed, given.twin))
+        return 0
+    launcher, out = launcher_of(given), given.out / ("smoke" if given.smoke else "full")
+    pools = Pools(out, entries, given.folders, *(SMOKE if given.smoke else ()))
     entered = given.method if given.command == "enter" else None
     if entered is not None:
-        if entered not in (there := options("algo", given.folders)):
-            raise UserError(unknown("algorithm", entered, there))
-        _check_contract(entered, given.folders)
-        chosen = chosen if given.tasks else [task for task in chosen if suite.fits(task, entered)]
-    if given.command == "rank" and not given.tasks:
-        chosen = [task for task in chosen if (out / task.name).is_dir()]
+        entries.enter(entered, given.folders)
+        _check_contract(entries[entered].algo, given.folders)
+    if given.command in ("run", "enter") and not given.tasks:
+        chosen = [task for task in chosen if pools.fits(task, entered or task.entries[0])]
     try:
         with ctrl_c_kept():
-            wanted = [(task, [entered] if entered else suite.methods(task)) for task in chosen]
-            began, first = time.monotonic(), sum(suite.missing(*one) for one in wanted)
-            for number, (task, methods) in enumerate(wanted if given.command != "rank" else (), 1):
-                missing = sum(suite.missing(*one) for one in wanted[number - 1 :])
-                seconds = (time.monotonic() - began) * missing / max(first - missing, 1)
-                left = f"; about {timedelta(seconds=round(seconds))} left for all" if missing < first else ""
-                show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(methods)}{left}")
-                suite.run(task, methods, launcher)
+            began, due = time.monotonic(), len(chosen)
+            for number, task in enumerate(chosen if given.command in ("run", "enter") else (), 1):
+                left = timedelta(seconds=round((time.monotonic() - began) / max(number - 1, 1) * (due - number + 1)))
+                after = f"; about {left} left for all" if number > 1 else ""
+                show(f"task {number} of {due}: {task.name}, {entered or ', '.join(task.entries)}{after}")
+                pools.run(task, [entered] if entered else task.entries, launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
+    here = pools.table([*chosen])
+    if given.command == "run":
+        write_release(out, here)
+    table = here if given.command == "run" else with_newer(released(given.results or out), here)
+    if given.command == "export":
+        benchopt(table, given.file)
+        show(f"results: {given.file}, in benchopt's columns")
+        return 0
+    chosen = [task for task in chosen if task.name in set(table["task"])]
     if not chosen:
         raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
-    write_pages(suite, chosen, pages := given.pages or out / "pages")
-    show(f"results: {pages}/index.md, a page a task, and tables as CSV and LaTeX; the runs are in {out}")
+    write_pages(table, chosen, entries, pages := given.pages or out / "pages", given.folders)
+    show(f"results: {pages}/index.md, a page a task, and tables as CSV; the runs are in {out}")
     return 0
 
 
@@ -97,22 +105,38 @@ def _arguments() -> argparse.Namespace:
         description="The benchmark of methods, by rules that were fixed before the results. The same command goes on.",
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    run = commands.add_parser("run", help="tune each method, report it on other seeds, and rank them")
-    rank = commands.add_parser("rank", help="rank what was run, and write the pages")
-    entering = "check a method's contract, give it the same trials, rank it with the others"
-    enter = commands.add_parser("enter", help=entering)
-    for command in (run, rank):
+    run = commands.add_parser("run", help="run the pool of each entry, report what searches choose, and rank them")
+    rank = commands.add_parser(
+        "rank", help="rank what was run, or the results that come with fedopt, and write the pages"
+    )
+    enter = commands.add_parser("enter", help="check a method's contract, run it alone, rank it with the others")
+    export = commands.add_parser("export", help="write all evaluations in the columns of benchopt's results")
+    one = commands.add_parser("command", help="print the command of a run, which gives its rows again")
+    enter.add_argument(
+        "method", metavar="ENTRY", help="an entry, or an algorithm, such as one of your own, in --config-dir"
+    )
+    export.add_argument(
+        "--benchopt", dest="file", type=Path, required=True, metavar="FILE", help="the Parquet file to write"
+    )
+    one.add_argument("tasks", nargs=1, metavar="TASK", help="a task of conf/bench")
+    one.add_argument("method", metavar="ENTRY", help="an entry of the task")
+    one.add_argument("point", type=int, metavar="POINT", help="the number of the point in the pool, 0 for the defaults")
+    one.add_argument("seed", type=int, metavar="SEED", help="the seed")
+    one.add_argument("--twin", action="store_true", help="with equal clients")
+    for command in (run, rank, enter, export):
         command.add_argument("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
-    enter.add_argument("method", metavar="ALGORITHM", help="such as one of your own, in --config-dir")
-    enter.add_argument("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
-    for command in (run, rank, enter):
+    for command in (run, rank, enter, export, one):
         add = command.add_argument
-        add("--smoke", action="store_true", help="the smallest form: 3 trials, 3 seeds, three tasks")
+        add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
+        add("--smoke", action="store_true", help="the smallest form: 24 points, 3 seeds, three tasks")
+    for command in (run, rank, enter, export):
+        add = command.add_argument
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)
         out = "the folder of runs and results (default: outputs/bench)"
         add("--out", type=Path, default=Path("outputs/bench"), metavar="DIR", help=out)
+        results = "the folder of the results of others (default: those in --out, else those that come with fedopt)"
+        add("--results", type=Path, metavar="DIR", help=results)
         pages = "where pages and tables go (default: pages, in the folder of the runs)"
         add("--pages", type=Path, metavar="DIR", help=pages)
-        add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_args()

@@ -147,7 +147,11 @@ class Derivatives:
         if self._depth:
             return
         calls, clients = self._calls, self._counted * self._points
-        calls.grad, calls.hvp, calls.jvp = calls.grad + grad * clients, calls.hvp + hvp * clients, calls.jvp + jvp * clients
+        calls.grad, calls.hvp, calls.jvp = (
+            calls.grad + grad * clients,
+            calls.hvp + hvp * clients,
+            calls.jvp + jvp * clients,
+        )
         examples = self._examples(sample) * self._points
         calls.grad_examples += grad * examples
         calls.hvp_examples += hvp * examples

@@ -23,6 +23,7 @@ from fedopt.config import Composed, flat, imported
 from fedopt.console import note
 from fedopt.errors import UserError, is_own
 from fedopt.files import read_json
+from fedopt.machine import processor
 from fedopt.problems import Problem
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
@@ -66,7 +67,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "sources": sources(composed.nodes),
         "machine": {
             "platform": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },

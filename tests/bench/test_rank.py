@@ -1,4 +1,4 @@
-"""The benchmark's statistics, on toys in which all is known."""
+"""The benchmark's statistics, on tables in which all is known."""
 
 import itertools
 import math
@@ -7,120 +7,149 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedopt.analysis.stats import profile, sign_flip
-from fedopt.bench.rank import BUDGETS, log_ratios, pairs, scores, solved, worth
+from fedopt.bench.rank import BUDGETS, FIRM, Searches, best_of, board, chances, claims, first, hits, worth
+from fedopt.bench.suite import CURRENCIES, LIMITS, UNUSUAL, Task
 
-SEEDS = range(10)
-
-
-def hits(costs, tasks=("t",), noise=0.0, seed=0):
-    """costs: by method, of each target."""
-    rng = np.random.default_rng(seed)
-    return pd.DataFrame(
-        {
-            "task": task,
-            "method": method,
-            "seed": s,
-            "target": target,
-            "cost": cost * math.exp(noise * rng.standard_normal()),
-        }
-        for task in tasks
-        for method, of_targets in costs.items()
-        for s in SEEDS
-        for target, cost in enumerate(of_targets)
-    )
+TARGETS = [0.5, 0.1, 0.01]
 
 
-TOY = hits({"good": [0.02, 0.1], "twin": [0.02, 0.1], "bad": [0.5, math.inf]}, noise=0.05)
+def task(name="t", entries=(), relative=True):
+    told = {"board": "", "title": "", "words": [], "metric": "distance", "targets": TARGETS, "entries": [*entries]}
+    told |= {"budget": dict.fromkeys(LIMITS, 100.0), "smoothness": {"Lx": 1.0, "Ly": 1.0}, "relative": relative}
+    return Task(**{**UNUSUAL, **told, "name": name})
 
 
-def test_the_share_solved_is_counted():
-    shares = solved(hits({"a": [0.1, math.inf], "b": [0.01, 1.0]}))
-    assert shares.loc[1.0].to_dict() == {"a": 0.5, "b": 1.0}
-    assert shares["a"].iloc[0] == 0
+def curve(rate, rounds=100, start=4.0):
+    """A run that falls by a rate a round, evaluated after each."""
+    step = np.arange(rounds + 1)
+    spent = dict.fromkeys(("comm_rounds", "client_visits", "bytes_up", "grad", "hvp"), step)
+    return pd.DataFrame({"step": step, **spent, "bytes_down": 0, "jvp": 0, "value": start * np.exp(-rate * step)})
+
+
+def pool(name, rates, reported=(), seeds=2, of_report=4, noise=0.0, seed=0):
+    """The runs of an entry whose points fall by these rates, with noise in the rate of each run."""
+    rng, parts = np.random.default_rng(seed), []
+    for kind, points, count, from_seed in (
+        ("pool", range(len(rates)), seeds, 1000),
+        ("report", reported, of_report, 0),
+    ):
+        for point in points:
+            for s in range(count):
+                rate = rates[point] * math.exp(noise * rng.standard_normal())
+                parts.append(curve(rate).assign(method=name, kind=kind, point=point + 1, seed=from_seed + s))
+    parts += [curve(0.0).assign(method=name, kind="pool", point=0, seed=1000 + s) for s in range(seeds)]
+    return pd.concat(parts, ignore_index=True).assign(status="finished")
+
+
+def searches(*pools, draws=4000, some=None):
+    of = task(entries=dict.fromkeys(pd.concat(pools)["method"]))
+    table = pd.concat(pools, ignore_index=True)
+    reached = hits(of, table)
+    return of, table, Searches(of, table, reached[reached["currency"] == "comm_rounds"], some=some, draws=draws)
+
+
+def test_a_target_is_reached_when_it_is_kept():
+    """By two successive evaluations, at the second, within the budget; as shares of the start's value."""
+    table = curve(0.0, 9).assign(method="m", kind="pool", point=1, seed=0)
+    table["value"] = [4.0, 1.9, 2.5, 1.9, 1.8, 0.3, math.nan, 0.3, 0.3, 0.01]
+    found = hits(task(), table).set_index("currency")[[0, 1, 2]]
+    assert found.loc["comm_rounds"].tolist() == [0.04, 0.08, math.inf]
+    assert found.loc["calls"].tolist() == [0.08, 0.16, math.inf]  # gradients and products
+    assert found.loc["calls_2"].tolist() == [0.12, 0.24, math.inf]  # products as two
+    late = table.assign(comm_rounds=table["comm_rounds"] * 20)
+    assert hits(task(), late).set_index("currency").loc["comm_rounds", [0, 1, 2]].tolist() == [0.8, math.inf, math.inf]
+
+
+def test_larger_values_may_be_better():
+    table = curve(0.0, 4).assign(method="m", kind="pool", point=1, seed=0, value=[0.0, 60.0, 70.0, 85.0, 90.0])
+    rising = Task(**{**vars(task(relative=False)), "targets": [50.0, 80.0, 99.0]})
+    assert hits(rising, table).loc[0, [0, 1, 2]].tolist() == [0.02, 0.04, math.inf]
 
 
 def test_a_score_is_the_area_under_the_curve():
-    """On log budget, by the trapezoidal rule; a goal that is reached at a tenth of the budget is worth half."""
-    assert worth(pd.Series([0.1, math.inf, 0.001, 1.0])).tolist() == pytest.approx([0.5, 0, 1, 0])
-    curve = solved(TOY)
-    areas = np.trapezoid(curve.to_numpy(), np.log(BUDGETS), axis=0) / math.log(100)
-    table = scores(TOY, samples=2).set_index("method")["score"]
-    assert table[curve.columns].to_numpy() == pytest.approx(areas, abs=0.01)
+    """On log budget: a goal that is reached at a tenth of the budget is worth half."""
+    assert worth([0.1, math.inf, 0.001, 1.0]) == pytest.approx([0.5, 0, 1, 0])
+    costs = np.array([0.02, 0.3, math.inf, 0.5])
+    shares = [(costs <= budget).mean() for budget in BUDGETS]
+    area = np.trapezoid(shares, np.log(BUDGETS)) / math.log(100)
+    assert worth(costs).mean() == pytest.approx(area, abs=0.01)
 
 
-def test_scores_order_a_toy_and_do_not_tell_twins_apart():
-    table = scores(TOY, samples=200).set_index("method")
-    assert table["rank"].to_dict()["bad"] == 3
-    assert table.loc["bad", "rank holds"] == 1
-    assert table.loc["bad", "high"] < table.loc["good", "low"]
-    assert table.loc["good", "low"] < table.loc["twin", "score"] < table.loc["good", "high"]
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_chances_are_those_of_all_draws(size):
+    """Each subset is as likely as any other; ties go to the better end."""
+    scores, ends = np.array([0.2, 0.9, 0.5, 0.5, 0.0, 0.0, 0.7]), np.array([1, 2, 7, 3, 5, 6, 4])
+    best = [max(draw, key=lambda n: (scores[n], ends[n])) for draw in itertools.combinations(range(7), size)]
+    expected = np.bincount(best, minlength=7) / len(best)
+    np.testing.assert_allclose(chances(scores, ends, size), expected, atol=1e-12)
 
 
-def test_another_method_changes_no_score():
-    more = pd.concat([TOY, hits({"new": [0.011, 0.011]})])
-    one, other = (scores(rows, samples=100).set_index("method")["score"] for rows in (TOY, more))
-    assert other[one.index].equals(one)
+def test_searches_choose_by_the_pool_and_are_judged_on_other_seeds():
+    """A point that was lucky in the pool costs what its report says; one without a report what its runs of the pool say."""
+    rates = [0.02, 0.05, 0.1, *[1e-4] * 21]
+    own = pool("a", rates, reported=(2,))
+    own.loc[(own["kind"] == "report") & (own["step"] > 0), "value"] = 4.0  # the best one fails where it is judged
+    _, _, drawn = searches(own)
+    assert drawn.chance["a"].sum() == pytest.approx(1)
+    assert drawn.chance["a"][2] == pytest.approx(12 / 24)  # it is in half of the searches
+    scores = drawn.scores("a")
+    none = math.comb(21, 12) / math.comb(24, 12)  # of the three good points
+    assert (scores == 0).mean() == pytest.approx(0.5 + none, abs=0.03)
+    second = worth([math.ceil(-math.log(goal) / 0.05 + 1) / 100 for goal in TARGETS]).mean()
+    assert scores.max() == pytest.approx(second, abs=0.02)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seeds", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10))])
-def test_bands_cover(seeds):
-    """Of 200 toys whose score is known, the band of 90 % holds it in about as many, with few seeds too."""
-    truth = worth(pd.concat([hits({"a": [0.1, 0.4]}, noise=0.8, seed=s) for s in range(200)])["cost"]).mean()
-    held = 0
-    for s in range(200):
-        toy = hits({"a": [0.1, 0.4]}, noise=0.8, seed=1000 + s)
-        row = scores(toy[toy["seed"] < seeds], samples=200).iloc[0]
-        held += row["low"] <= truth <= row["high"]
-    assert 168 <= held <= 192
+def test_two_names_of_one_method_are_not_told_apart_and_ten_times_is():
+    rng = np.random.default_rng(3)
+    a, b, slow = (np.exp(rng.normal(-3, 1, 60)) for _ in range(3))
+    pools = [pool("a", a, range(60)), pool("b", b, range(60), seed=1), pool("slow", slow / 100, range(60), seed=2)]
+    _, _, drawn = searches(*pools)
+    pairs = [("t", "a", "b"), ("t", "a", "slow"), ("t", "slow", "a")]
+    table = claims(pairs, {"t": drawn}, 3)
+    assert table["answer"].tolist() == ["not told apart", "held", "did not hold"]
+    assert table["ratio"][1] * table["ratio"][2] == pytest.approx(1, rel=1e-9)
+    assert table["low"][1] < table["ratio"][1] < table["high"][1] < 1
+    assert (table["p (Holm)"] >= table["p"]).all()
+    assert claims(pairs[1:2], {"t": drawn}, 10_000)["answer"].tolist() == ["not told apart"]  # one of very many
+    ranked = board({"t": drawn}).set_index("method")
+    assert ranked.loc["slow", "rank"] == 3
+    assert ranked.loc["slow", "holds"] > FIRM > ranked.loc["a", "holds"]
+    name, share = first(drawn)
+    assert name in ("a", "b")
+    assert share < FIRM
 
 
-def test_sign_flips_by_hand():
-    assert sign_flip(np.ones(3)) == 2 / 8
-    assert sign_flip(np.arange(1, 11)) == 2 / 2**10
-    differences = np.array([0.3, -0.1, 0.7, 0.2])
-    sums = [abs(np.dot(signs, differences)) for signs in itertools.product((1, -1), repeat=4)]
-    assert sign_flip(differences) == np.mean([total >= abs(differences.sum()) - 1e-12 for total in sums])
+def test_ratios_with_and_without_misses():
+    """One reaches all targets in a third of the time; the other misses the last one."""
+    _, _, drawn = searches(pool("fast", [0.12] * 12, range(12)), pool("slow", [0.04] * 12, range(12)))
+    censored, common, misses = drawn.ratios("fast", "slow")
+    rounds = {rate: [math.ceil(-math.log(goal) / rate + 1) for goal in TARGETS] for rate in (0.12, 0.04)}
+    both = [math.log(f / s) for f, s in zip(rounds[0.12], rounds[0.04], strict=True) if s <= 100]
+    assert common == pytest.approx(np.full(4000, np.mean(both)), abs=0.05)
+    assert censored == pytest.approx(np.full(4000, np.mean([*both, math.log(rounds[0.12][2] / 100)])), abs=0.05)
+    assert misses == (0, pytest.approx(1 / 3))
 
 
-def test_pairs():
-    claims = [("t", "good", "bad"), ("t", "good", "twin")]
-    table = pairs(TOY, TOY, claims, 2)
-    assert table["answer"].tolist() == ["held", "not told apart"]
-    assert table.loc[0, "cheaper"] == "10/10"
-    assert table.loc[0, "chance"] == f"{0.05 ** (1 / 10):.2f} to 1.00"  # of Clopper and Pearson
-    expected = math.sqrt((0.02 / 0.5) * (0.1 / 1.0))  # the missed target at the whole budget
-    assert table.loc[0, "ratio"] == pytest.approx(expected, rel=0.1)
+def test_a_board_weighs_tasks_alike_and_ranks_who_takes_part_in_all():
+    of, table, one = searches(pool("a", [0.1] * 12, range(12)), pool("b", [0.05] * 12, range(12)))
+    _, _, other = searches(pool("a", [0.01] * 12, range(12)))
+    ranked = board({"one": one, "other": other}).set_index("method")
+    assert pd.isna(ranked.loc["b", "rank"])
+    assert ranked.loc["a", "rank"] == 1
+    assert ranked.loc["a", "score"] == pytest.approx((one.scores("a").mean() + other.scores("a").mean()) / 2)
+    reached = hits(of, table)
+    curves = best_of(of, table, reached[reached["currency"] == "comm_rounds"], [1, 4])
+    assert curves.groupby("method")["score"].nunique().tolist() == [1, 1]  # all points are alike
 
 
-def test_the_correction_is_over_all_that_was_registered():
-    """Ten seeds of one sign have p = 2/1024, which 25 claims leave below 5 % and 26 do not."""
-    tables = [pairs(TOY, TOY, [("t", "good", "bad")], registered) for registered in (25, 26)]
-    assert [table.loc[0, "answer"] for table in tables] == ["held", "not told apart"]
+def test_halves_of_a_pool_are_disjoint():
+    rates = np.tile([0.1, 0.001], 12)
+    _, _, even = searches(pool("a", rates, range(24)), some=lambda n: np.arange(n) % 2 == 0)
+    _, _, odd = searches(pool("a", rates, range(24)), some=lambda n: np.arange(n) % 2 == 1)
+    assert even.scores("a").min() > odd.scores("a").max() == 0
+    assert even.chance["a"][1::2].sum() == odd.chance["a"][::2].sum() == 0
 
 
-def test_who_takes_no_part_has_a_score_and_no_rank():
-    more = pd.concat([TOY, hits({"good": [0.1], "bad": [0.2]}, tasks=["u"])])
-    table = scores(more, samples=50).set_index("method")
-    assert table["rank"].dropna().to_dict() == {"good": 1, "bad": 2}
-    assert table.loc["twin", "score"] == scores(TOY, samples=50).set_index("method").loc["twin", "score"]
-    assert table["tasks"].to_dict() == {"good": 2, "bad": 2, "twin": 1}
-    assert profile(more)["twin"].iloc[-1] == 1.0  # on the task that it is on, it is about as good as the best
-
-
-def test_further_seeds_must_agree():
-    """What ten seeds tell apart is told apart only where the further ones have the same sign."""
-    turned = TOY.replace({"method": {"good": "bad", "bad": "good"}})
-    assert pairs(TOY, turned, [("t", "good", "bad")], 1)["answer"].tolist() == ["not told apart"]
-
-
-def test_missed_by_both_tells_nothing():
-    assert log_ratios(hits({"a": [math.inf], "b": [math.inf]}), "t", "a", "b").tolist() == [0.0] * 10
-
-
-def test_a_profile_is_relative_to_who_is_there():
-    shares = profile(hits({"a": [0.1, 0.1], "b": [0.2, 0.05], "never": [math.inf, math.inf]}))
-    assert shares.iloc[0].to_dict() == {"a": 0.5, "b": 0.5, "never": 0.0}
-    assert shares.iloc[-1].to_dict() == {"a": 1.0, "b": 1.0, "never": 0.0}
-    assert shares.loc[:, "a"].searchsorted(1.0) == np.searchsorted(shares.index, 2.0)
+def test_every_currency_is_counted():
+    table = pool("a", [0.1] * 3)
+    assert {*hits(task(), table)["currency"]} == {*CURRENCIES}

@@ -1,0 +1,219 @@
+"""The runs of an entry on a task, and what is kept of them: one table of all evaluations.
+
+An entry's pool of points is run once, with two seeds each. A search is a draw of `SEARCH` points from it. The points that
+such searches choose most often are reported on other seeds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedopt.bench.rank import SEARCH, chances, hits, values_of
+from fedopt.bench.release import COLUMNS, COUNTS, NAMES, read_table, rounded, write_table
+from fedopt.bench.space import Point, words_of
+from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Entry, Task
+from fedopt.bench.trials import ended
+from fedopt.config import compose, quoted
+from fedopt.console import note
+from fedopt.errors import Unfinished, UserError
+from fedopt.files import read_json
+from fedopt.jobs import Job, Launcher, run_all
+from fedopt.results import OVER, RunFolder
+
+FIRST_SEED = 1_000_000  # of the pool: no report has its seeds
+CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
+COVERED = 0.8  # of the searches whose choice is reported
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The runs of the benchmark in one folder.
+
+    Args:
+        out: The folder.
+        entries: All entries.
+        folders: The user's config folders.
+        seeds: The number of seeds of each point of the pool, of a report, and of the control with equal clients.
+        points: The number of points of each pool; None: as the task says.
+    """
+
+    out: Path
+    entries: Entries
+    folders: Sequence[str] = ()
+    seeds: tuple[int, int, int] = (2, 10, 5)
+    points: int | None = None
+
+    def kept(self, task: Task, name: str) -> Path:
+        """Return the file with the table of an entry on a task."""
+        return self.out / task.name / f"{name}.parquet"
+
+    def run(self, task: Task, names: Sequence[str], launcher: Launcher) -> None:
+        """Do the missing runs of these entries on a task, and keep their tables. Repeat the call to resume.
+
+        Raises:
+            UserError: An entry cannot run on the task, or a run is damaged.
+            Unfinished: Some runs did not finish.
+        """
+        missing = [self.entries[name] for name in names if not self._is_kept(task, name)]
+        for entry in missing:
+            compose(task.command(entry, {}), self.folders)  # says what is wrong with it before anything runs
+        pools = {entry.name: self._points(task, entry) for entry in missing}
+        of_pool = [
+            run
+            for entry in missing
+            for number, point in enumerate(pools[entry.name])
+            for run in self._runs(task, entry, "pool", number, point)
+        ]
+        self._do(task, of_pool, launcher)
+        reports = list[Run]()
+        for entry in missing:
+            points = pools[entry.name]
+            tried = self._table([run for run in of_pool if run.entry is entry], task)
+            for number in [0, *chosen(task, tried, points)]:
+                reports += self._runs(task, entry, "report", number, points[number])
+            if task.twin and not entry.reference:
+                for number in chosen(task, tried, points, covered=0.0):
+                    reports += self._runs(task, entry, "twin", number, points[number])
+        self._do(task, reports, launcher)
+        for entry in missing:
+            table = self._table([run for run in (*of_pool, *reports) if run.entry is entry], task)
+            write_table(self.kept(task, entry.name), table)
+            rmtree(self.out / task.name / entry.name)
+
+    def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
+        """Return the rows of all entries on these tasks that are kept here."""
+        parts = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
+        return pd.concat(
+            [part.astype(dict.fromkeys(NAMES, object)) for part in parts] or [pd.DataFrame(columns=COLUMNS)],
+            ignore_index=True,
+        )
+
+    def fits(self, task: Task, name: str) -> bool:
+        """Return whether the data are there and an entry's config can be composed. If not, a note says why."""
+        if task.data and not task.file.exists():
+            note(f"{task.name} is left out, since {task.file} is not there; make it with scripts/data {task.file.stem}")
+            return False
+        try:
+            compose(task.command(self.entries[name], {}), self.folders)
+        except UserError as error:
+            note(f"{task.name} is left out, since {name} cannot run on it: {error}")
+            return False
+        return True
+
+    def _is_kept(self, task: Task, name: str) -> bool:
+        path = self.kept(task, name)
+        if not path.exists():
+            return False
+        (digest,) = set(read_table(path, ["task_digest"])["task_digest"])
+        if digest != task.digest:
+            raise UserError(
+                f"{path}: its runs followed other rules than bench/{task.name}.yaml has now; choose another --out"
+            )
+        return True
+
+    def _points(self, task: Task, entry: Entry) -> list[Point]:
+        points = self.entries.points(task, entry)
+        return points if self.points is None else points[: self.points + 1]
+
+    def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
+        of_pool, of_report, of_twin = self.seeds
+        first, count = {"pool": (FIRST_SEED, of_pool), "report": (0, of_report), "twin": (0, of_twin)}[kind]
+        place = self.out / task.name / entry.name / kind / f"point{number:03d}"
+        for seed in range(first, first + count):
+            yield Run(
+                entry, kind, number, seed, place / f"seed{seed}", task.command(entry, point, kind == "twin"), point
+            )
+
+    def _do(self, task: Task, runs: "Sequence[Run]", launcher: Launcher) -> None:
+        """Do the runs that have not ended. A point that an algorithm refuses is no error: it counts as diverged."""
+        jobs = []
+        for run in runs:
+            if not RunFolder(run.folder).settled:
+                words = [*run.words, f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
+                title, stop = (
+                    str(run.folder.relative_to(self.out)),
+                    AllReached(task.metric, task.targets, task.relative),
+                )
+                jobs.append(Job(run.folder, compose(words, self.folders), title, stop))
+        bad = run_all(jobs, launcher)
+        if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
+            raise Unfinished(
+                f"{len(lost)} runs of {task.name} did not end; repeat the command. The first: {bad[lost[0]].text}"
+            )
+
+    def _table(self, runs: "Sequence[Run]", task: Task) -> pd.DataFrame:
+        return pd.concat([run.rows(task) for run in runs], ignore_index=True)
+
+
+@dataclass
+class AllReached:
+    """A function of the rows of metrics.csv: whether a row and the one before have reached the hardest target.
+
+    It stops a run, of which nothing more is counted. A run that was resumed goes on to the end of its budget.
+    """
+
+    metric: str
+    targets: Sequence[float]
+    relative: bool
+    goal: float | None = None
+    before: bool = False
+
+    def __call__(self, row: Mapping[str, Any]) -> bool:
+        value, target = row[self.metric], self.targets[-1]
+        if row["round"] == 0:
+            self.goal = target * value if self.relative else target
+        if self.goal is None:
+            return False
+        before, self.before = self.before, value >= self.goal if target > self.targets[0] else value <= self.goal
+        return before and self.before
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of an entry. words: its overrides, without seed and folder. point, number: the point, and its place in the pool."""
+
+    entry: Entry
+    kind: str
+    number: int
+    seed: int
+    folder: Path
+    words: list[str]
+    point: Point
+
+    def rows(self, task: Task) -> pd.DataFrame:
+        """Return the evaluations of the run, one row each. A run that failed has one, with no value.
+
+        Raises UserError if its files are damaged.
+        """
+        folder = RunFolder(self.folder)
+        card, status = read_json(self.folder / "run.json", CARD), str(folder.status())
+        versions, machine = card.get("versions", {}), card.get("machine", {})
+        if status in OVER:
+            found = ended(self.folder, "comm_rounds").table
+            rows = pd.DataFrame({name: found[column] for name, column in COUNTS.items()})
+            rows["value"] = rounded(found[task.metric])
+        else:
+            rows = pd.DataFrame({name: [0] for name in COUNTS} | {"value": [np.nan]})
+        about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
+        about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
+        about |= {"task": task.name, "task_digest": task.digest, "method": self.entry.name}
+        about |= {"words": " ".join(words_of(self.point)), "kind": self.kind, "metric": task.metric, "status": status}
+        return rows.assign(**about, point=self.number, seed=self.seed)
+
+
+def chosen(task: Task, tried: pd.DataFrame, points: Sequence[Point], covered: float = COVERED) -> list[int]:
+    """Return the points that searches choose most often by any currency, which together are the choice of that share of them."""
+    found = dict[int, None]()
+    reached = hits(task, tried)
+    for currency in CURRENCIES:
+        scores, ends = values_of(reached[reached["currency"] == currency], tried, task)
+        chance = chances(scores, ends, SEARCH)
+        order = np.argsort(-chance, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(chance[order]), covered - 1e-9)) + 1
+        found |= dict.fromkeys((order[:enough] + 1).tolist())
+    return [*found]
