@@ -26,7 +26,6 @@ from fedopt.analysis.summary import tests_shown as tests_shown
 from fedopt.analysis.sweeps import differences as differences
 from fedopt.analysis.sweeps import report as report
 from fedopt.analysis.tables import beside_paper as beside_paper
-from fedopt.analysis.tables import latex as latex
 from fedopt.analysis.tables import markdown as markdown
 from fedopt.analysis.tables import plus_minus as plus_minus
 from fedopt.analysis.tables import print_table as print_table

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment
 
-from fedopt.analysis import markdown, print_table, write_table
+from fedopt.analysis import markdown, median_line, print_table, write_table
 from fedopt.bench.rank import (
     BAND,
     BUDGETS,
@@ -28,7 +28,7 @@ from fedopt.bench.rank import (
     spent,
     worth,
 )
-from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task
+from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task, tasks
 from fedopt.config import Folders, certainty
 from fedopt.console import markdown_cell, printable
 from fedopt.drawing import Line, figures
@@ -49,7 +49,10 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A task with its runs. half: None for all points of the pools, 0 or 1 for those with even or odd numbers."""
+    """A task with its runs.
+
+    half: None for all points of the pools; 0 or 1 for every other pair of them, since a Sobol sequence fills both alike.
+    """
 
     task: Task
     table: pd.DataFrame
@@ -64,7 +67,7 @@ class Judged:
 
     @cached_property
     def _searches(self) -> dict[str, Searches]:
-        some = None if self.half is None else lambda n: np.arange(n) % 2 == self.half
+        some = None if self.half is None else lambda n: np.arange(n) // 2 % 2 == self.half
         by = dict([*self.hits.groupby("currency")])
         return {currency: Searches(self.task, self.table, by[currency], some=some) for currency in CURRENCIES}
 
@@ -84,29 +87,34 @@ def write_pages(
     Raises:
         UserError: A row is of a task whose rules have changed since.
     """
-    for task in chosen:
-        if {*table.loc[table["task"] == task.name, "task_digest"]} != {task.digest}:
+    by_name = {task.name: task for task in chosen}
+    table = table[table["task"].isin(by_name)]
+    kept = table[["task", "method", "task_digest"]].drop_duplicates()
+    for task, name, digest in kept.itertuples(index=False):
+        if name in entries and digest != entries.digest(by_name[task], entries[name]):
             raise UserError(
-                f"{task.name}: the results followed other rules than its file has now; restore it, or run it again"
+                f"{task}: the results of {name} followed other rules than its files have now; restore them, or run it again"
             )
     judged = {task.name: Judged(task, table[table["task"] == task.name]) for task in chosen}
     shown, phase = ([one for one in judged.values() if (one.task.board == PHASE) == at] for at in (False, True))
     known = {name for one in judged.values() for name in one.searches("bytes").methods}
     references = [name for name in known if name in entries and entries[name].reference]
-    answers, nulls = {half: _claims(judged, half) for half in (None, 0, 1)}, _nulls(judged)
-    firsts = pd.DataFrame([_firsts(one, references) for one in judged.values()])
+    every = [claim.by for task in tasks([], [*map(str, folders)]) for claim in task.claims]
+    registered = {currency: sum(currency in by for by in every) for currency in CURRENCIES}
+    answers, nulls = {half: _claims(judged, registered, half) for half in (None, 0, 1)}, _nulls(judged)
+    firsts = pd.DataFrame([_firsts(one, _unranked([one], references)) for one in judged.values()])
     print_table(firsts, [], "who is first on each task")
     tables = {"claims": answers[None], "nulls": nulls, "firsts": firsts}
     boards = []
     for name in dict.fromkeys(one.task.board for one in shown):
         here = {one.task.name: one for one in shown if one.task.board == name}
         fronts = f"fronts_{name.replace(' ', '_')}.svg"
-        _draw_fronts([*here.values()], references, place / fronts)
+        _draw_fronts([*here.values()], _unranked([*here.values()], references), place / fronts)
         of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
         boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "fronts": fronts})
     told: dict[str, Any] = {"boards": boards, "shown": [one.task for one in shown], "phase": phase}
     if shown:
-        curves = pd.concat([_best_of(one, references) for one in shown], ignore_index=True)
+        curves = pd.concat([_best_of(one, _unranked([one], references)) for one in shown], ignore_index=True)
         _draw_best_of(curves, place / "best_of.svg")
         tables["best_of"], told["stable"] = curves, markdown(_texts(_stable(curves)))
     if phase:
@@ -141,7 +149,7 @@ def _band(low: float, high: float) -> str:
 def _board(here: Mapping[str, Judged], currency: str, name: str, references: Sequence[str], place: Path) -> str:
     """Write and print the scores of a board by one currency. Return them as Markdown."""
     searches = {task: one.searches(currency) for task, one in here.items()}
-    ranked = board(searches, references)
+    ranked = board(searches, _unranked([*here.values()], references))
     ranked = ranked[ranked["method"].isin(_judged_by(currency, [*ranked["method"]], references))]
     write_table(place / f"scores_{name.replace(' ', '_')}_{currency}.csv", ranked)
     firm = [
@@ -156,9 +164,9 @@ def _board(here: Mapping[str, Judged], currency: str, name: str, references: Seq
     return markdown(_texts(shown))
 
 
-def _claims(judged: Mapping[str, Judged], half: int | None) -> pd.DataFrame:
-    """Return all claims, judged by all points or by a half of each pool."""
-    parts = []
+def _claims(judged: Mapping[str, Judged], registered: Mapping[str, int], half: int | None = None) -> pd.DataFrame:
+    """Return all claims, judged by all points or by a half of each pool. registered: currency -> how many there are in all."""
+    parts, nulls = [], _nulls(judged)
     of_half = {name: Judged(one.task, one.table, half) for name, one in judged.items()} if half is not None else judged
     for currency in CURRENCIES:
         pairs = [
@@ -167,8 +175,12 @@ def _claims(judged: Mapping[str, Judged], half: int | None) -> pd.DataFrame:
             for claim in one.task.claims
             if currency in claim.by and {claim.one, claim.other} <= {*one.searches(currency).methods}
         ]
+        on = nulls[nulls["currency"] == currency] if len(nulls) else nulls
+        floors = abs(np.log(on.set_index("task")["ratio"])).groupby(level=0).max().to_dict() if len(on) else {}
         searches = {name: of_half[name].searches(currency) for name, _ in pairs}
-        table = claims([(name, claim.one, claim.other) for name, claim in pairs], searches, len(pairs))
+        table = claims(
+            [(name, claim.one, claim.other) for name, claim in pairs], searches, registered[currency], floors
+        )
         if len(table):
             table.insert(1, "currency", currency)
             table.insert(2, "claim", [f"{claim.one} {claim.says}" for _, claim in pairs])
@@ -194,7 +206,7 @@ def _nulls(judged: Mapping[str, Judged]) -> pd.DataFrame:
 def agreement(answers: Mapping[int | None, pd.DataFrame]) -> str:
     """Return how many claims that held or did not hold have the same answer by both halves of the pools."""
     whole, one, other = (
-        table.set_index(["task", "currency", "claim"])["answer"] if len(table) else pd.Series(dtype=str)
+        table.set_index(["task", "currency", "one", "other"])["answer"] if len(table) else pd.Series(dtype=str)
         for table in answers.values()
     )
     told = whole[whole != "not told apart"].index
@@ -210,18 +222,18 @@ def _shown(table: pd.DataFrame) -> list[str]:
         if len(on):
             said = on["claim"] if "claim" in on else on["one"] + ", " + on["other"]
             bands = [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)]
-            kept = on[["task", "ratio", "common", "misses", "p (Holm)", "answer"]].copy()
+            kept = on[["task", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]].copy()
             kept.insert(1, f"by {NAMES[currency]}", said)
             kept.insert(3, "band", bands)
             parts.append(markdown(_texts(kept)))
     return parts
 
 
-def _firsts(one: Judged, references: Sequence[str]) -> dict[str, str]:
+def _firsts(one: Judged, unranked: Sequence[str]) -> dict[str, str]:
     """Return who is first on a task by each currency, or that there is no order."""
     row = {"task": one.task.name}
     for currency in CURRENCIES:
-        name, share = first(one.searches(currency), references)
+        name, share = first(one.searches(currency), unranked)
         row[SHORT[currency]] = (
             name
             if name == "none"
@@ -232,11 +244,11 @@ def _firsts(one: Judged, references: Sequence[str]) -> dict[str, str]:
     return row
 
 
-def _best_of(one: Judged, references: Sequence[str]) -> pd.DataFrame:
+def _best_of(one: Judged, unranked: Sequence[str]) -> pd.DataFrame:
     """Return the best-of-k curves of a task by communication rounds, and how often the best of all is first at each k."""
     reached = one.hits[one.hits["currency"] == "comm_rounds"]
     table = best_of(one.task, one.table, reached, SIZES)
-    ordered = [name for name in dict.fromkeys(table["method"]) if name not in references]
+    ordered = [name for name in dict.fromkeys(table["method"]) if name not in unranked]
     return table[table["method"].isin(ordered)].assign(task=one.task.name)
 
 
@@ -260,13 +272,13 @@ def _draw_best_of(curves: pd.DataFrame, path: Path) -> None:
             figures.describe(axis, "points of a search", "score by rounds", str(name))
 
 
-def _draw_fronts(judged: Sequence[Judged], references: Sequence[str], path: Path) -> None:
+def _draw_fronts(judged: Sequence[Judged], unranked: Sequence[str], path: Path) -> None:
     """Draw what the median search spends until a middle target: rounds against bytes, and rounds against calls."""
     pairs = (("comm_rounds", "bytes"), ("comm_rounds", "calls"))
     with figures.pictures([path], len(judged) * len(pairs), 2) as axes:
         for axis, (one, (x, y)) in zip(axes, ((one, pair) for one in judged for pair in pairs), strict=True):
             target = len(one.task.targets) // 2
-            for j, name in enumerate(name for name in one.searches(x).methods if name not in references):
+            for j, name in enumerate(name for name in one.searches(x).methods if name not in unranked):
                 with np.errstate(invalid="ignore"):
                     ends = [np.quantile(one.searches(c).drawn(name)[:, :, target], (0.25, 0.5, 0.75)) for c in (x, y)]
                 if np.isfinite(ends).all():
@@ -332,6 +344,11 @@ def _page(one: Judged, entries: Entries, references: Sequence[str], place: Path,
     _fill("task", place / f"{task.name}.md", task=task, floors=markdown(_texts(_floors(one))), **tables)
 
 
+def _unranked(judged: Sequence[Judged], references: Sequence[str]) -> list[str]:
+    """Return who has no rank on these tasks: references, and the second name of a method by any task's null controls."""
+    return [*references, *set.intersection(*({pair[1] for pair in one.task.null} for one in judged))]
+
+
 def _judged_by(currency: str, methods: Sequence[str], references: Sequence[str]) -> list[str]:
     """Return the methods that a currency is about: references on pooled data have no rounds, bytes and visits to clients."""
     return [name for name in methods if currency.startswith("calls") or name not in references]
@@ -355,7 +372,7 @@ def _choices(one: Judged, searches: Searches, entries: Entries, currency: str) -
 
 
 def _floors(one: Judged) -> pd.DataFrame:
-    """Return the best value that any run of each method held for two evaluations, the share of diverged points, and its costs."""
+    """Return the best value that any run of each method held for two evaluations, and how the runs of its pool ended."""
     sign = -1.0 if one.task.targets[-1] > one.task.targets[0] else 1.0
     rows = []
     for name, table in one.table.groupby("method", observed=True, sort=False):
@@ -369,8 +386,8 @@ def _floors(one: Judged) -> pd.DataFrame:
         row = {
             "method": str(name),
             "best value held": float(sign * min(held)),
-            "pool diverged": f"{(pool == 'diverged').mean():.0%}",
         }
+        row |= {how: f"{(pool == how).mean():.0%}" for how in ("stopped", "diverged", "failed")}
         rows.append(row | {"runs": str(len(held)), "rounds at most": str(rounds)})
     return pd.DataFrame(rows)
 
@@ -386,10 +403,7 @@ def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
                 own = own[own["point"] == int(searches.chance[name].argmax()) + 1]
                 runs = [_at_shares(run, task, currency) for _, run in own.groupby("seed")]
                 if runs:
-                    ordered = np.sort(runs, axis=0)
-                    lines[name] = Line(
-                        SHARES, np.median(ordered, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)]
-                    )
+                    lines[name] = median_line(SHARES, np.array(runs))
             figures.draw_lines(axis, lines)
             figures.describe(
                 axis,

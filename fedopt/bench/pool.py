@@ -110,7 +110,7 @@ class Pools:
         if not path.exists():
             return False
         (digest,) = set(read_table(path, ["task_digest"])["task_digest"])
-        if digest != task.digest:
+        if digest != self.entries.digest(task, self.entries[name]):
             raise UserError(
                 f"{path}: its runs followed other rules than bench/{task.name}.yaml has now; choose another --out"
             )
@@ -123,11 +123,10 @@ class Pools:
     def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
         of_pool, of_report, of_twin = self.seeds
         first, count = {"pool": (FIRST_SEED, of_pool), "report": (0, of_report), "twin": (0, of_twin)}[kind]
-        place = self.out / task.name / entry.name / kind / f"point{number:03d}"
+        place, words = self.out / task.name / entry.name / kind, task.command(entry, point, kind == "twin")
+        digest = self.entries.digest(task, entry)
         for seed in range(first, first + count):
-            yield Run(
-                entry, kind, number, seed, place / f"seed{seed}", task.command(entry, point, kind == "twin"), point
-            )
+            yield Run(entry, digest, kind, number, seed, place / f"point{number:03d}" / f"seed{seed}", words, point)
 
     def _do(self, task: Task, runs: "Sequence[Run]", launcher: Launcher) -> None:
         """Do the runs that have not ended. A point that an algorithm refuses is no error: it counts as diverged."""
@@ -164,7 +163,7 @@ class AllReached:
     before: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
-        value, target = row[self.metric], self.targets[-1]
+        value, target = float(rounded(pd.Series([row[self.metric]]))[0]), self.targets[-1]
         if row["round"] == 0:
             self.goal = target * value if self.relative else target
         if self.goal is None:
@@ -175,9 +174,14 @@ class AllReached:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of an entry. words: its overrides, without seed and folder. point, number: the point, and its place in the pool."""
+    """A run of an entry.
+
+    digest: as in `Entries.digest`. words: its overrides, without seed and folder. point, number: the point, and its place in the
+        pool.
+    """
 
     entry: Entry
+    digest: str
     kind: str
     number: int
     seed: int
@@ -201,7 +205,7 @@ class Run:
             rows = pd.DataFrame({name: [0] for name in COUNTS} | {"value": [np.nan]})
         about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
         about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
-        about |= {"task": task.name, "task_digest": task.digest, "method": self.entry.name}
+        about |= {"task": task.name, "task_digest": self.digest, "method": self.entry.name}
         about |= {"words": " ".join(words_of(self.point)), "kind": self.kind, "metric": task.metric, "status": status}
         return rows.assign(**about, point=self.number, seed=self.seed)
 

@@ -8,7 +8,9 @@ hard, the share of the budget spent when it was reached, infinite for a miss.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,7 @@ BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which
 SEARCH = 12  # points of a search
 BAND = 0.9  # of searches
 DRAWS = 4000
+PERMUTATIONS = 5000
 LEVEL = 0.05  # of p after Holm's correction
 FIRM = 0.9  # the share of searches in which an order must hold to be called one
 
@@ -35,8 +38,8 @@ def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
 def hits(task: Task, table: pd.DataFrame, higher: bool | None = None) -> pd.DataFrame:
     """Return the hits of all runs of a task.
 
-    A target counts as reached if two consecutive evaluations reach it; the cost is that of the second. A target reached
-    beyond the budget counts as missed.
+    A target counts as reached if two consecutive evaluations reach it; the cost is that of the first. A target reached beyond
+    the budget counts as missed.
 
     table: the rows of the runs, those of each run in the order of its steps. higher: whether larger values are better; None:
         as the targets say, which become harder.
@@ -51,10 +54,11 @@ def hits(task: Task, table: pd.DataFrame, higher: bool | None = None) -> pd.Data
         goals = targets * own[0] if task.relative else targets
         good = own[:, None] <= goals  # which a nan is not
         both = good[:-1] & good[1:]
-        first = np.where(both.any(axis=0), both.argmax(axis=0) + 1, 0) if len(rows) > 1 else np.zeros(len(goals), int)
+        kept = both.any(axis=0)
+        first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
         for currency in CURRENCIES:
             cost = costs[currency][rows][first]
-            parts.append((*key, currency, *np.where((first > 0) & (cost <= 1), cost, math.inf)))
+            parts.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
     return pd.DataFrame(parts, columns=[*keys, "currency", *goals_of(task)])
 
 
@@ -77,7 +81,12 @@ def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[n
     worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
     scores = worths.groupby(level=0).mean()
     pool = table[(table["kind"] == "pool") & (table["point"] > 0)]
-    last = pool.groupby(["point", "seed"], observed=True)["value"].last().groupby("point").median()
+    last = (
+        pool.groupby(["point", "seed"], observed=True)["value"]
+        .agg(lambda run: run.iloc[-1])
+        .groupby("point")
+        .agg(lambda ends: np.median(ends))
+    )
     higher = task.targets[-1] > task.targets[0]
     finite = last.where(np.isfinite(last), -math.inf if higher else math.inf)
     ends = finite.rank(ascending=higher, method="first").reindex(scores.index)
@@ -93,13 +102,16 @@ def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
     """Return the chance of each point that a search chooses it: that it is the best of ``size`` that are drawn without
     replacement. Ties are broken by ``ends``, higher is better.
     """
-    n = len(scores)
-    order = np.lexsort((-ends, -scores))
-    worse = np.arange(n - 1, -1, -1)  # points that the r-th best one beats
-    logs = np.where(worse >= size - 1, _choose(worse, size - 1) - _choose(np.array(n), size), -math.inf)
-    found = np.empty(n)
-    found[order] = np.exp(logs)
+    found = np.empty(len(scores))
+    found[np.lexsort((-ends, -scores))] = chances_by_rank(len(scores), size)
     return found
+
+
+def chances_by_rank(n: int, size: int) -> np.ndarray:
+    """Return the chance that the best of ``size`` among n points is the r-th best of all, [n]."""
+    worse, size = np.arange(n - 1, -1, -1), min(size, n)  # points that the r-th best one beats
+    logs = _choose(worse, size - 1) - _choose(np.array(n), size)
+    return np.exp(np.where(worse >= size - 1, logs, -math.inf))
 
 
 def _choose(n: np.ndarray, k: int) -> np.ndarray:
@@ -125,11 +137,11 @@ class Searches:
         some: Callable[[int], np.ndarray] | None = None,
         draws: int = DRAWS,
     ):
-        by_method = dict([*reached.groupby("method", sort=False)])
+        self.task, by_method = task.name, dict([*reached.groupby("method", sort=False)])
         self.methods = [name for name in task.entries if name in by_method]
         self.methods += [str(name) for name in by_method if name not in self.methods]
         self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
-        self._values = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]()
+        self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
         self.seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
         self.seed_draws = np.random.default_rng(0).integers(
             self.seeds, size=(draws, self.seeds)
@@ -140,6 +152,8 @@ class Searches:
             scores, ends = values_of(own, runs[name], task)
             self._values[name] = scores, ends, np.ones(len(scores), bool) if some is None else some(len(scores))
             of_runs = own[goals_of(task)].to_numpy()
+            pool = own[(own["kind"] == "pool") & (own["point"] > 0)].sort_values(["point", "seed"])
+            self._pools[name] = worth(pool[goals_of(task)]).mean(axis=1).reshape(len(scores), -1)  # [points, seeds]
             places = own.reset_index(drop=True).groupby(["kind", "point"], sort=False).indices
             of_points = [places.get(("report", n), places[("pool", n)]) for n in range(1, len(scores) + 1)]
             self.costs[name] = np.array(
@@ -149,10 +163,10 @@ class Searches:
 
     def draw(self, size: int) -> "Searches":
         """Draw searches of so many points, and return the object."""
-        rng = np.random.default_rng(1)
         for name, (scores, ends, mask) in self._values.items():
+            rng = np.random.default_rng([crc32(word.encode()) for word in (self.task, name)])
             self.chance[name] = np.zeros(len(scores))
-            self.chance[name][mask] = chances(scores[mask], ends[mask], min(size, int(mask.sum())))
+            self.chance[name][mask] = chances(scores[mask], ends[mask], size)
             chance = self.chance[name] / self.chance[name].sum()
             self.choice[name] = rng.choice(len(scores), size=len(self.seed_draws), p=chance)
         return self
@@ -164,6 +178,19 @@ class Searches:
     def scores(self, method: str) -> np.ndarray:
         """Return the scores of the drawn searches, [draws]."""
         return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self.seed_draws].mean(axis=1)
+
+    def p_value(self, one: str, other: str) -> float:
+        """Return the two-sided p-value of a permutation test: searches of both pools have the same expected score.
+
+        The points are the sample: under the hypothesis each of them could belong to either pool. A search chooses by one
+        seed and is judged by another, in turn.
+        """
+        parts = [self._pools[name][self._values[name][2]] for name in (one, other)]
+        both, n = np.concatenate(parts), len(parts[0])
+        orders = np.random.default_rng(crc32(self.task.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
+        orders[0] = np.arange(len(both))  # as they are
+        found = _expected(both[orders[:, :n]]) - _expected(both[orders[:, n:]])
+        return float((abs(found) >= abs(found[0]) - 1e-12).mean())
 
     def ratios(self, one: str, other: str) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
         """Return log(cost of ``one`` / cost of ``other``) of each draw, and the shares of targets that the two miss.
@@ -181,6 +208,19 @@ class Searches:
         return censored, common, (float(np.isinf(a).mean()), float(np.isinf(b).mean()))
 
 
+def _expected(scores: np.ndarray) -> np.ndarray:
+    """Return the expected score of a search in each of some pools, which takes the better one of equal points.
+
+    scores: [pools, points, seeds].
+    """
+    seeds, parts = scores.shape[2], []
+    for seed in range(seeds):
+        judge = scores[:, :, (seed + 1) % seeds]
+        order = (-scores[:, :, seed] - 1e-9 * judge).argsort(axis=1)
+        parts.append(np.take_along_axis(judge, order, axis=1) @ chances_by_rank(scores.shape[1], SEARCH))
+    return np.mean(parts, axis=0)
+
+
 def band(values: np.ndarray) -> tuple[float, float]:
     """Return the ends of the middle `BAND` of draws."""
     low, high = (
@@ -189,19 +229,19 @@ def band(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def board(searches: Mapping[str, Searches], references: Sequence[str] = (), seed: int = 0) -> pd.DataFrame:
+def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.DataFrame:
     """Return one row per method of a board, the best first. Tasks weigh alike.
 
     Columns: score, the mean over tasks of the median search; low, high: the band over searches, seeds and tasks; tasks: how many
     it takes part in; rank: among those that take part in all; holds: the share of draws in which it has this rank.
 
-    searches: task -> its searches in one currency. references: methods that are not ranked.
+    searches: task -> its searches in one currency. unranked: methods without a rank.
     """
     names = [*dict.fromkeys(name for one in searches.values() for name in one.methods)]
     table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
-    whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in references]
+    whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in unranked]
     draws = len(next(iter(searches.values())).seed_draws)
-    tasks = np.random.default_rng(seed).integers(len(table), size=(draws, len(table)))
+    tasks = np.random.default_rng(2).integers(len(table), size=(draws, len(table)))
     rows, drawn = [], {}
     for name in names:
         own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
@@ -220,42 +260,48 @@ def board(searches: Mapping[str, Searches], references: Sequence[str] = (), seed
     return ranked
 
 
-def first(searches: Searches, references: Sequence[str] = ()) -> tuple[str, float]:
+def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]:
     """Return who is first on a task most often over searches and seeds, and the share of draws in which it is."""
-    scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in references})
+    scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in unranked})
     best = scores.eq(scores.max(axis=1), axis=0)
     share = best.div(best.sum(axis=1), axis=0).mean()
     return ("none", math.nan) if scores.max(axis=None) == 0 else (str(share.idxmax()), float(share.max()))
 
 
-def claims(pairs: Sequence[tuple[str, str, str]], searches: Mapping[str, Searches], registered: int) -> pd.DataFrame:
+def claims(
+    pairs: Sequence[tuple[str, str, str]],
+    searches: Mapping[str, Searches],
+    registered: int,
+    floors: Mapping[str, float] = MappingProxyType({}),
+) -> pd.DataFrame:
     """Return one row per claim that `one` spends less than `other` on a task.
 
     Columns besides the claim:
         ratio: cost of `one` / cost of `other`, the geometric mean over searches; low, high: its band over searches and seeds.
         common: the same over targets that both reach; nan without any. misses: the shares of targets that each misses.
-        p: twice the share of pairs of searches in which the order is the other one. p (Holm): after Holm's correction.
-        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL`; else 'not told apart'.
+        cheaper: the share of pairs of searches in which `one` is cheaper.
+        p: of `Searches.p_value`. p (Holm): after Holm's correction.
+        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the ratio beyond the floor; else 'not told apart'.
 
     pairs: (task, one, other). searches: by task, in one currency. registered: how many claims the correction counts.
+    floors: task -> the size of the logarithm of the ratio of a null control.
     """
     rows = []
     for task, one, other in pairs:
         censored, common, (missed, misses) = searches[task].ratios(one, other)
-        less, more = ((censored < 0).mean(), (censored > 0).mean())
-        even = 1 - less - more
-        p = min(1.0, 2 * max(min(less, more) + even / 2, 1 / len(censored)))
         low, high = band(censored)
         row = {"task": task, "one": one, "other": other, "ratio": math.exp(np.mean(censored)), "low": math.exp(low)}
         row |= {
             "high": math.exp(high),
             "common": math.exp(np.nanmean(common)) if np.isfinite(common).any() else math.nan,
         }
-        rows.append(row | {"misses": f"{missed:.0%}, {misses:.0%}", "p": p})
+        row |= {"misses": f"{missed:.0%}, {misses:.0%}", "cheaper": float((censored < 0).mean())}
+        rows.append(row | {"p": searches[task].p_value(one, other)})
     table = pd.DataFrame(rows)
     if len(table):
         table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
-        sure = table["p (Holm)"] < LEVEL
+        beyond = abs(np.log(table["ratio"])) > table["task"].map(lambda task: floors.get(task, 0.0))
+        sure = (table["p (Holm)"] < LEVEL) & beyond
         table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
     return table
 

@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from hashlib import sha256
 from json import dumps
 from math import prod
@@ -22,7 +21,6 @@ from scipy.stats import qmc
 from fedopt.bench.space import Point, Range, read_range, roles, words_of
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
-from fedopt.data.datasets import data_folder
 from fedopt.errors import UserError, unknown
 
 VERSION = "2.0"
@@ -134,14 +132,11 @@ class Task:
     points: int
     data: str
 
-    @cached_property
-    def digest(self) -> str:
-        """The hash of what may not change between runs that are compared."""
-        return sha256(dumps({key: asdict(self)[key] for key in FIXED}).encode()).hexdigest()[:12]
-
     @property
     def file(self) -> Path:
         """The file of the task's data, in the data folder."""
+        from fedopt.data import data_folder  # which imports torch
+
         return data_folder(None) / self.data
 
     @property
@@ -186,8 +181,8 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
                 raise UserError(
                     f"bench.{task.name}: {name!r} cannot be a name; use letters, digits, blanks, _ and - only"
                 )
-        if {*task.budget} != {*LIMITS}:
-            raise UserError(f"bench.{task.name}: its budget must have {', '.join(LIMITS)}")
+        if {*task.budget} != {*LIMITS} or min(task.budget.values()) <= 0:
+            raise UserError(f"bench.{task.name}: its budget must have {', '.join(LIMITS)}, each above 0")
         if {*task.smoothness} != {"Lx", "Ly"}:
             raise UserError(f"bench.{task.name}: its smoothness must have Lx and Ly")
         for claim in task.claims:
@@ -267,6 +262,11 @@ class Entries:
         rng = np.random.default_rng([crc32(name.encode()) for name in (task.name, entry.name)])
         sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
         return sequence.random(2 ** int(np.ceil(np.log2(task.points))))[: task.points]
+
+    def digest(self, task: Task, entry: Entry) -> str:
+        """Return the hash of what may not change between runs that are compared: a task's rules, and how an entry is searched."""
+        rules = {key: asdict(task)[key] for key in FIXED}
+        return sha256(dumps([rules, asdict(entry), self.roles], sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry) -> list[Point]:
         """Return the defaults, an empty point, and the pool of points."""

@@ -30,8 +30,7 @@ def _main() -> int:
     if find_spec("pyarrow") is None:
         raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
-    from fedopt.bench import Entries, Pools, tasks, write_pages
-    from fedopt.bench.release import benchopt, released, with_newer, write_release
+    from fedopt.bench import Entries, Pools, benchopt, released, tasks, with_newer, write_pages, write_release
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
     if given.command == "command":

@@ -1,3 +1,4 @@
+from fedopt.data.datasets import data_folder as data_folder
 from fedopt.data.examples import Batch as Batch
 from fedopt.data.examples import Batches as Batches
 from fedopt.data.examples import Examples as Examples

@@ -16,6 +16,7 @@ from support.cases import few
 from support.command import ROOT, code_of
 
 from fedopt.bench import Entries, tasks
+from fedopt.bench.pages import PHASE
 from fedopt.bench.python import enter
 from fedopt.bench.rank import FIRM
 from fedopt.bench.release import COLUMNS, TABLE, read_table, rounded
@@ -91,11 +92,12 @@ def test_a_toy_whose_order_is_known(done):
     for currency in ("comm_rounds", "calls"):
         table = pd.read_csv(pages / f"scores_minimisation_{currency}.csv").set_index("method")
         assert table.loc["slow", "score"] == 0 < table.loc[["toy sgd", "twin"], "score"].min()
-        assert table.loc["slow", "rank"] == 3
+        assert table.loc["slow", "rank"] == 2  # the second name of a method has none
         assert table.loc["slow", "holds"] > FIRM
     claims, nulls = (pd.read_csv(pages / f"{name}.csv") for name in ("claims", "nulls"))
-    assert claims["answer"].tolist() == ["held"] * 2
+    assert {*claims["answer"]} == {"not told apart"}  # few points say little, among so many claims
     assert (claims["high"] < 1).all()
+    assert (claims["cheaper"] == 1).all()
     assert {*nulls["answer"]} == {"not told apart"}
     assert nulls["currency"].tolist() == [*CURRENCIES]
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
@@ -214,7 +216,10 @@ def test_a_class_is_entered_from_python(monkeypatch, folder, done, tmp_path):
 def test_a_task_that_changed_after_its_runs(old, new, monkeypatch, capsys, folder, done, tmp_path):
     mine = written(tmp_path / "my")
     (mine / "bench" / "toy.yaml").write_text(TOY.replace(old, new))
-    for verb, said in (("rank", "toy: the results followed other rules"), ("run", "its runs followed other rules")):
+    for verb, said in (
+        ("rank", "followed other rules than its files have now"),
+        ("run", "its runs followed other rules"),
+    ):
         assert command(monkeypatch, verb, *WORDS, *options_of(mine, done)) == 2
         err = capsys.readouterr().err
         assert said in err
@@ -294,6 +299,8 @@ def test_each_board_says_who_takes_no_part():
     entries = Entries()
     for task in ALL:
         others = {name for other in ALL if other.board == task.board for name in other.entries}
+        if task.board == PHASE:
+            continue  # it has no ranks over tasks
         absent = others - {*task.entries} - {*task.refuses}
         there = {entries[name].algo for name in task.entries}
         assert {entries[name].algo for name in absent} <= there, task.name  # in another form

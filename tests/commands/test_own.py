@@ -609,7 +609,7 @@ def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeyp
 def enter(monkeypatch, capsys):
     """The line in which `fedopt-bench enter my_sgd` refuses a method of the working directory."""
     new(["algo", "my_sgd"])
-    monkeypatch.setattr(sys, "argv", ["fedopt-bench", "enter", "my_sgd", "b1", "--config-dir", "myconf"])
+    monkeypatch.setattr(sys, "argv", ["fedopt-bench", "enter", "my_sgd", "m1_k10_d5_n0", "--config-dir", "myconf"])
     assert code_of(bench.main) == 2
     return capsys.readouterr().err
 
@@ -669,7 +669,7 @@ def test_a_method_is_entered_from_its_folder(path, said, tmp_path, monkeypatch):
     file.write_text(file.read_text().replace("s.x - self.eta", "s.x + self.eta"))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nothing\n")
     program = f"import sys; sys.path.append({str(ROOT)!r}); from fedopt.__main__ import bench; bench()"
-    words = ["enter", "my_sgd", "b1", "--config-dir", "myconf"]
+    words = ["enter", "my_sgd", "m1_k10_d5_n0", "--config-dir", "myconf"]
     env = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -100,7 +100,8 @@ def exam():
         import rdata
     except ImportError:
         return b""
-    frame = pd.DataFrame(PUPILS).astype(dict.fromkeys(("school", "sex"), "category"))
+    with pd.option_context("mode.string_storage", "python"):  # rdata knows no strings of pyarrow
+        frame = pd.DataFrame(PUPILS).astype(dict.fromkeys(("school", "sex"), "category"))
     objects = (rdata.conversion.convert_python_to_r_data(thing) for thing in ({"other": [1.0]}, frame))
     serialised = (rdata.unparser.unparse_data(thing, file_type="rds") for thing in objects)
     return b"".join(len(data).to_bytes(4, "big") + zlib.compress(data) for data in serialised)
