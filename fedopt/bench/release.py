@@ -93,28 +93,28 @@ def write_release(folder: Path, table: pd.DataFrame) -> None:
     """Write the table and its card: the version, the columns, and the digests of the tasks."""
     write_table(folder / TABLE, table)
     digests = table.drop_duplicates("task").set_index("task")["task_digest"].to_dict()
-    card: dict[str, Any] = {"bench_version": VERSION, "rows": len(table), "columns": ABOUT, "tasks": digests}
+    card: dict[str, Any] = {
+        "bench_version": VERSION,
+        "tag": f"bench-{VERSION}-registered",
+        "rows": len(table),
+        "columns": ABOUT,
+        "tasks": digests,
+    }
     write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
 
 
 def released(folder: Path) -> pd.DataFrame:
-    """Return the table in a folder; without one there, the table that comes with fedopt.
-
-    Raises UserError if neither is there.
-    """
-    places = [folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"]
-    for place in places:
+    """Return the table in a folder; without one there, the table that comes with fedopt; without that, an empty one."""
+    for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
         if (place / TABLE).exists():
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
-    raise UserError(
-        f"{folder / TABLE}: is not there, and no results come with this fedopt; do them with fedopt-bench run"
-    )
+    return pd.DataFrame(columns=COLUMNS)
 
 
 def with_newer(table: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
     """Return a table in which the rows of a task and a method are those of the newer one, where it has some."""
-    if not len(newer):
-        return table
+    if not len(newer) or not len(table):
+        return newer if len(newer) else table
     pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (table, newer)]
     return pd.concat([table[~pairs[0].isin(pairs[1])], newer], ignore_index=True)
 
