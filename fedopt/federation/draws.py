@@ -177,8 +177,9 @@ class Drawn:
         """Return the number of examples in the k-th sample, summed over these clients: the mean over the splits drawn from."""
         if isinstance(clients, slice) and k in self._of_all:
             return self._of_all[k]
-        of_each = [self.wanted.examples(sizes[clients], k).sum() for sizes in self.sizes]
-        total = round(sum(of_each) / max(len(of_each), 1))
+        of_splits = [self.wanted.examples(sizes[clients], k) for sizes in self.sizes]
+        # Whole numbers of each client, so that the engine makes no difference
+        total = int(np.rint(np.mean(of_splits, axis=0)).sum()) if of_splits else 0
         if isinstance(clients, slice):
             self._of_all[k] = total
         return total

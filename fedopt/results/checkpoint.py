@@ -181,5 +181,7 @@ def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.reshape(-1)
+        flat = flat if flat.stride() == (1,) else flat.repeat(1)  # one number may have the stride 0, which view refuses
+        digest.update(flat.view(torch.uint8).numpy().data)
     return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)

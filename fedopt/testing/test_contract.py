@@ -153,7 +153,7 @@ def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, m
     assert ledger.comm_rounds == exchange.call_count
     for counted, billed in ((engine.down, ledger.down), (engine.up, ledger.up)):
         assert [counted[i] for i in range(e.problem.clients)] == billed.tolist()
-    assert dataclasses.asdict(ledger.calls) == taps.calls()
+    assert {name: getattr(ledger.calls, name) for name in ("grad", "hvp", "jvp")} == taps.calls()
 
 
 @pytest.mark.smoke
