@@ -33,7 +33,7 @@ def cores() -> int:
 def processor() -> str:
     """Return the model of the CPU, or its architecture where the system does not tell."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
