@@ -17,15 +17,15 @@ from fedopt.bench.rank import SEARCH, chances, hits, values_of
 from fedopt.bench.release import COLUMNS, COUNTS, NAMES, read_table, rounded, write_table
 from fedopt.bench.space import Point, words_of
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Entry, Task
-from fedopt.bench.trials import ended
+from fedopt.bench.trials import FIRST_SEED, ended
+from fedopt.bench.tune import refuse_unfinished
 from fedopt.config import compose, quoted
 from fedopt.console import note
-from fedopt.errors import Unfinished, UserError
+from fedopt.errors import UserError
 from fedopt.files import read_json
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.results import OVER, RunFolder
 
-FIRST_SEED = 1_000_000  # of the pool: no report has its seeds
 CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
 COVERED = 0.8  # of the searches whose choice is reported
 
@@ -74,10 +74,10 @@ class Pools:
         for entry in missing:
             points = pools[entry.name]
             tried = self._table([run for run in of_pool if run.entry is entry], task)
-            for number in [0, *chosen(task, tried, points)]:
+            for number in [0, *chosen(task, tried)]:
                 reports += self._runs(task, entry, "report", number, points[number])
             if task.twin and not entry.reference:
-                for number in chosen(task, tried, points, covered=0.0):
+                for number in chosen(task, tried, covered=0.0):
                     reports += self._runs(task, entry, "twin", number, points[number])
         self._do(task, reports, launcher)
         for entry in missing:
@@ -139,11 +139,7 @@ class Pools:
                     AllReached(task.metric, task.targets, task.relative),
                 )
                 jobs.append(Job(run.folder, compose(words, self.folders), title, stop))
-        bad = run_all(jobs, launcher)
-        if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
-            raise Unfinished(
-                f"{len(lost)} runs of {task.name} did not end; repeat the command. The first: {bad[lost[0]].text}"
-            )
+        refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def _table(self, runs: "Sequence[Run]", task: Task) -> pd.DataFrame:
         return pd.concat([run.rows(task) for run in runs], ignore_index=True)
@@ -210,7 +206,7 @@ class Run:
         return rows.assign(**about, point=self.number, seed=self.seed)
 
 
-def chosen(task: Task, tried: pd.DataFrame, points: Sequence[Point], covered: float = COVERED) -> list[int]:
+def chosen(task: Task, tried: pd.DataFrame, covered: float = COVERED) -> list[int]:
     """Return the points that searches choose most often by any currency, which together are the choice of that share of them."""
     found = dict[int, None]()
     reached = hits(task, tried)

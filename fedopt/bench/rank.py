@@ -35,16 +35,15 @@ def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
     return np.sum([table[name].to_numpy(float) for name in columns.get(currency, (currency,))], axis=0)
 
 
-def hits(task: Task, table: pd.DataFrame, higher: bool | None = None) -> pd.DataFrame:
+def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     """Return the hits of all runs of a task.
 
     A target counts as reached if two consecutive evaluations reach it; the cost is that of the first. A target reached beyond
     the budget counts as missed.
 
-    table: the rows of the runs, those of each run in the order of its steps. higher: whether larger values are better; None:
-        as the targets say, which become harder.
+    table: the rows of the runs, those of each run in the order of its steps. Larger values are better if the targets rise.
     """
-    sign = -1.0 if (task.targets[-1] > task.targets[0] if higher is None else higher) else 1.0
+    sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
     keys, parts = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
     runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
     costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
