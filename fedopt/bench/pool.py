@@ -207,13 +207,14 @@ class Run:
 
 
 def chosen(task: Task, tried: pd.DataFrame, covered: float = COVERED) -> list[int]:
-    """Return the points that searches choose most often by any currency, which together are the choice of that share of them."""
-    found = dict[int, None]()
+    """Return the points that searches choose most often: the first by each currency, and those that together are the choice of
+    that share of the searches by all currencies.
+    """
     reached = hits(task, tried)
-    for currency in CURRENCIES:
-        scores, ends = values_of(reached[reached["currency"] == currency], tried, task)
-        chance = chances(scores, ends, SEARCH)
-        order = np.argsort(-chance, kind="stable")
-        enough = int(np.searchsorted(np.cumsum(chance[order]), covered - 1e-9)) + 1
-        found |= dict.fromkeys((order[:enough] + 1).tolist())
-    return [*found]
+    by_currency = np.array(
+        [chances(*values_of(reached[reached["currency"] == currency], tried, task), SEARCH) for currency in CURRENCIES]
+    )
+    together = by_currency.mean(axis=0)
+    order = np.argsort(-together, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(together[order]), covered - 1e-9)) + 1
+    return [*dict.fromkeys((np.concatenate([order[:enough], by_currency.argmax(axis=1)]) + 1).tolist())]
