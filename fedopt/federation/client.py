@@ -15,7 +15,7 @@ from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Oracles, for_problems
 from fedopt.problems import Hierarchical, Minimax, Nested, Problem
 
-SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
+SMALL, AT_ONCE = 16, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 
 
 class Client(Oracles):

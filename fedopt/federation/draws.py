@@ -22,6 +22,7 @@ Splits = Mapping[str, Ragged]
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
 Pieces = list[np.ndarray]  # samples, as positions among a client's examples
 Rngs = list[np.random.Generator]  # of some clients
+WIDE, MANY, FEW = 64, 10_000, 3  # beyond which, or below, `choice` is faster or draws otherwise
 STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
 
@@ -81,7 +82,15 @@ class Steps:
         if self.fixed:
             starts = rng.integers(n, size=count) // self.B * self.B
             return [np.arange(start, min(start + self.B, n)) for start in starts]
-        return [rng.choice(n, self.B, replace=False, shuffle=False) for _ in range(count)]
+        return without_replacement([rng], [n], [count], self.B)[0]
+
+    def of_clients(
+        self, rngs: Rngs, sizes: list[int], counts: list[int], left: list[Pieces]
+    ) -> Sequence[Pieces | np.ndarray]:
+        """Return the next samples of several clients, as `positions` does for each."""
+        if self.replace or self.fixed or self.B is None or min(sizes) <= self.B:
+            return [*map(self.positions, rngs, sizes, counts, left)]
+        return without_replacement(rngs, sizes, counts, self.B)
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,32 @@ class Epochs:
             left += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
         drawn, left[:] = left[:count], left[count:]
         return drawn
+
+    def of_clients(self, rngs: Rngs, sizes: list[int], counts: list[int], left: list[Pieces]) -> list[Pieces]:
+        """Return the next samples of several clients, as `positions` does for each."""
+        return list(map(self.positions, rngs, sizes, counts, left))
+
+
+def without_replacement(rngs: Rngs, sizes: list[int], counts: list[int], B: int) -> list[np.ndarray]:
+    """Draw B of the numbers below n, ``count`` times for each client, [count, B]. Each generator moves on as by its ``choice``.
+
+    sizes, counts: n and count of each client; B < n.
+    """
+    if B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts):
+        drawn = [
+            [rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)]
+            for rng, n, count in zip(rngs, sizes, counts, strict=True)
+        ]
+        return [np.array(of_client, np.int64).reshape(-1, B) for of_client in drawn]
+    # Floyd's algorithm, which `choice` uses too, for all at once: who is drawn again is replaced by the largest that could be
+    largest = np.array(sizes)[:, None] - B + np.arange(B)
+    each = zip(rngs, largest, counts, strict=True)
+    together = np.concatenate([rng.integers(own + 1, size=(count, B)) for rng, own, count in each])
+    largest = largest.repeat(counts, axis=0)
+    for i in range(1, B):
+        again = (together[:, :i] == together[:, i : i + 1]).any(axis=1)
+        together[again, i] = largest[again, i]
+    return np.split(together, np.cumsum(counts)[:-1])
 
 
 def Full(split: str | None = None) -> Steps:
@@ -246,7 +281,7 @@ def _stretches(
     width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
-        yield _stacked(list(map(wanted.positions, rngs, sizes.tolist(), due, left)), width, like)
+        yield _stacked(wanted.of_clients(rngs, sizes.tolist(), due, left), width, like)
 
 
 def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> Weighted:

@@ -153,10 +153,9 @@ class Quadratic(Problem):
             if split in rows:
                 index, weight = rows[split]
                 own[name] = own[name] + weight @ self._noise[name][index]
-        for name, split in self._scaled.items():
-            if split in rows:
-                index, weight = rows[split]
-                own[name] = own[name] * (1 + weight @ self._factors[index])
+        drawn = {split: rows[split] for split in {*self._scaled.values()} if split in rows}
+        factors = {split: 1 + weight @ self._factors[index] for split, (index, weight) in drawn.items()}
+        own |= {name: own[name] * factors[split] for name, split in self._scaled.items() if split in factors}
         return self._sample_type(**own)
 
     @written_for(sample)

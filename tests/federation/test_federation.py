@@ -196,6 +196,19 @@ def test_fixed_batches_come_as_often_as_their_share():
     assert counts / 3000 == pytest.approx([5 / 13, 5 / 13, 3 / 13], abs=0.03)
 
 
+@pytest.mark.parametrize("B", [1, 2, 8, 64, 65, 299])
+@pytest.mark.parametrize("sizes", [[300, 300, 300], [300, 5000, 1000], [300, 12_000, 400]])
+@pytest.mark.parametrize("counts", [[1, 1, 1], [0, 9, 4], [20, 20, 20]])
+def test_batches_are_those_of_choice(B, sizes, counts):
+    """Which batches are drawn, and where the generators are afterwards, does not depend on how many are drawn together."""
+    ours, plain = ([np.random.default_rng([7, i]) for i in range(3)] for _ in range(2))
+    drawn = Steps(1, B).of_clients(ours, sizes, counts, [[], [], []])
+    for batches, rng, n, count in zip(drawn, plain, sizes, counts, strict=True):
+        wanted = [rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)]
+        assert np.array_equal(batches, np.reshape(wanted, (count, B)))
+    assert [rng.random() for rng in ours] == [rng.random() for rng in plain]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_knows_its_fixed_batch(problem, engine):
     """The number of the batch, and its share of the client's examples; several clients at once."""
