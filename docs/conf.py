@@ -15,7 +15,7 @@ ROOT = DOCS.parent
 OUTSIDE = "_outside"  # pages of files outside of docs
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
-LISTS = ("bench/index", "methods", "problems")  # whose links are below them in the navigation
+LISTS = ("bench/2.0/index", "methods", "problems")  # whose links are below them in the navigation
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"

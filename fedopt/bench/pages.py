@@ -36,6 +36,7 @@ from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
+QUARTILES = (0.25, 0.5, 0.75)
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 PHASE = "phase"  # the board of the diagram of drift and participation
 SHORT = {
@@ -99,24 +100,29 @@ def write_pages(
     shown, phase = ([one for one in judged.values() if (one.task.board == PHASE) == at] for at in (False, True))
     known = {name for one in judged.values() for name in one.searches("bytes").methods}
     references = [name for name in known if name in entries and entries[name].reference]
-    every = [claim.by for task in tasks([], [*map(str, folders)]) for claim in task.claims]
+    there = tasks([], [*map(str, folders)])
+    every = [claim.by for task in there for claim in task.claims]
     registered = {currency: sum(currency in by for by in every) for currency in CURRENCIES}
-    answers, nulls = {half: _claims(judged, registered, half) for half in (None, 0, 1)}, _nulls(judged)
+    nulls = _nulls(judged)
+    answers = {half: _claims(judged, registered, nulls, half) for half in (None, 0, 1)}
     firsts = pd.DataFrame([_firsts(one, _unranked([one], references)) for one in judged.values()])
     print_table(firsts, [], "who is first on each task")
     tables = {"claims": answers[None], "nulls": nulls, "firsts": firsts}
-    boards = []
+    boards, curves = [], list[pd.DataFrame]()
     for name in dict.fromkeys(one.task.board for one in shown):
         here = {one.task.name: one for one in shown if one.task.board == name}
-        fronts = f"fronts_{name.replace(' ', '_')}.svg"
-        _draw_fronts([*here.values()], _unranked([*here.values()], references), place / fronts)
+        unranked, suffix = _unranked([*here.values()], references), f"{name.replace(' ', '_')}.svg"
+        curves.append(pd.concat([_best_of(one, unranked) for one in here.values()], ignore_index=True))
+        ranked = {method: j for j, method in enumerate(curves[-1]["method"].unique())}
+        _draw_fronts([*here.values()], ranked, place / f"fronts_{suffix}")
+        _draw_best_of(curves[-1], ranked, place / f"best_of_{suffix}")
         of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
-        boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "fronts": fronts})
+        boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "suffix": suffix})
     told: dict[str, Any] = {"boards": boards, "shown": [one.task for one in shown], "phase": phase}
+    told["missing"] = [task.name for task in there if task.name not in judged]
     if shown:
-        curves = pd.concat([_best_of(one, _unranked([one], references)) for one in shown], ignore_index=True)
-        _draw_best_of(curves, place / "best_of.svg")
-        tables["best_of"], told["stable"] = curves, markdown(_texts(_stable(curves)))
+        tables["best_of"] = pd.concat(curves, ignore_index=True)
+        told["stable"] = markdown(_texts(_stable(tables["best_of"])))
     if phase:
         _draw_phase(phase, place / "phase.svg")
     for one in shown:
@@ -164,9 +170,14 @@ def _board(here: Mapping[str, Judged], currency: str, name: str, references: Seq
     return markdown(_texts(shown))
 
 
-def _claims(judged: Mapping[str, Judged], registered: Mapping[str, int], half: int | None = None) -> pd.DataFrame:
-    """Return all claims, judged by all points or by a half of each pool. registered: currency -> how many there are in all."""
-    parts, nulls = [], _nulls(judged)
+def _claims(
+    judged: Mapping[str, Judged], registered: Mapping[str, int], nulls: pd.DataFrame, half: int | None = None
+) -> pd.DataFrame:
+    """Return all claims, judged by all points or by a half of each pool.
+
+    registered: currency -> how many there are in all. nulls: of `_nulls`.
+    """
+    parts = []
     of_half = {name: Judged(one.task, one.table, half) for name, one in judged.items()} if half is not None else judged
     for currency in CURRENCIES:
         pairs = [
@@ -258,8 +269,8 @@ def _stable(curves: pd.DataFrame) -> pd.DataFrame:
     return best.pivot_table(index="task", columns="points", values="method", aggfunc="first", sort=False).reset_index()
 
 
-def _draw_best_of(curves: pd.DataFrame, path: Path) -> None:
-    """Draw the best-of-k curves of all tasks."""
+def _draw_best_of(curves: pd.DataFrame, ranked: Mapping[str, int], path: Path) -> None:
+    """Draw the best-of-k curves of the tasks of a board. ranked: method -> place in the order of colours."""
     by_task = dict([*curves.groupby("task", sort=False)])
     with figures.pictures([path], len(by_task), min(len(by_task), 4)) as axes:
         for axis, (name, of_task) in zip(axes, by_task.items(), strict=True):
@@ -268,35 +279,34 @@ def _draw_best_of(curves: pd.DataFrame, path: Path) -> None:
                 str(method): Line(*(rows[column].to_numpy() for column in columns))
                 for method, rows in of_task.groupby("method", sort=False)
             }
-            figures.draw_lines(axis, lines)
+            figures.draw_lines(axis, lines, ranked)
             figures.describe(axis, "points of a search", "score by rounds", str(name))
 
 
-def _draw_fronts(judged: Sequence[Judged], unranked: Sequence[str], path: Path) -> None:
-    """Draw what the median search spends until a middle target: rounds against bytes, and rounds against calls."""
+def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path) -> None:
+    """Draw what searches spend until a target: rounds against bytes, and rounds against calls.
+
+    The target is the hardest one of a task that the median searches of half of the methods reach. ranked: method -> place in
+    the order of colours.
+    """
     pairs = (("comm_rounds", "bytes"), ("comm_rounds", "calls"))
     with figures.pictures([path], len(judged) * len(pairs), 2) as axes:
         for axis, (one, (x, y)) in zip(axes, ((one, pair) for one in judged for pair in pairs), strict=True):
-            target = len(one.task.targets) // 2
-            for j, name in enumerate(name for name in one.searches(x).methods if name not in unranked):
-                with np.errstate(invalid="ignore"):
-                    ends = [np.quantile(one.searches(c).drawn(name)[:, :, target], (0.25, 0.5, 0.75)) for c in (x, y)]
-                if np.isfinite(ends).all():
+            names = [name for name in one.searches(x).methods if name in ranked]
+            reached = {name: np.median(one.searches("comm_rounds").drawn(name), axis=(0, 1)) <= 1 for name in names}
+            counts = np.sum([*reached.values()], axis=0)
+            target = int(np.flatnonzero(counts >= min(len(names) / 2, counts[0]))[-1])
+            for name in names:
+                ends = [
+                    np.quantile(np.minimum(one.searches(c).drawn(name)[:, :, target], 1), QUARTILES) for c in (x, y)
+                ]
+                if reached[name][target]:
                     (a, b, c), (d, e, f) = ends
-                    axis.errorbar(
-                        b,
-                        e,
-                        [[e - d], [f - e]],
-                        [[b - a], [c - b]],
-                        label=name,
-                        fmt="o",
-                        color=figures.look(j)["color"],
-                    )
-            axis.set(xscale="log", yscale="log")
-            goal = f"{one.task.targets[target]:g}"
-            figures.describe(
-                axis, f"share of {NAMES[x]}", f"share of {NAMES[y].partition(',')[0]}", f"{one.task.name}, to {goal}"
-            )
+                    colour = figures.look(ranked[name])["color"]
+                    axis.errorbar(b, e, [[e - d], [f - e]], [[b - a], [c - b]], label=name, fmt="o", color=colour)
+            axis.set(xscale="log", yscale="log", xlim=(0.01, 1.1), ylim=(0.01, 1.1))
+            across, up = (f"share of {NAMES[c].partition(',')[0]}" for c in (x, y))
+            figures.describe(axis, across, up, f"{one.task.name}, to {one.task.targets[target]:g}")
 
 
 def _draw_phase(phase: Sequence[Judged], path: Path) -> None:
