@@ -36,8 +36,12 @@ class Classification(Supervised, Minimisation):
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
-        personal = () if self._own is None else (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
-        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *personal)
+        self.own_models = self._own is not None
+        of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.own_models else ()
+        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)
+
+    def last_layer(self) -> int:
+        return len(self.net.split_last()[1].initial)
 
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
@@ -55,13 +59,13 @@ class Classification(Supervised, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of x on the clients' own test examples, if
-            they have some.
+        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of the clients' own models on their test
+            examples, if they have some; of x, if the method has no models of clients.
         """
-        (x,) = point
+        x, *models = point
         logits = partial(self.net, x)
         return {
             "train_loss": self.client_loss("train", logits),
             **self.test_metrics(logits),
-            **self.own_metrics(x.expand(self.clients, -1)),
+            **self.own_metrics(models[0] if models else x.expand(self.clients, -1)),
         }
