@@ -28,6 +28,8 @@ PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared 
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
 BETTER_THAN_ALONE = Metric("better_than_alone", "clients better off than alone", "%", better="higher")
 
+PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
+
 
 def residual(y: Tensor, batch: Batch) -> Tensor:
     """Return z'y - t of each example, [B]."""
@@ -146,7 +148,7 @@ class LinearRegression(Table, Minimisation):
     ridge: NonNegativeFloat
 
     own_models = True
-    metrics = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE, TRAIN_LOSS, DISTANCE)
+    metrics = (*PERSONAL, TRAIN_LOSS, DISTANCE)
 
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)

@@ -5,9 +5,15 @@
 z has the features of an example and a 1, t is its target. Both levels are quadratic, so that y_i(x), the outer objective and its
 minimiser have closed forms. They are those of `quadratic_local_bilevel` with A_i = mean_train zz' + lam I, B_i = lam I,
 c_i = mean_train tz, F_i = mean_val zz', e_i = mean_val tz, and D, d and G zero.
+
+The strengths lam_i may be learnt too, with x = (w, s) and log lam_i = log lam + sqrt(M) s_i: hypergradients of w and s_i are of
+one size then, and no longer linear. y_i keeps its closed form.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -15,9 +21,9 @@ from torch import Tensor
 
 from fedopt.data import Batches
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
-from fedopt.problems.classes import LocalBilevel
+from fedopt.problems.classes import LocalBilevel, Rows
 from fedopt.problems.function import Second, function
-from fedopt.problems.linear_regression import RANK, TEST_RMSE, Table, gradient, squared
+from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
 from fedopt.problems.supervised import Fraction
@@ -32,45 +38,68 @@ class PersonalisedRegression(Table, LocalBilevel):
     x: the common model, [features + 1], with an intercept. y: a client's own model, of the same length.
 
     lam: the strength of the pull of y to x.
+    strengths: whether all pulls have the strength lam (fixed), one that x learns from lam on (common), or each client has its
+        own, which x learns (client).
     validation: the fraction of its examples that a client validates on, unless the data say which.
     weighting, examples, features, spread: as in `Table`.
     """
 
     lam: PositiveFloat
     validation: Fraction
+    strengths: Literal["fixed", "common", "client"] = field(default="fixed", kw_only=True, metadata={"before": "fixed"})
 
     direct = False
     metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
 
     def __post_init__(self) -> None:
         self.set_table("personalised_regression", self.validation)
-        self._terms, halves = self._of_clients()
-        outer = mean_reduced(self._terms, self.weights)
-        self._outer = outer._replace(value=outer.value + torch.from_numpy(self.weights).to(halves) @ halves)
+        (self._A, self._c, _), (self._F, self._e, self._halves) = self.moments("train"), self.moments("val")
+        self._p = torch.from_numpy(self.weights).to(self._halves)
+        if self.strengths == "fixed":
+            self._solve()
+        else:
+            self.metrics = (OBJECTIVE, *PERSONAL)
+            self._alone = least(self._A, self._c).to(self.train.x)
+
+    def _solve(self) -> None:
+        """Set the outer objective as a quadratic function, and its minimiser."""
+        A, c, zero = self._A, self._c, 0 * self._A
+        pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
+        outer = mean_reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero), self.weights)
+        self._outer = outer._replace(value=outer.value + self._p @ self._halves)
         inverse = torch.linalg.pinv(self._outer.hessian, rtol=RANK, hermitian=True)
         self._x = -inverse @ self._outer.constant  # of all minimisers, the one nearest to the start
         self._least = float(self._outer.value + 0.5 * self._x @ self._outer.constant)
 
-    def _of_clients(self) -> tuple[Sample, Tensor]:
-        """Return the terms of all clients, [M, ...], and mean_val 1/2 t^2 of each, [M], in double precision."""
-        (A, c, _), (F, e, halves) = self.moments("train"), self.moments("val")
-        pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
-        return Sample(A + pull, pull, c, 0 * A, 0 * c, F, e, 0 * A), halves
+    def pulls(self, x: Tensor, client: Tensor) -> tuple[Tensor, Any]:
+        """Return w, [dy], and the strengths of the pulls of these clients, of the shape of their indices."""
+        if self.strengths == "fixed":
+            return x, self.lam
+        w, s = x.split([self.train.x.shape[1], len(x) - self.train.x.shape[1]])
+        s = s.expand(self.clients) if self.strengths == "common" else math.sqrt(self.clients) * s
+        return w, self.lam * torch.exp(s.gather(0, client.reshape(-1)).reshape(client.shape))
 
     def inner_solutions(self, x: Tensor) -> Tensor:
         """Return y_i(x) of all clients, [M, dy]."""
-        return torch.linalg.solve(self._terms.A, self.lam * x.to(self._terms.A) + self._terms.c)
+        w, lam = self.pulls(x.to(self._A), torch.arange(self.clients, device=x.device))
+        lam = torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(self.clients)[:, None]
+        return torch.linalg.solve(self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c)
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the outer objective, [dx], in closed form."""
+        """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""
         return self._outer.hessian @ x.to(self._outer.hessian) + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
         zero = self.train.x.new_zeros(self.train.x.shape[1])
-        return zero, zero.clone()
+        strengths = {"fixed": 0, "common": 1, "client": self.clients}[self.strengths]
+        return torch.cat([zero, zero.new_zeros(strengths)]), zero
 
-    def solution(self) -> tuple[Tensor, ...]:
-        return (self._x.to(self.train.x),)
+    def solution(self) -> tuple[Tensor, ...] | None:
+        return (self._x.to(self.train.x),) if self.strengths == "fixed" else None
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Mapping[str, Any]:
+        batches = super().sample(client, rows)
+        return batches if self.strengths == "fixed" else {**batches, "client": torch.as_tensor(client)}
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -84,9 +113,10 @@ class PersonalisedRegression(Table, LocalBilevel):
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(x), gradient(y, sample["val"])
 
-    @function
-    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return squared(y, sample["train"]) + 0.5 * self.lam * torch.sum((y - x) ** 2)
+    @function(where=lambda problem: problem.strengths == "fixed")
+    def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Any]) -> Tensor:
+        w, lam = self.pulls(x, sample.get("client"))
+        return squared(y, sample["train"]) + 0.5 * lam * torch.sum((y - w) ** 2)
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -103,10 +133,16 @@ class PersonalisedRegression(Table, LocalBilevel):
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
+        y = self.inner_solutions(point[0])
+        if self.strengths != "fixed":
+            values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
+            w = point[0][: y.shape[1]]
+            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w, self._alone)}
         x = point[0].to(self._x)
         off = x - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
-        errors = self.errors(self.inner_solutions(x), x)
+        errors = self.errors(y, x)
         return {
             "excess": excess,
             "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
