@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
-from fedopt.metrics import DISTANCE, TRAIN_LOSS, Metric
+from fedopt.metrics import BETTER_THAN_ALONE, DISTANCE, TRAIN_LOSS, Metric
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
@@ -26,7 +26,6 @@ EQUAL = 1e-6  # relative difference of errors that are called equal
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
-BETTER_THAN_ALONE = Metric("better_than_alone", "clients better off than alone", "%", better="higher")
 
 PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
 

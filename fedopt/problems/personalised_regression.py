@@ -49,7 +49,6 @@ class PersonalisedRegression(Table, LocalBilevel):
     strengths: Literal["fixed", "common", "client"] = field(default="fixed", kw_only=True, metadata={"before": "fixed"})
 
     direct = False
-    metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
 
     def __post_init__(self) -> None:
         self.set_table("personalised_regression", self.validation)
@@ -62,7 +61,8 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._alone = least(self._A, self._c).to(self.train.x)
 
     def _solve(self) -> None:
-        """Set the outer objective as a quadratic function, and its minimiser."""
+        """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
+        self.metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
         A, c, zero = self._A, self._c, 0 * self._A
         pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
         outer = mean_reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero), self.weights)

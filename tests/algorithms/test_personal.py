@@ -287,6 +287,25 @@ def test_accuracy_is_that_of_the_clients_own_models():
     assert found["local_only"]["personal_accuracy"] > 5 + found["fedavg"]["personal_accuracy"]
 
 
+def test_clients_that_are_better_than_alone():
+    """Alone is SGD on the client's examples only: the common start is better for nobody."""
+    words = ["partitioner=shards", "problem.own_test=0.25", "problem.model=softmax", "preset=none"]
+    e = small("local_only", "classification", *words, "problem.alone_steps=20")
+    p, (x,) = e.original, e.problem.start()
+    alone = p.models_alone(20, 0.1)
+    own = [set(p.train.y[rows].tolist()) for rows in p.splits["train"]]
+    predicted = [
+        set(p.net(w, p.train.x[rows]).argmax(1).tolist()) for w, rows in zip(alone, p.splits["train"], strict=True)
+    ]
+    assert all(some <= labels for some, labels in zip(predicted, own, strict=True))
+    assert p.evaluate(x, x.expand(6, -1))["better_than_alone"] == 0
+    mixed = torch.cat([p.models_alone(400, 0.5)[:3], x.expand(3, -1)])
+    accuracies = np.array([p.own_accuracies(models) for models in (mixed, alone)])
+    assert p.evaluate(x, mixed)["better_than_alone"] == 100 * np.mean(accuracies[0] > accuracies[1]) > 0
+    with pytest.raises(UserError, match=r"problem\.alone_steps=20: clients keep no test examples"):
+        small("fedavg", "classification", "problem.alone_steps=20")
+
+
 def test_what_is_own_must_fit_the_model():
     with pytest.raises(UserError, match=r"algo\.own=9: the model has 3 numbers"):
         steps(experiment("fedrep", "algo.own=9"), 0)
