@@ -158,6 +158,9 @@ class LinearRegression(Table, Minimisation):
         )
         self._x, self._alone = least(self._A, self._c), least(A, c).to(self.train.x)
 
+    def last_layer(self) -> int:
+        return 1  # the intercept
+
     def start(self) -> tuple[Tensor, ...]:
         return (self.train.x.new_zeros(self.train.x.shape[1]),)
 

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 from support.derivatives import central_differences
+from support.samples import real
 from support.settled import settled
 
+from fedopt.config.composed import compose
 from fedopt.errors import UserError
+from fedopt.running.assemble import assemble
 from fedopt.running.loop import Progress, evaluate
 from fedopt.testing.harness import small, steps
 
@@ -310,6 +313,43 @@ def test_what_is_own_must_fit_the_model():
     with pytest.raises(UserError, match=r"algo\.own=9: the model has 3 numbers"):
         steps(experiment("fedrep", "algo.own=9"), 0)
     with pytest.raises(UserError, match="has no last layer"):
-        steps(experiment("fedrep", "algo.own=last_layer"), 0)
+        steps(small("fedrep", "quadratic_minimisation", "algo.own=last_layer"), 0)
+    assert steps(experiment("fedrep", "algo.own=last_layer"), 0)[0].heads.shape == (4, 1)  # the intercept
     e = small("fedrep", "classification", "algo.own=last_layer")
     assert steps(e, 0)[0].heads.shape == (6, 10 * 9 + 10)
+
+
+def test_the_optimum_on_the_exam_table():
+    """The models of 65 schools for lam = 1 by NumPy are a fixed point of pFedMe, and their error is that of its page."""
+    path = real("exam.npz") / "exam.npz"
+    words = [
+        "dataset=npz",
+        f"dataset.path={path}",
+        "dataset.pixels=raw",
+        "partitioner=by_column",
+        "preset=none",
+        "algo.B=null",
+    ]
+    sizes = ["algo.lam=1", "algo.eta=0.5", "algo.delta=0.28", "algo.R=1", "algo.K=120"]
+    chosen = ["algo=pfedme", "problem=linear_regression", "hardware.threads=1", *words, *sizes]
+    e, data = assemble(compose(chosen)), np.load(path)
+    names, owner, owner_test = e.problem.splits["train"].names, data["client_train"], data["client_test"]
+    z, z_test = (np.column_stack([data[x].astype(float), np.ones(len(data[x]))]) for x in ("x_train", "x_test"))
+    of = [(z[owner == name], data["y_train"][owner == name]) for name in names]
+    A, c = np.array([x.T @ x / len(x) for x, _ in of]), np.array([x.T @ y / len(x) for x, y in of])
+    p, eye = np.array([len(x) for x, _ in of]) / len(z), np.eye(z.shape[1])
+    envelope = sum(p_i * (eye - np.linalg.inv(A_i + eye)) for p_i, A_i in zip(p, A, strict=True))
+    w = np.linalg.lstsq(envelope, p @ proximal(A, c, 1, np.zeros(len(eye))), rcond=1e-10)[0]
+    models = proximal(A, c, 1, w)
+    state = e.algorithm.init(e.problem)._replace(w=torch.from_numpy(w))
+    state = e.algorithm.step(state, e.problem, e.federation.at(0))
+    np.testing.assert_allclose(state.w, w, atol=1e-6)
+    np.testing.assert_allclose(state.theta.tensor(), models, atol=1e-6)
+    found, _ = evaluate(e, state, Progress(round=1))
+    predicted = [row @ models[names.index(name)] for row, name in zip(z_test, owner_test, strict=True)]
+    assert found["test_rmse"] == pytest.approx(np.sqrt(np.mean((predicted - data["y_test"]) ** 2)), rel=1e-5)
+    assert [round(found[name], 3) for name in ("test_rmse", "personal_rmse", "better_than_alone")] == [
+        0.726,
+        0.71,
+        68.75,
+    ]
