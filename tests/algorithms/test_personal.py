@@ -313,7 +313,7 @@ def test_what_is_own_must_fit_the_model():
     with pytest.raises(UserError, match=r"algo\.own=9: the model has 3 numbers"):
         steps(experiment("fedrep", "algo.own=9"), 0)
     with pytest.raises(UserError, match="has no last layer"):
-        steps(small("fedrep", "quadratic_minimisation", "algo.own=last_layer"), 0)
+        steps(small("fedrep", "invariant_logistic", "algo.own=last_layer"), 0)
     assert steps(experiment("fedrep", "algo.own=last_layer"), 0)[0].heads.shape == (4, 1)  # the intercept
     e = small("fedrep", "classification", "algo.own=last_layer")
     assert steps(e, 0)[0].heads.shape == (6, 10 * 9 + 10)
