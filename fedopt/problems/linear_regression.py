@@ -50,19 +50,18 @@ def least(hessians: Tensor, constants: Tensor) -> Tensor:
     return (torch.linalg.pinv(hessians, rtol=RANK, hermitian=True) @ constants[..., None])[..., 0]
 
 
-@dataclass(eq=False)
 class Table(Labelled):
     """Problems about linear models of a table, with test examples of each client.
 
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
     spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
+    noise: the deviation of its targets from what is linear in the features.
     """
 
-    weighting: Weighting
-    examples: PositiveInt
-    features: PositiveInt
-    spread: NonNegativeFloat
+    examples: int
+    features: int
+    spread: float
+    noise: float = 1.0
 
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
@@ -88,7 +87,7 @@ class Table(Labelled):
         owner = np.concatenate([owner, np.arange(max(n // 5, 1)) % M])
         z = rng.standard_normal((len(owner), self.features))
         model = rng.standard_normal(self.features) + self.spread * rng.standard_normal((M, self.features))
-        t = (z * model[owner]).sum(1) + rng.standard_normal(len(owner))
+        t = (z * model[owner]).sum(1) + self.noise * rng.standard_normal(len(owner))
         return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
 
     def _owners_of_tests(self, data: LabelledData) -> np.ndarray:
@@ -141,10 +140,17 @@ class LinearRegression(Table, Minimisation):
 
     x: a linear model, [features + 1], with an intercept.
 
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i. weighting, examples, features, spread: as in `Table`.
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i.
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
+    examples, features, spread, noise: as in `Table`.
     """
 
     ridge: NonNegativeFloat
+    weighting: Weighting
+    examples: PositiveInt
+    features: PositiveInt
+    spread: NonNegativeFloat
+    noise: NonNegativeFloat
 
     own_models = True
     metrics = (*PERSONAL, TRAIN_LOSS, DISTANCE)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from pydantic import PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batches
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
-from fedopt.problems.classes import LocalBilevel, Rows
+from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
 from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
 from fedopt.problems.quadratic_bilevel import Sample
@@ -38,14 +38,19 @@ class PersonalisedRegression(Table, LocalBilevel):
     x: the common model, [features + 1], with an intercept. y: a client's own model, of the same length.
 
     lam: the strength of the pull of y to x.
+    validation: the fraction of its examples that a client validates on, unless the data say which.
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
+    examples, features, spread: as in `Table`.
     strengths: whether all pulls have the strength lam (fixed), one that x learns from lam on (common), or each client has its
         own, which x learns (client).
-    validation: the fraction of its examples that a client validates on, unless the data say which.
-    weighting, examples, features, spread: as in `Table`.
     """
 
     lam: PositiveFloat
     validation: Fraction
+    weighting: Weighting
+    examples: PositiveInt
+    features: PositiveInt
+    spread: NonNegativeFloat
     strengths: Literal["fixed", "common", "client"] = field(default="fixed", kw_only=True, metadata={"before": "fixed"})
 
     direct = False
