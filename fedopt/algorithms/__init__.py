@@ -41,3 +41,16 @@ class Algorithm(Protocol):
 
     def output(self, s: Any) -> tuple[Tensor, ...]:
         """Return the point at which the problem's metrics are taken: a tuple of vectors, the variables in the problem's order."""
+
+
+class Personal(Algorithm, Protocol):
+    """An algorithm that has a model of each client."""
+
+    def personal(self, s: Any, problem: Any, fed: Round) -> Tensor:
+        """Return the clients' own models, ``[M, d]``, for a problem whose metrics are taken there.
+
+        Args:
+            s: The state.
+            problem: The problem.
+            fed: A round in which nothing is counted, for models that clients make of the state.
+        """

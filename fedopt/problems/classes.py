@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedopt.data import Ragged, World
+from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
 Rows = Mapping[str, tuple[Tensor, Tensor]]  # split -> (row indices of examples [B], their weights [B])
@@ -46,6 +47,8 @@ class Problem(_InWorld, ABC):
         notes: Further remarks on the data for the user, a line each.
         convolutional: Whether its functions are mostly convolutions.
         random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that determines them.
+        own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point. Methods that
+            have some then give them.
         alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
@@ -61,6 +64,7 @@ class Problem(_InWorld, ABC):
     notes: Sequence[str] = ()
     convolutional: bool = False
     random: bool = False
+    own_models: bool = False
     alone: str = ""
 
     @property
@@ -136,6 +140,14 @@ class Minimisation(Problem):
     @abstractmethod
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """Return ``f_i(x)``, a scalar."""
+
+    def last_layer(self) -> int:
+        """Return how many of the last numbers of x are the last layer of a network.
+
+        Raises:
+            UserError: There is no network with several layers.
+        """
+        raise UserError(f"{type(self).__name__} has no last layer; give algo.own as a number, or algo.own=all")
 
 
 class Conditional(Minimisation):

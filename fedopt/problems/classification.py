@@ -1,13 +1,21 @@
 """Plain classification: minimise the clients' mean cross-entropy, any data set and model [McMahan et al. 2017]."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from pydantic import PositiveFloat
 from torch import Tensor
 
 from fedopt.data import Batches, cross_entropy
-from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
+from fedopt.errors import UserError
+from fedopt.metrics import (
+    BETTER_THAN_ALONE,
+    PERSONAL_ACCURACY,
+    TEST_ACCURACY,
+    TEST_LOSS,
+    TRAIN_LOSS,
+    WORST_PERSONAL_ACCURACY,
+)
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
@@ -23,8 +31,10 @@ class Classification(Supervised, Minimisation):
     server: the fraction of the other examples that the server has, and no client.
     own_test: the fraction of its examples that each client keeps for tests; None for none.
     pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
+    alone_steps, alone_step: the number and the step size of SGD steps that a client takes alone, from the start, for the
+        metric better_than_alone; 0 for no such metric.
 
-    `hierarchical` has the same last five keys, with the same partition and start.
+    `hierarchical` has the keys from test to pretrain_step too, with the same partition and start.
     """
 
     test: Fraction | None
@@ -33,11 +43,25 @@ class Classification(Supervised, Minimisation):
     pretrain: Pretraining
     pretrain_step: PositiveFloat
     weighting: Weighting
+    alone_steps: Pretraining = field(default=0, kw_only=True, metadata={"before": 0})
+    alone_step: PositiveFloat = field(default=0.1, kw_only=True, metadata={"before": 0.1})
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
-        personal = () if self._own is None else (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
-        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *personal)
+        self.own_models = self._own is not None
+        of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.own_models else ()
+        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)
+        if self.alone_steps and not self.own_models:
+            raise UserError(
+                f"problem.alone_steps={self.alone_steps}: clients keep no test examples; set problem.own_test to a fraction"
+            )
+        self._alone = None
+        if self.alone_steps:
+            self._alone = self.own_accuracies(self.models_alone(self.alone_steps, self.alone_step))
+            self.metrics = (*self.metrics, BETTER_THAN_ALONE)
+
+    def last_layer(self) -> int:
+        return len(self.net.split_last()[1].initial)
 
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
@@ -55,13 +79,14 @@ class Classification(Supervised, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of x on the clients' own test examples, if
-            they have some.
+        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of the clients' own models on their test
+            examples, if they have some; of x, if the method has no models of clients.
+        better_than_alone: the share of clients whose accuracy there is above that of their model alone.
         """
-        (x,) = point
-        logits = partial(self.net, x)
+        x, *models = point
+        logits, w = partial(self.net, x), models[0] if models else x.expand(self.clients, -1)
         return {
             "train_loss": self.client_loss("train", logits),
             **self.test_metrics(logits),
-            **self.own_metrics(x.expand(self.clients, -1)),
+            **self.own_metrics(w, self._alone),
         }

@@ -5,48 +5,34 @@
 z has the features of an example and a 1, t is its target. Both levels are quadratic, so that y_i(x), the outer objective and its
 minimiser have closed forms. They are those of `quadratic_local_bilevel` with A_i = mean_train zz' + lam I, B_i = lam I,
 c_i = mean_train tz, F_i = mean_val zz', e_i = mean_val tz, and D, d and G zero.
+
+The strengths lam_i may be learnt too, with x = (w, s) and log lam_i = log lam + sqrt(M) s_i: hypergradients of w and s_i are of
+one size then, and no longer linear. y_i keeps its closed form.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, LabelledData
-from fedopt.errors import UserError
+from fedopt.data import Batches
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
-from fedopt.problems.classes import LocalBilevel, Weighting
+from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
+from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
-from fedopt.problems.supervised import Fraction, Labelled
-from fedopt.randomness import Part
+from fedopt.problems.supervised import Fraction
 
-RANK = 1e-10  # eigenvalues of the outer Hessian below this share of the largest are zero, as of columns that sum to one
 EXCESS = Metric("excess", "excess of the outer objective over its minimum", scale="log", bounds=True)
-TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
-
-
-def residual(y: Tensor, batch: Batch) -> Tensor:
-    """Return z'y - t of each example, [B]."""
-    return batch.x @ y - batch.y
-
-
-def squared(y: Tensor, batch: Batch) -> Tensor:
-    """Return the weighted mean of 1/2 (z'y - t)^2, a scalar."""
-    return 0.5 * residual(y, batch) ** 2 @ batch.weight
-
-
-def gradient(y: Tensor, batch: Batch) -> Tensor:
-    """Return the gradient of `squared`, [dy]."""
-    return (batch.weight * residual(y, batch)) @ batch.x
 
 
 @dataclass(eq=False)
-class PersonalisedRegression(Labelled, LocalBilevel):
+class PersonalisedRegression(Table, LocalBilevel):
     """Linear regression with a model for each client, all drawn to a common one.
 
     x: the common model, [features + 1], with an intercept. y: a client's own model, of the same length.
@@ -54,8 +40,9 @@ class PersonalisedRegression(Labelled, LocalBilevel):
     lam: the strength of the pull of y to x.
     validation: the fraction of its examples that a client validates on, unless the data say which.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
-    spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
+    examples, features, spread: as in `Table`.
+    strengths: whether all pulls have the strength lam (fixed), one that x learns from lam on (common), or each client has its
+        own, which x learns (client).
     """
 
     lam: PositiveFloat
@@ -64,78 +51,60 @@ class PersonalisedRegression(Labelled, LocalBilevel):
     examples: PositiveInt
     features: PositiveInt
     spread: NonNegativeFloat
+    strengths: Literal["fixed", "common", "client"] = field(default="fixed", kw_only=True, metadata={"before": "fixed"})
 
     direct = False
-    metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
 
     def __post_init__(self) -> None:
-        data = self._made() if self.world.dataset is None else self.world.load(validation=True, real=True)
-        if data.tokens or data.x_train.ndim != 2 or data.class_names:
-            raise UserError(
-                "problem=personalised_regression needs a table of numbers [n, features], and y of numbers; choose "
-                "dataset=npz with such a file, or dataset=none"
-            )
-        self.divide(data, held_out=self.validation)
-        for part in (self.train, self._test):
-            part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
-        self._owner = self._owners_of_tests(data)
-        self._terms, halves = self._of_clients()
-        outer = mean_reduced(self._terms, self.weights)
-        self._outer = outer._replace(value=outer.value + torch.from_numpy(self.weights).to(halves) @ halves)
+        self.set_table("personalised_regression", self.validation)
+        (self._A, self._c, _), (self._F, self._e, self._halves) = self.moments("train"), self.moments("val")
+        self._p = torch.from_numpy(self.weights).to(self._halves)
+        if self.strengths == "fixed":
+            self._solve()
+        else:
+            self.metrics = (OBJECTIVE, *PERSONAL)
+            self._alone = least(self._A, self._c).to(self.train.x)
+
+    def _solve(self) -> None:
+        """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
+        self.metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
+        A, c, zero = self._A, self._c, 0 * self._A
+        pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
+        outer = mean_reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero), self.weights)
+        self._outer = outer._replace(value=outer.value + self._p @ self._halves)
         inverse = torch.linalg.pinv(self._outer.hessian, rtol=RANK, hermitian=True)
         self._x = -inverse @ self._outer.constant  # of all minimisers, the one nearest to the start
         self._least = float(self._outer.value + 0.5 * self._x @ self._outer.constant)
 
-    def _made(self) -> LabelledData:
-        """Return a table whose targets are linear in the features, with coefficients of each client."""
-        rng, M, n = self.world.rng(Part.EXAMPLES), self.world.clients, self.examples
-        owner = np.empty(n, dtype=np.int64)
-        for split in self.world.split(n, None, self.validation).values():
-            owner[split.rows] = np.repeat(np.arange(M), split.sizes)
-        owner = np.concatenate([owner, np.arange(max(n // 5, 1)) % M])
-        z = rng.standard_normal((len(owner), self.features))
-        model = rng.standard_normal(self.features) + self.spread * rng.standard_normal((M, self.features))
-        t = (z * model[owner]).sum(1) + rng.standard_normal(len(owner))
-        return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
-
-    def _owners_of_tests(self, data: LabelledData) -> np.ndarray:
-        """Return the client whose model each test example is predicted by, [n]; -1 for the common model.
-
-        Where the partition does not follow the data's own clients, they are dealt out in turn.
-        """
-        if (names := self.splits["train"].names) and data.owners_test is not None:
-            client = {name: i for i, name in enumerate(names)}
-            return np.array([client.get(str(owner), -1) for owner in data.owners_test])
-        return np.arange(len(data.y_test)) % self.clients
-
-    def _of_clients(self) -> tuple[Sample, Tensor]:
-        """Return the terms of all clients, [M, ...], and mean_val 1/2 t^2 of each, [M], in double precision."""
-
-        def moments(split: str) -> list[Tensor]:
-            of_clients = []
-            for rows in self.splits[split]:
-                z, t = self.train.x[rows].double(), self.train.y[rows].double()
-                of_clients.append([term / len(rows) for term in (z.T @ z, t @ z, 0.5 * t @ t)])
-            return [torch.stack(terms) for terms in zip(*of_clients, strict=True)]
-
-        (A, c, _), (F, e, halves) = moments("train"), moments("val")
-        pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
-        return Sample(A + pull, pull, c, 0 * A, 0 * c, F, e, 0 * A), halves
+    def pulls(self, x: Tensor, client: Tensor) -> tuple[Tensor, Any]:
+        """Return w, [dy], and the strengths of the pulls of these clients, of the shape of their indices."""
+        if self.strengths == "fixed":
+            return x, self.lam
+        w, s = x.split([self.train.x.shape[1], len(x) - self.train.x.shape[1]])
+        s = s.expand(self.clients) if self.strengths == "common" else math.sqrt(self.clients) * s
+        return w, self.lam * torch.exp(s.gather(0, client.reshape(-1)).reshape(client.shape))
 
     def inner_solutions(self, x: Tensor) -> Tensor:
         """Return y_i(x) of all clients, [M, dy]."""
-        return torch.linalg.solve(self._terms.A, self.lam * x.to(self._terms.A) + self._terms.c)
+        w, lam = self.pulls(x.to(self._A), torch.arange(self.clients, device=x.device))
+        lam = torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(self.clients)[:, None]
+        return torch.linalg.solve(self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c)
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the outer objective, [dx], in closed form."""
+        """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""
         return self._outer.hessian @ x.to(self._outer.hessian) + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
         zero = self.train.x.new_zeros(self.train.x.shape[1])
-        return zero, zero.clone()
+        strengths = {"fixed": 0, "common": 1, "client": self.clients}[self.strengths]
+        return torch.cat([zero, zero.new_zeros(strengths)]), zero
 
-    def solution(self) -> tuple[Tensor, ...]:
-        return (self._x.to(self.train.x),)
+    def solution(self) -> tuple[Tensor, ...] | None:
+        return (self._x.to(self.train.x),) if self.strengths == "fixed" else None
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Mapping[str, Any]:
+        batches = super().sample(client, rows)
+        return batches if self.strengths == "fixed" else {**batches, "client": torch.as_tensor(client)}
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -149,9 +118,10 @@ class PersonalisedRegression(Labelled, LocalBilevel):
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(x), gradient(y, sample["val"])
 
-    @function
-    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return squared(y, sample["train"]) + 0.5 * self.lam * torch.sum((y - x) ** 2)
+    @function(where=lambda problem: problem.strengths == "fixed")
+    def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Any]) -> Tensor:
+        w, lam = self.pulls(x, sample.get("client"))
+        return squared(y, sample["train"]) + 0.5 * lam * torch.sum((y - w) ** 2)
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -168,11 +138,16 @@ class PersonalisedRegression(Labelled, LocalBilevel):
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
+        y = self.inner_solutions(point[0])
+        if self.strengths != "fixed":
+            values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
+            w = point[0][: y.shape[1]]
+            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w, self._alone)}
         x = point[0].to(self._x)
         off = x - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
-        models = torch.cat([self.inner_solutions(x), x[None]])[torch.from_numpy(self._owner).to(x.device)]
-        errors = torch.sum(self._test.x * models, 1) - self._test.y
+        errors = self.errors(y, x)
         return {
             "excess": excess,
             "test_rmse": float(torch.sqrt(torch.mean(errors**2))),

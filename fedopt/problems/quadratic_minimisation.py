@@ -43,6 +43,9 @@ class QuadraticMinimisation(Quadratic, Minimisation):
     def solution(self) -> tuple[Tensor, ...]:
         return (self._x,)
 
+    def last_layer(self) -> int:
+        return max(self.dim // 2, 1)  # half of x, for methods that share the other half
+
     def hessians(self) -> tuple[Tensor, ...]:
         return (self._mean.A,)
 

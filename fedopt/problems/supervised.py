@@ -1,6 +1,7 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -214,9 +215,12 @@ class Supervised(Labelled):
             size: How many are drawn, with replacement. None: all.
         """
         n = len(self._server)
-        rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
-        (x,) = self._start
-        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)), self.training_keys)
+        return self._drawn(self._server, np.arange(n) if size is None else rng.integers(n, size=size), rng)
+
+    def _drawn(self, examples: Examples, rows: np.ndarray, rng: np.random.Generator) -> Batch:
+        """Return a batch of these rows of examples, with equal weights, and with a key if the problem is random."""
+        (x,), at = self._start, torch.from_numpy(rows)
+        batch = examples.batch(at.to(x.device), x.new_full(at.shape, 1 / len(at)), self.training_keys)
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
@@ -224,9 +228,25 @@ class Supervised(Labelled):
 
         size: the step size.
         """
-        (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
-        for _ in range(steps):
-            batch = self.server_batch(rng, PRETRAIN_BATCH)
+        rng = self.world.rng(Part.PRETRAINING)
+        return self._descended((self.server_batch(rng, PRETRAIN_BATCH) for _ in range(steps)), size)
+
+    def models_alone(self, steps: int, size: float) -> Tensor:
+        """Return each client's own model, [M, dim], after SGD from the start on batches of its examples alone.
+
+        steps, size: the number of steps, and the step size.
+        """
+        rng = self.world.rng(Part.FIT)
+
+        def batches(rows: np.ndarray) -> Iterator[Batch]:
+            return (self._drawn(self.train, rng.choice(rows, PRETRAIN_BATCH), rng) for _ in range(steps))
+
+        return torch.stack([self._descended(batches(rows), size) for rows in self.splits["train"]])
+
+    def _descended(self, batches: Iterator[Batch], size: float) -> Tensor:
+        """Return the start after a step of SGD on each of the batches, [dim]. size: the step size."""
+        (x,) = self._start
+        for batch in batches:
             if self.net.dense:
                 gradient = self.net.gradient(x, *batch[:3])
             else:
@@ -248,20 +268,27 @@ class Supervised(Labelled):
         trained = self.net.trained(self.parameters(*point))
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
-    def own_metrics(self, w: Tensor) -> dict[str, float]:
+    def own_accuracies(self, w: Tensor) -> list[float]:
+        """Return the accuracy of each client's model on its own test examples. w: as in `own_metrics`."""
+        of_clients = zip(w, self._own or (), strict=True)
+        return [self.train.loss_and_accuracy(partial(self.net, w_i), rows)[1] for w_i, rows in of_clients]
+
+    def own_metrics(self, w: Tensor, alone: Sequence[float] | None = None) -> dict[str, float]:
         """Return the mean accuracy of the clients' models on their own test examples, and the worst client's, in percent.
 
         Args:
             w: The models' parameters, ``[M, d]``.
+            alone: The accuracies of other models, ``[M]``, for the share of clients that are better, in percent.
 
         Returns:
             Metric -> value; empty if clients keep no test examples.
         """
         if self._own is None:
             return {}
-        of_clients = zip(w, self._own, strict=True)
-        accuracies = [self.train.loss_and_accuracy(partial(self.net, w_i), rows)[1] for w_i, rows in of_clients]
-        return {"personal_accuracy": 100 * float(np.mean(accuracies)), "worst_personal_accuracy": 100 * min(accuracies)}
+        accuracies = self.own_accuracies(w)
+        better = {} if alone is None else {"better_than_alone": 100 * float(np.mean(np.greater(accuracies, alone)))}
+        personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
+        return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
 
 
 @dataclass(eq=False)

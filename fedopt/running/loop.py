@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -124,7 +124,11 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
     Return the row of metrics.csv, and whether eval.metric is better than at all earlier evaluations (False without
     eval.metric).
     """
-    values = measured(e.problem, e.original, e.algorithm.output(state))
+    point = e.algorithm.output(state)
+    if e.problem.own_models and hasattr(e.algorithm, "personal"):
+        uncounted = replace(e.federation).at(progress.round)
+        point = (*point, e.algorithm.personal(state, e.problem, uncounted))
+    values = measured(e.problem, e.original, point)
     progress.evaluated = True
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv
     before = progress.best

@@ -96,6 +96,8 @@ class Tapped:
             elif not any("second" in of for of in events):
                 # One that does not depend on a variable has a gradient too, which is zero
                 total["grad"] += max(1, *backs)
+            elif len(backs) == 1:  # the gradient in the only variable was differentiated
+                total["hvp"] += backs[0] - 1
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]

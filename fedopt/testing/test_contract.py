@@ -314,7 +314,9 @@ def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.
     exact = [word for key, words in EXACT.items() if key in (algo, *fields("algo", algo)) for word in words]
     words = [f"algo.{word}" for word in exact if is_ours("algo", algo)]
     words += [
-        f"problem.{key}=0" for key in ("heterogeneity", "noise", "s", "t_max") if key in fields("problem", problem)
+        f"problem.{key}=0"
+        for key in ("heterogeneity", "noise", "s", "spread", "t_max")
+        if key in fields("problem", problem)
     ]
     e = tuned(algo, problem, *without_chance(algo), *words, "participation.cohort=6")
     at = with_v(e.problem, e.problem.solution())

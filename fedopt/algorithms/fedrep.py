@@ -1,0 +1,85 @@
+"""FedRep: a common representation, and each client's own head [Collins, Hassani, Mokhtari & Shakkottai 2021, Alg. 1].
+
+    min_phi sum_i p_i min_{h_i} f_i(phi, h_i)
+
+Notation
+    phi, h_i        the shared coordinates of x, and client i's own, which are the last ones
+    tau_h, tau_phi  a client's steps in h_i, which come first, and in phi
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.config import LocalWork, Schedule
+from fedopt.errors import UserError
+from fedopt.federation import Client, Memory, Round
+from fedopt.problems import Minimisation
+
+
+class State(NamedTuple):
+    """phi: the server's. heads: h_i of each client."""
+
+    phi: Tensor
+    heads: Memory
+
+
+@dataclass(frozen=True)
+class FedRep:
+    """FedRep: a common representation, and each client's own head. With all coordinates own, each client is alone.
+
+    own: which of a model's numbers are each client's own: the last layer of the network, all, or so many at the end.
+    eta_h, eta_phi: the step sizes of the heads and of the representation. gamma: the server's step along the mean change.
+    tau_h, tau_phi: the local work in the head and then in the representation, in epochs, or in steps on independent batches
+        drawn with replacement.
+    B: the examples of a batch; None for all of a client's.
+    """
+
+    own: Literal["last_layer", "all"] | PositiveInt
+    eta_h: Schedule
+    eta_phi: Schedule
+    gamma: Schedule
+    tau_h: LocalWork
+    tau_phi: LocalWork
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimisation,)
+    uneven: ClassVar = ("tau_h", "tau_phi")
+
+    def init(self, problem: Minimisation) -> State:
+        (x,) = problem.start()
+        own = len(x) if self.own == "all" else problem.last_layer() if self.own == "last_layer" else self.own
+        if own > len(x):
+            raise UserError(f"algo.own={own}: the model has {len(x)} numbers; take fewer, or algo.own=all")
+        phi, head = x.split([len(x) - own, own])
+        return State(phi, Memory([head] * problem.clients))
+
+    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
+        eta_h, eta_phi, shared = self.eta_h(fed.r), self.eta_phi(fed.r), len(s.phi)
+
+        def local_steps(client: Client, phi: Tensor) -> tuple[Tensor, Tensor]:
+            def head_step(h: Tensor, xi: Any) -> Tensor:
+                return h - eta_h * client.gradient(torch.cat([phi, h]), xi)[shared:]
+
+            h = client.scan("head", head_step, client.memory)
+
+            def step(phi_i: Tensor, xi: Any) -> Tensor:
+                return phi_i - eta_phi * client.gradient(torch.cat([phi_i, h]), xi)[:shared]
+
+            return (client.scan("phi", step, phi) if shared else phi), h
+
+        draws: dict[str, Any] = {"head": fed.local(self.tau_h, self.B, replace=True)}
+        if shared:
+            draws["phi"] = fed.local(self.tau_phi, self.B, replace=True)
+        mean, heads = fed.exchange(local_steps, s.phi, fed.cohort(), memory=s.heads, **draws)
+        return State(s.phi + self.gamma(fed.r) * (mean - s.phi), heads)
+
+    def output(self, s: State) -> tuple[Tensor, ...]:
+        return (torch.cat([s.phi, s.heads.tensor().mean(0)]),)  # no client sends its head: this is for metrics alone
+
+    def personal(self, s: State, problem: Minimisation, fed: Round) -> Tensor:
+        heads = s.heads.tensor()
+        return torch.cat([s.phi.expand(len(heads), -1), heads], 1)

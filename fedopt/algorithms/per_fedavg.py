@@ -1,0 +1,80 @@
+"""Per-FedAvg: a common point from which a gradient step fits a client [Fallah, Mokhtari & Ozdaglar 2020, Alg. 1].
+
+    min_w sum_i p_i f_i(w - alpha grad f_i(w)),   gradient (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
+
+Notation
+    w, w_i          the server's point, and client i's in its local steps
+    theta_i         w - alpha grad f_i(w), client i's personal model, on all its examples
+    xi, xi', xi''   the samples of the inner gradient, of the outer one, and of the Hessian
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Minimisation
+
+
+class State(NamedTuple):
+    w: Tensor
+
+
+@dataclass(frozen=True)
+class PerFedAvg:
+    """Per-FedAvg: a common point from which a gradient step fits a client.
+
+    alpha: the step of the adaptation. beta: the local step size. gamma: the server's step along the clients' mean change.
+    hessian: whether the outer gradient is multiplied by I - alpha grad^2 f_i; else the method is first order (FO).
+    tau: the local work, in epochs, or in steps on independent batches drawn with replacement.
+    B: the examples of each of a step's samples; None for all of a client's.
+    """
+
+    alpha: Schedule
+    beta: Schedule
+    gamma: Schedule
+    hessian: bool
+    tau: LocalWork
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimisation,)
+    uneven: ClassVar = "tau"
+
+    def init(self, problem: Minimisation) -> State:
+        return State(*problem.start())
+
+    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
+        alpha, beta = self.alpha(fed.r), self.beta(fed.r)
+
+        def local_steps(client: Client, w: Tensor) -> Tensor:
+            def step(w_i: Tensor, xis: list[Any]) -> Tensor:
+                xi, xi_outer, *xi_hessian = xis
+                d = client.gradient(w_i - alpha * client.gradient(w_i, xi), xi_outer)
+                for xi in xi_hessian:
+                    gradient = lambda w, xi=xi: client.grad(client.f, w, xi)  # noqa: E731
+                    _, product = client.vjp(gradient, w_i, hvp=1, sample=xi)
+                    d = d - alpha * product(d)[0]
+                return w_i - beta * d
+
+            return client.scan("local", step, w)
+
+        local = fed.local(self.tau, self.B, samples=3 if self.hessian else 2, replace=True)
+        mean = fed.exchange(local_steps, s.w, fed.cohort(), local=local)
+        return State(s.w + self.gamma(fed.r) * (mean - s.w))
+
+    def output(self, s: State) -> tuple[Tensor, ...]:
+        return (s.w,)
+
+    def personal(self, s: State, problem: Minimisation, fed: Round) -> Tensor:
+        alpha = self.alpha(fed.r)
+
+        def adapted(client: Client, w: Tensor) -> tuple[tuple[()], Tensor]:
+            return (), w - alpha * client.gradient(w, client.sample("all"))
+
+        rows = Memory([torch.zeros_like(s.w)] * problem.clients)
+        _, theta = fed.exchange(adapted, s.w, fed.everyone(), memory=rows, all=Steps(1, None))
+        return theta.tensor()

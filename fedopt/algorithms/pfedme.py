@@ -1,0 +1,80 @@
+"""pFedMe: personal models by Moreau envelopes [Dinh, Tran & Nguyen 2020, Alg. 1].
+
+    min_w sum_i p_i F_i(w),   F_i(w) = min_theta f_i(theta) + lam/2 |theta - w|^2,   grad F_i(w) = lam (w - theta_i(w))
+
+Notation
+    w, w_i      the server's point, and client i's in its local rounds
+    theta_i     client i's personal model, the minimiser in F_i(w_i), as K gradient steps approximate it
+    R           local rounds of a round; each takes one batch for its K steps
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Memory, Round
+from fedopt.problems import Minimisation
+
+
+class State(NamedTuple):
+    """w: the server's point. theta: the personal model of each client, as its last round left it."""
+
+    w: Tensor
+    theta: Memory
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """pFedMe: personal models by Moreau envelopes.
+
+    lam: the strength of the pull of theta_i to w_i. eta: the local step size of w_i, lam eta along w_i - theta_i.
+    delta: the step size of theta_i. K: its steps on one batch. beta: the server's step along the clients' mean change.
+    R: the local rounds of a round, in epochs, or in steps on independent batches drawn with replacement.
+    B: the examples of a batch; None for all of a client's.
+    trained: who trains: the cohort, or all clients, of whom the server still averages the cohort alone (all).
+    """
+
+    lam: PositiveFloat
+    eta: Schedule
+    delta: Schedule
+    beta: Schedule
+    R: LocalWork
+    K: PositiveInt
+    B: PositiveInt | None
+    trained: Literal["cohort", "all"]
+
+    solves: ClassVar = (Minimisation,)
+    uneven: ClassVar = "R"
+
+    def init(self, problem: Minimisation) -> State:
+        (w,) = problem.start()
+        return State(w, Memory([w] * problem.clients))
+
+    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
+        lam, eta, delta = self.lam, self.eta(fed.r), self.delta(fed.r)
+
+        def local_rounds(client: Client, w: Tensor) -> tuple[Tensor, Tensor]:
+            def local_round(carry: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
+                w_i, theta = carry
+                for _ in range(self.K):  # on f_i(theta; xi) + lam/2 |theta - w_i|^2
+                    theta = client.gradient_step_(theta, xi, delta, lam * (theta - w_i))
+                return w_i - lam * eta * (w_i - theta), theta
+
+            return client.scan("local", local_round, (w, w))
+
+        S = fed.cohort()
+        trained = S if self.trained == "cohort" else fed.everyone()
+        p = problem.weights[trained] * np.isin(trained, S)
+        local = fed.local(self.R, self.B, replace=True)
+        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=p / p.sum(), memory=s.theta, local=local)
+        return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
+
+    def output(self, s: State) -> tuple[Tensor, ...]:
+        return (s.w,)
+
+    def personal(self, s: State, problem: Minimisation, fed: Round) -> Tensor:
+        return s.theta.tensor()

@@ -1,0 +1,196 @@
+"""Linear regression on a table, with tests for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
+
+    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2
+
+z has the features of an example and a 1, t is its target. All that methods of personal models approach is a linear system here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.data import Batch, Batches, LabelledData
+from fedopt.errors import UserError
+from fedopt.metrics import BETTER_THAN_ALONE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.problems.classes import Minimisation, Weighting
+from fedopt.problems.function import function
+from fedopt.problems.supervised import Labelled
+from fedopt.randomness import Part
+
+RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zero, as of columns that sum to one
+EQUAL = 1e-6  # relative difference of errors that are called equal
+TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
+PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
+WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
+
+PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
+
+
+def residual(y: Tensor, batch: Batch) -> Tensor:
+    """Return z'y - t of each example, [B]."""
+    return batch.x @ y - batch.y
+
+
+def squared(y: Tensor, batch: Batch) -> Tensor:
+    """Return the weighted mean of 1/2 (z'y - t)^2, a scalar."""
+    return 0.5 * residual(y, batch) ** 2 @ batch.weight
+
+
+def gradient(y: Tensor, batch: Batch) -> Tensor:
+    """Return the gradient of `squared`, [dy]."""
+    return (batch.weight * residual(y, batch)) @ batch.x
+
+
+def least(hessians: Tensor, constants: Tensor) -> Tensor:
+    """Return the minimiser of 1/2 y'Hy - c'y nearest to 0, for each H [..., d, d] and c [..., d]."""
+    return (torch.linalg.pinv(hessians, rtol=RANK, hermitian=True) @ constants[..., None])[..., 0]
+
+
+class Table(Labelled):
+    """Problems about linear models of a table, with test examples of each client.
+
+    examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
+    spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
+    noise: the deviation of its targets from what is linear in the features.
+    """
+
+    examples: int
+    features: int
+    spread: float
+    noise: float = 1.0
+
+    def set_table(self, choice: str, held_out: float | None) -> None:
+        """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
+        validation = held_out is not None
+        made = self.world.dataset is None
+        data = self._made(held_out) if made else self.world.load(validation=validation, real=True)
+        if data.tokens or data.x_train.ndim != 2 or data.class_names:
+            raise UserError(
+                f"problem={choice} needs a table of numbers [n, features], and y of numbers; choose "
+                "dataset=npz with such a file, or dataset=none"
+            )
+        self.divide(data, held_out=held_out)
+        for part in (self.train, self._test):
+            part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
+        self._owner = self._owners_of_tests(data)
+
+    def _made(self, held_out: float | None) -> LabelledData:
+        """Return a table whose targets are linear in the features, with coefficients of each client."""
+        rng, M, n = self.world.rng(Part.EXAMPLES), self.world.clients, self.examples
+        owner = np.empty(n, dtype=np.int64)
+        for split in self.world.split(n, None, held_out).values():
+            owner[split.rows] = np.repeat(np.arange(M), split.sizes)
+        owner = np.concatenate([owner, np.arange(max(n // 5, 1)) % M])
+        z = rng.standard_normal((len(owner), self.features))
+        model = rng.standard_normal(self.features) + self.spread * rng.standard_normal((M, self.features))
+        t = (z * model[owner]).sum(1) + self.noise * rng.standard_normal(len(owner))
+        return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
+
+    def _owners_of_tests(self, data: LabelledData) -> np.ndarray:
+        """Return the client whose model each test example is predicted by, [n]; -1 for the common model.
+
+        Where the partition does not follow the data's own clients, they are dealt out in turn.
+        """
+        if (names := self.splits["train"].names) and data.owners_test is not None:
+            client = {name: i for i, name in enumerate(names)}
+            return np.array([client.get(str(owner), -1) for owner in data.owners_test])
+        return np.arange(len(data.y_test)) % self.clients
+
+    def moments(self, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the means of zz', tz and 1/2 t^2 of each client, [M, ...], in double precision."""
+        of_clients = []
+        for rows in self.splits[split]:
+            z, t = self.train.x[rows].double(), self.train.y[rows].double()
+            of_clients.append([term / len(rows) for term in (z.T @ z, t @ z, 0.5 * t @ t)])
+        A, c, halves = (torch.stack(terms) for terms in zip(*of_clients, strict=True))
+        return A, c, halves
+
+    def errors(self, models: Tensor, common: Tensor) -> Tensor:
+        """Return the error on each test example, [n]. models: [M, d]; common: [d], for examples of unknown clients."""
+        of_examples = torch.cat([models, common[None]])[torch.from_numpy(self._owner).to(common.device)]
+        return torch.sum(self._test.x * of_examples, 1) - self._test.y
+
+    def rmse(self, errors: Tensor) -> Tensor:
+        """Return the root mean squared error of each client that has test examples. errors: of all test examples."""
+        known = torch.from_numpy(self._owner).to(errors.device)
+        squares, known = errors[known >= 0] ** 2, known[known >= 0]
+        counts = torch.bincount(known, minlength=self.clients)
+        sums = squares.new_zeros(self.clients).index_add_(0, known, squares)
+        return torch.sqrt(sums / counts)[counts > 0]
+
+    def personal_metrics(self, models: Tensor, common: Tensor, alone: Tensor) -> dict[str, float]:
+        """Return the metrics of the clients' models on their own test examples. alone: [M, d], the models to be beaten."""
+        errors = self.errors(models, common)
+        of_clients, of_alone = self.rmse(errors), self.rmse(self.errors(alone, common))
+        return {
+            "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
+            "personal_rmse": float(of_clients.mean()),
+            "worst_personal_rmse": float(of_clients.max()),
+            "better_than_alone": 100 * float((of_clients < (1 - EQUAL) * of_alone).to(errors).mean()),
+        }
+
+
+@dataclass(eq=False)
+class LinearRegression(Table, Minimisation):
+    """Linear regression, with tests for each client's own model.
+
+    x: a linear model, [features + 1], with an intercept.
+
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i.
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
+    examples, features, spread, noise: as in `Table`.
+    """
+
+    ridge: NonNegativeFloat
+    weighting: Weighting
+    examples: PositiveInt
+    features: PositiveInt
+    spread: NonNegativeFloat
+    noise: NonNegativeFloat
+
+    own_models = True
+    metrics = (*PERSONAL, TRAIN_LOSS, DISTANCE)
+
+    def __post_init__(self) -> None:
+        self.set_table("linear_regression", None)
+        A, c, halves = self.moments("train")
+        A = A + self.ridge * torch.eye(A.shape[1]).to(A)
+        self._A, self._c, self._half = (
+            torch.tensordot(torch.from_numpy(self.weights).to(v), v, 1) for v in (A, c, halves)
+        )
+        self._x, self._alone = least(self._A, self._c), least(A, c).to(self.train.x)
+
+    def last_layer(self) -> int:
+        return 1  # the intercept
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self.train.x.new_zeros(self.train.x.shape[1]),)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (self._x.to(self.train.x),)
+
+    @function
+    def f(self, x: Tensor, sample: Batches) -> Tensor:
+        return squared(x, sample["train"]) + 0.5 * self.ridge * x @ x
+
+    @f.gradient
+    def f(self, x: Tensor, sample: Batches) -> Tensor:
+        return gradient(x, sample["train"]) + self.ridge * x
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics.
+
+        train_loss, distance: sum_i p_i f_i(x), and the distance of x from its minimiser. The others are of the clients' own
+        models, or of x if the method has none. better_than_alone compares with the minimiser of each client's f_i.
+        """
+        x, *own = point
+        models, x64 = own[0] if own else x.expand(self.clients, -1), x.to(self._x)
+        return {
+            **self.personal_metrics(models, x, self._alone),
+            "train_loss": float(0.5 * x64 @ (self._A @ x64) - self._c @ x64 + self._half),
+            "distance": float(torch.linalg.norm(x64 - self._x)),
+        }
