@@ -45,6 +45,8 @@ NOTES = {
     "{kind: piecewise, values: [0.1, 0.01], boundaries: [100]} changes at the boundaries",
     "local work": "a number of steps such as 5, or of epochs such as '5 epochs', or {kind: growing, tau: 20, power: 0.5}, "
     "ceil(tau (r + 1)^power) steps in round r",
+    "pattern": "{kind: cyclic, groups: 2, by: label, stay: 1}, groups that are there in turn, by: random or label, or a list of "
+    "each client's group",
 }
 
 

@@ -178,6 +178,13 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
             )
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}")
+    groups = getattr(who.pattern, "groups", None)
+    if isinstance(groups, list) and len(groups) != clients:
+        raise UserError(
+            f"participation.pattern.groups={groups}: must be a list with an entry for each of the {clients} clients"
+        )
+    if isinstance(groups, int) and groups > clients:
+        raise UserError(f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}")
     if who.stragglers and not round(who.stragglers * clients):
         raise UserError(
             f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"

@@ -1,0 +1,203 @@
+"""Which clients are there in a round, and what becomes of methods when not all are: closed forms, chances, resuming, mistakes."""
+
+import numpy as np
+import pytest
+import torch
+from support.command import TINY, fedopt, without_time
+
+from fedopt.config import Participation, compose
+from fedopt.drawing import figures, run
+from fedopt.errors import UserError
+from fedopt.results.identity import stamp
+from fedopt.running import assemble
+from fedopt.testing.harness import composed, small, steps
+
+TWO = "participation.pattern={kind: cyclic, groups: [0,1,0,1,1,0]}"
+PATTERNS = ["{kind: cyclic, groups: 3, stay: 2}"]
+
+
+def pattern(words):
+    return f"participation.pattern={words}"
+
+
+# What methods make of it
+
+
+def affine_round(problem, clients, eta):
+    """J and b of a round of descent-ascent, w -> J w + b: the mean over some clients of w - eta (grad_x f_i, -grad_y f_i)."""
+    A, B, D, c, e = (problem.per_client[name][clients].mean(0).numpy() for name in "ABDce")
+    return np.eye(len(A) + len(D)) - eta * np.block([[A, B], [-B.T, D]]), eta * np.concatenate([c, e])
+
+
+def two_round_limit(problem, eta):
+    """The fixed point of rounds of the clients 0, 2, 5 and 1, 3, 4 in turn: w = J_1 (J_0 w + b_0) + b_1."""
+    (J_0, b_0), (J_1, b_1) = (affine_round(problem, clients, eta) for clients in ([0, 2, 5], [1, 3, 4]))
+    return np.linalg.solve(np.eye(len(b_0)) - J_1 @ J_0, J_1 @ b_0 + b_1)
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.05])
+def test_descent_ascent_ends_at_the_fixed_point_of_two_rounds(eta):
+    """With one local step. Two rounds lead back to it, one does not; from elsewhere rounds lead there."""
+    words = ["participation.cohort=null", "algo.tau=1", "algo.B=null", "problem.noise=0"]
+    e = small("local_sgda", "quadratic_minimax", TWO, *words, f"algo.eta_x={eta}", f"algo.eta_y={eta}")
+    limit = torch.from_numpy(two_round_limit(e.problem, eta))
+
+    def after(rounds, w):
+        x, y = w.split([4, 3])
+        state = e.algorithm.init(e.problem)._replace(x=x, y=y)
+        for r in range(rounds):
+            state = e.algorithm.step(state, e.problem, e.federation.at(r))
+        return torch.cat(e.algorithm.output(state))
+
+    torch.testing.assert_close(after(2, limit), limit, rtol=0, atol=1e-13)
+    assert torch.dist(after(1, limit), limit) > 0.01
+    assert torch.dist(after(200, limit + 1), limit) < 0.1
+
+
+def test_the_fixed_point_is_off_the_saddle_by_the_order_of_the_step():
+    """Though every client takes part equally often."""
+    problem = small("local_sgda", "quadratic_minimax").problem
+    saddle = torch.cat(problem.solution()).numpy()
+    off = [np.linalg.norm(two_round_limit(problem, eta) - saddle) for eta in (0.1, 0.05)]
+    assert off[0] > 0.01
+    assert 1.8 < off[0] / off[1] < 2.2
+
+
+@pytest.mark.parametrize("algo", ["drfa", "scaffold"])
+def test_only_those_who_are_there_are_asked(algo):
+    """Also where the method draws by probabilities of its own, and whatever these are."""
+    e = small(algo, "classification", TWO, "participation.cohort=2")
+    for r in range(4):
+        before = e.federation.ledger.down.copy()
+        e.algorithm.step(e.algorithm.init(e.problem), e.problem, e.federation.at(r))
+        asked = np.flatnonzero(e.federation.ledger.down > before)
+        assert {*asked} <= {*([0, 2, 5], [1, 3, 4])[r % 2]}
+        assert len(asked) > 1
+
+
+def test_draws_by_probabilities_are_of_those_who_are_there():
+    fed = small("drfa", "classification", TWO, "participation.cohort=null").federation.at(0)
+    S, shares = fed.drawn(np.array([0.1, 0.5, 0.3, 0, 0, 0]))
+    assert (S.tolist(), shares.tolist()) == ([0, 2], pytest.approx([0.25, 0.75]))
+    S, shares = fed.drawn(np.array([0, 0.5, 0, 0.5, 0, 0]))
+    assert (S.tolist(), shares.tolist()) == ([0, 2, 5], pytest.approx([1 / 3] * 3))
+
+
+def test_a_method_for_all_clients_says_so():
+    words = ["algo=proxskip_gda", "problem=quadratic_minimax", pattern("{kind: cyclic, groups: 2}")]
+    with pytest.raises(UserError, match=r"participation\.pattern=null"):
+        steps(assemble.assemble(composed(*words)), 1)
+
+
+# Who is there
+
+
+@pytest.mark.parametrize("words", PATTERNS)
+def test_availability_is_a_function_of_seed_client_and_round(words):
+    """Not of the cohort, the engine, the order in which rounds are asked for, nor the method and its draws."""
+    e = small("scaffold", "classification", pattern(words), "participation.cohort=2")
+    asked = [e.federation.at(r).available.tolist() for r in range(40)]
+    for algo, *others in (
+        ("scaffold", "participation.cohort=null", "hardware.engine=one_by_one"),
+        ("fedavg", "participation.cohort=1", "participation.dropout=0.5"),
+    ):
+        again = small(algo, "classification", pattern(words), *others).federation
+        for r in reversed(range(40)):
+            assert again.at(r).available.tolist() == asked[r]
+            assert {*again.at(r).cohort()} <= {*asked[r]}
+    assert [
+        small("fedavg", "classification", pattern(words), "seed=1").federation.at(r).available.tolist()
+        for r in range(40)
+    ] != asked
+
+
+@pytest.mark.parametrize("words", PATTERNS)
+def test_a_resumed_run_is_an_undisturbed_one(words, monkeypatch, capsys, tmp_path):
+    words = [*TINY[:-2], pattern(words), "participation.cohort=2", "partitioner.clients=8", "hardware.threads=1"]
+    for name, rounds, *more in (("whole", 9), ("parts", 4), ("parts", 9, "resume=true")):
+        assert (
+            fedopt(monkeypatch, capsys, *words, f"budget.rounds={rounds}", f"output_dir={tmp_path / name}", *more).code
+            == 0
+        )
+    assert without_time(tmp_path / "whole" / "metrics.csv") == without_time(tmp_path / "parts" / "metrics.csv")
+
+
+def test_groups_are_of_equal_size_and_stay():
+    fed = small(
+        "fedavg", "quadratic_minimisation", "partitioner.clients=8", pattern("{kind: cyclic, groups: 3, stay: 2}")
+    ).federation
+    groups = [{*fed.at(r).available} for r in range(12)]
+    assert groups[0::2] == groups[1::2]
+    assert groups[:6] == groups[6:]
+    assert sorted(map(len, groups[::2][:3])) == [2, 3, 3]
+    assert set.union(*groups) == {*range(8)}
+
+
+def test_groups_by_label():
+    """Three classes of digits a client: those whose most frequent class is low come first."""
+    e = small("fedavg", "classification", "partitioner=shards", pattern("{kind: cyclic, groups: 2, by: label}"))
+    usual = [np.bincount(e.problem.labels[rows]).argmax() for rows in e.problem.splits["train"]]
+    low, high = (e.federation.at(r).available for r in range(2))
+    assert (len(low), len(high)) == (3, 3)
+    assert max(usual[i] for i in low) <= min(usual[i] for i in high)
+    assert len({*usual}) > 2
+
+
+# Configs
+
+
+def test_runs_from_before_are_the_same_runs():
+    nodes = dict(compose(["algo=fedmsa", "problem=mco"]).nodes)
+    before = {**nodes, "participation": {k: v for k, v in nodes["participation"].items() if k != "pattern"}}
+    assert stamp(before) == stamp(nodes)
+    cyclic = {**nodes, "participation": {**nodes["participation"], "pattern": {"kind": "cyclic", "groups": 2}}}
+    assert stamp(cyclic)["run"] != stamp(nodes)["run"]
+
+
+def test_the_head_of_a_run_names_the_pattern():
+    assert (
+        Participation(cohort=2, pattern={"kind": "cyclic", "groups": 2}).described(5)
+        == "5 clients, 2 in a round, cyclic"
+    )
+
+
+MISTAKES = {
+    "cyclic": "must be null, or a pattern such as {kind: cyclic, groups: 2}",
+    "{kind: cyclc, groups: 2}": "participation.pattern.kind=cyclc: must be",
+    "{kind: cyclic}": "participation.pattern.groups: is missing",
+    "{kind: cyclic, group: 2}": "participation.pattern.group: there is no such key",
+    "{kind: cyclic, groups: 1}": "participation.pattern.groups=1: must be at least 2",
+    "{kind: cyclic, groups: 11}": "must be at most the number of clients, 10",
+    "{kind: cyclic, groups: [0,1]}": "a list with an entry for each of the 10 clients",
+    "{kind: cyclic, groups: [0,2,0,2,0,2,0,2,0,2]}": "groups must be numbered 0, 1, ..., each with a client",
+    "{kind: cyclic, groups: [0,1,0,1,0,1,0,1,0,1], by: label}": "by=label and a list of groups cannot be combined",
+    "{kind: cyclic, groups: 2, by: label}": "this problem has no labels; use by: random",
+    "{kind: cyclic, groups: 2, stay: 0}": "participation.pattern.stay=0: must be greater than 0",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes(words):
+    with pytest.raises(UserError) as error:
+        assemble.assemble(composed("algo=fedavg", "problem=quadratic_minimisation", pattern(words)))
+    assert MISTAKES[words] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# The picture
+
+
+@pytest.mark.pictures
+def test_a_run_leaves_a_picture_of_who_is_there(monkeypatch, capsys, tmp_path):
+    words = [*TINY, pattern("{kind: cyclic, groups: 2}")]
+    assert fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}").code == 0
+    assert (tmp_path / "run" / "availability.png").stat().st_size > 1000
+
+
+def test_the_picture_has_a_row_a_round(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, *_, **__: drawn.append(figure))
+    run.availability(tmp_path / "a.png", [np.array([0, 2]), np.array([1, 3])] * 2, 4)
+    axes = drawn[0].axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array() == 0, [[1, 0, 1, 0], [0, 1, 0, 1]] * 2)
+    assert axes.get_title().startswith("available (black): 2 of 4 clients")
