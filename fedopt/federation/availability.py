@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedopt.config import Participation, Pattern
+from fedopt.config import Markov, Participation, Pattern
 from fedopt.errors import UserError
 from fedopt.problems import Problem
 from fedopt.randomness import Purpose, keyed_rng
@@ -22,7 +22,7 @@ class Availability:
 
     def __init__(self, problem: Problem, seed: int, participation: Participation):
         self.pattern, self.clients, self._seed = participation.pattern, problem.clients, seed
-        self._groups = _groups(self.pattern, problem, seed) if self.pattern else np.zeros(0)
+        self._groups = _groups(self.pattern, problem, seed)
 
     def at(self, r: int) -> np.ndarray:
         """Return the sorted indices of the clients that are available in round r. There is always one, drawn if need be."""
@@ -36,16 +36,18 @@ class Availability:
         return keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1).random(self.clients)
 
 
-def _groups(pattern: Pattern, problem: Problem, seed: int) -> np.ndarray:
+def _groups(pattern: Pattern | None, problem: Problem, seed: int) -> np.ndarray:
     """Return the group of each client, [M]. Sizes of groups differ by at most one, unless the pattern lists the groups."""
+    M = problem.clients
+    if pattern is None or isinstance(pattern, Markov):
+        return np.arange(M)
     if isinstance(pattern.groups, list):
         return np.array(pattern.groups)
-    M = problem.clients
     order = keyed_rng(seed, Purpose.AVAILABILITY).permutation(M)  # round 0 is no round's
     if pattern.by == "label":
         order = np.argsort(_usual_labels(problem), kind="stable")
     groups = np.empty(M, dtype=int)
-    groups[order] = np.arange(M) * pattern.groups // M
+    groups[order] = np.arange(M) * (pattern.groups or M) // M
     return groups
 
 

@@ -8,12 +8,17 @@ from support.command import TINY, fedopt, without_time
 from fedopt.config import Participation, compose
 from fedopt.drawing import figures, run
 from fedopt.errors import UserError
+from fedopt.randomness import Purpose, keyed_rng
 from fedopt.results.identity import stamp
 from fedopt.running import assemble
 from fedopt.testing.harness import composed, small, steps
 
 TWO = "participation.pattern={kind: cyclic, groups: [0,1,0,1,1,0]}"
-PATTERNS = ["{kind: cyclic, groups: 3, stay: 2}"]
+PATTERNS = [
+    "{kind: cyclic, groups: 3, stay: 2}",
+    "{kind: markov, on: 0.2, off: 0.4}",
+    "{kind: diurnal, share: 0.5, depth: 1, period: 6}",
+]
 
 
 def pattern(words):
@@ -143,6 +148,66 @@ def test_groups_by_label():
     assert len({*usual}) > 2
 
 
+def presence(words, rounds, *others):
+    """[rounds, clients], whether each client is there, without the one that is drawn if nobody is."""
+    e = small("fedavg", "quadratic_minimisation", "problem.examples=400", pattern(words), *others)
+    availability = e.federation.availability
+    return np.array([availability.pattern.there(r, availability._groups, availability._uniform) for r in range(rounds)])
+
+
+@pytest.mark.parametrize(("on", "off"), [(0.2, 0.1), (0.9, 0.7)])
+def test_a_markov_chain_is_stationary_from_the_start(on, off):
+    """Mean, variance over clients and correlation between rounds: pi, pi (1 - pi), and (1 - on - off)^k."""
+    there = presence(f"{{kind: markov, on: {on}, off: {off}}}", 300, "partitioner.clients=400")
+    pi, few = on / (on + off), 5 * np.sqrt(0.25 / 400)
+    assert abs(there.mean(1) - pi).max() < few
+    assert there[0].mean() == pytest.approx(pi, abs=few)
+    assert there.mean() == pytest.approx(pi, abs=0.01)
+    for k in (1, 2, 3):
+        covariance = np.mean((there[k:] - pi) * (there[:-k] - pi)) / (pi * (1 - pi))
+        assert covariance == pytest.approx((1 - on - off) ** k, abs=0.02)
+    assert np.mean(there[1:][~there[:-1]]) == pytest.approx(on, abs=0.01)
+    assert np.mean(~there[1:][there[:-1]]) == pytest.approx(off, abs=0.01)
+
+
+def test_a_markov_chain_is_the_one_that_goes_forward():
+    """From the start on, by the same numbers: what composing maps backwards must give."""
+    words, others = "{kind: markov, on: [0.3,0.9,1,1,0.01,0.5], off: [0.2,0.8,1,0.3,0.02,1]}", ["partitioner.clients=6"]
+    on, off = np.array([0.3, 0.9, 1, 1, 0.01, 0.5]), np.array([0.2, 0.8, 1, 0.3, 0.02, 1])
+    u = [keyed_rng(0, Purpose.AVAILABILITY, r + 1).random(6) for r in range(60)]
+    there = u[0] < on / (on + off)
+    found = presence(words, 60, *others)
+    for r in range(60):
+        there = np.where(there, u[r] < 1 - off, u[r] < on) if r else there
+        np.testing.assert_array_equal(found[r], there)
+
+
+def test_diurnal_shares_follow_the_sine():
+    words = "{kind: diurnal, share: 0.4, depth: 0.8, period: 8, groups: 4}"
+    there = presence(words, 800, "partitioner.clients=40").reshape(100, 8, 40).mean(0)
+    r, phases = np.arange(8), np.arange(4) / 4
+    expected = 0.4 * (1 + 0.8 * np.sin(2 * np.pi * (r[:, None] / 8 + phases)))
+    nearest = [np.abs(expected - of_client[:, None]).mean(0).argmin() for of_client in there.T]
+    assert np.bincount(nearest).tolist() == [10] * 4
+    np.testing.assert_allclose(there, expected[:, nearest], atol=5 * np.sqrt(0.25 / 100))
+
+
+def test_diurnal_clients_have_phases_of_their_own_unless_grouped():
+    there = presence("{kind: diurnal, share: 0.5, depth: 1, period: 4}", 4000, "partitioner.clients=4")
+    means = there.reshape(1000, 4, 4).mean(0)
+    assert sorted(means.argmax(0)) == [0, 1, 2, 3]
+    np.testing.assert_allclose(means.mean(1), 0.5, atol=0.02)  # phases are evenly spaced
+
+
+def test_somebody_is_always_there():
+    e = small(
+        "fedavg", "quadratic_minimisation", pattern("{kind: markov, on: 0.001, off: 1}"), "participation.cohort=null"
+    )
+    drawn = [e.federation.at(r).cohort().tolist() for r in range(60)]
+    assert {len(cohort) for cohort in drawn} == {1}
+    assert {i for (i,) in drawn} == {*range(6)}
+
+
 # Configs
 
 
@@ -172,6 +237,12 @@ MISTAKES = {
     "{kind: cyclic, groups: [0,2,0,2,0,2,0,2,0,2]}": "groups must be numbered 0, 1, ..., each with a client",
     "{kind: cyclic, groups: [0,1,0,1,0,1,0,1,0,1], by: label}": "by=label and a list of groups cannot be combined",
     "{kind: cyclic, groups: 2, by: label}": "this problem has no labels; use by: random",
+    "{kind: markov, on: 0.2}": "participation.pattern.off: is missing",
+    "{kind: markov, on: 0, off: 0.2}": "participation.pattern.on=0: must be greater than 0",
+    "{kind: markov, on: [0.1,0.2], off: 0.2}": "participation.pattern.on=[0.1, 0.2]: must be a list with an entry for each",
+    "{kind: diurnal, share: 0.8, depth: 0.5, period: 24}": "share * (1 + depth) must be at most 1",
+    "{kind: diurnal, share: 0.5, depth: 0.5, period: 1}": "participation.pattern.period=1: must be at least 2",
+    "{kind: diurnal, share: 0.5, depth: 0.5, period: 4, groups: 11}": "must be at most the number of clients, 10",
     "{kind: cyclic, groups: 2, stay: 0}": "participation.pattern.stay=0: must be greater than 0",
 }
 
