@@ -1,9 +1,12 @@
 """Which clients are there in a round, and what becomes of methods when not all are: closed forms, chances, resuming, mistakes."""
 
+import runpy
+
 import numpy as np
 import pytest
 import torch
-from support.command import TINY, fedopt, without_time
+from support.cases import few
+from support.command import ROOT, TINY, fedopt, without_time
 
 from fedopt.config import Participation, compose
 from fedopt.drawing import figures, run
@@ -11,8 +14,9 @@ from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.results.identity import stamp
 from fedopt.running import assemble
-from fedopt.testing.harness import composed, small, steps
+from fedopt.testing.harness import composed, leaves, small, steps, usual_pairs
 
+SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "cyclic")), ROOT / "docs" / "availability.md"
 TWO = "participation.pattern={kind: cyclic, groups: [0,1,0,1,1,0]}"
 PATTERNS = [
     "{kind: cyclic, groups: 3, stay: 2}",
@@ -68,16 +72,33 @@ def test_the_fixed_point_is_off_the_saddle_by_the_order_of_the_step():
     assert 1.8 < off[0] / off[1] < 2.2
 
 
-@pytest.mark.parametrize("algo", ["drfa", "scaffold"])
-def test_only_those_who_are_there_are_asked(algo):
-    """Also where the method draws by probabilities of its own, and whatever these are."""
-    e = small(algo, "classification", TWO, "participation.cohort=2")
-    for r in range(4):
+@pytest.mark.full
+@pytest.mark.parametrize("title", SCRIPT["METHODS"])
+def test_methods_end_where_the_page_says(title):
+    """As the page's table has it, and as the closed form of scripts/cyclic, which takes the clients' matrices alone."""
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {title} |"))
+    for (e, exact, solution), cell in zip(SCRIPT["columns"](title), line.split(" | ")[2:], strict=True):
+        np.testing.assert_allclose(SCRIPT["measured"](e), exact, atol=1e-9)
+        assert cell.strip(" |") == ", ".join([f"{np.linalg.norm(exact - solution):.4f}"] * 2)
+
+
+FIRST_ASKS_ALL = {"adamfcgd", "fedbioacc", "fedbioacc_local", "mfcgd", "multilevel", "srba"}
+ASKS_ALL = {"fedgda_gt", "fedmsa"}
+USUAL = {algo: problem for algo, problem in sorted(usual_pairs()) if algo != "proxskip_gda"}
+
+
+@pytest.mark.parametrize("algo", few(USUAL, ["adamfcgd", "fedmsa", "scaffold"].count))
+def test_methods_ask_those_who_are_there(algo):
+    """Those that ask all clients in a round, or in the first, are the ones that the page names or describes."""
+    e = small(algo, USUAL[algo], TWO, "participation.cohort=2")
+    state, groups = e.algorithm.init(e.problem), [{0, 2, 5}, {1, 3, 4}]
+    for r in range(3):
         before = e.federation.ledger.down.copy()
-        e.algorithm.step(e.algorithm.init(e.problem), e.problem, e.federation.at(r))
-        asked = np.flatnonzero(e.federation.ledger.down > before)
-        assert {*asked} <= {*([0, 2, 5], [1, 3, 4])[r % 2]}
-        assert len(asked) > 1
+        state = e.algorithm.step(state, e.problem, e.federation.at(r))
+        asked = {*np.flatnonzero(e.federation.ledger.down > before)}
+        all_asked = algo in ASKS_ALL or (algo in FIRST_ASKS_ALL and r == 0)
+        assert asked == {*range(6)} if all_asked else asked <= groups[r % 2]
+    assert all(leaf.isfinite().all() for leaf in leaves(e.algorithm.output(state)))
 
 
 def test_draws_by_probabilities_are_of_those_who_are_there():
@@ -110,10 +131,8 @@ def test_availability_is_a_function_of_seed_client_and_round(words):
         for r in reversed(range(40)):
             assert again.at(r).available.tolist() == asked[r]
             assert {*again.at(r).cohort()} <= {*asked[r]}
-    assert [
-        small("fedavg", "classification", pattern(words), "seed=1").federation.at(r).available.tolist()
-        for r in range(40)
-    ] != asked
+    other = small("fedavg", "classification", pattern(words), "seed=1").federation
+    assert [other.at(r).available.tolist() for r in range(40)] != asked
 
 
 @pytest.mark.parametrize("words", PATTERNS)
