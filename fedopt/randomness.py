@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     NOISE = 13
     TEST = 14  # which examples of a file are for testing
     COIN = 15  # when a round ends, where that is random
+    AVAILABILITY = 16
 
 
 class Part(IntEnum):

@@ -56,7 +56,8 @@ class ProxSkipGda:
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         if not fed.complete:
             raise UserError(
-                "ProxSkip-GDA needs all clients in every round; set participation.cohort=null participation.dropout=0"
+                "ProxSkip-GDA needs all clients in every round; set participation.cohort=null participation.dropout=0 "
+                "participation.pattern=null"
             )
         gamma = (self.gamma_x, self.gamma_y)
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)

@@ -45,6 +45,10 @@ NOTES = {
     "{kind: piecewise, values: [0.1, 0.01], boundaries: [100]} changes at the boundaries",
     "local work": "a number of steps such as 5, or of epochs such as '5 epochs', or {kind: growing, tau: 20, power: 0.5}, "
     "ceil(tau (r + 1)^power) steps in round r",
+    "pattern": "{kind: cyclic, groups: 2, by: random, stay: 1} are groups that are there in turn, cut by: random or label, or a "
+    "list of each client's group; {kind: markov, on: 0.1, off: 0.3} are chains that come and go with these probabilities; "
+    "{kind: diurnal, share: 0.3, depth: 0.8, period: 24, groups: null} is there with the probability share (1 + depth sin(2 pi "
+    "(r / period + phase_i)))",
 }
 
 

@@ -32,6 +32,8 @@ from fedopt.config.hydra import TURN as TURN
 from fedopt.config.hydra import search_path as search_path
 from fedopt.config.merging import check_choices as check_choices
 from fedopt.config.merging import refuse_mistyped as refuse_mistyped
+from fedopt.config.patterns import Markov as Markov
+from fedopt.config.patterns import Pattern as Pattern
 from fedopt.config.project import TYPED as TYPED
 from fedopt.config.project import with_project as with_project
 from fedopt.config.schedules import Constant as Constant

@@ -25,7 +25,11 @@ from fedopt.files import write_atomically
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
 NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}
 BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-SCHEDULES = {"Piecewise": "step size", "Growing": "local work"}  # by one of the classes that a schedule may be of
+SCHEDULES = {
+    "Piecewise": "step size",
+    "Growing": "local work",
+    "Cyclic": "pattern",
+}  # by one of the classes that a schedule may be of
 
 
 def about(path: str) -> dict[str, Any]:

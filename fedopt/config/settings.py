@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBo
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import STRICT
+from fedopt.config.patterns import Pattern
 from fedopt.console import counted
 
 
@@ -115,6 +116,7 @@ class Participation:
         work: A list: the fixed local steps or epochs of each client. ``once``: each client's draw from ``least`` is the same
             in all rounds. None: draws from ``least`` differ between rounds.
         stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
+        pattern: Which clients are there in a round, of whom the cohort is drawn. None: all.
     """
 
     cohort: PositiveInt | None = None
@@ -122,6 +124,7 @@ class Participation:
     least: PositiveInt | None = None
     work: list[PositiveInt] | Literal["once"] | None = None
     stragglers: Fraction = 0.0
+    pattern: Pattern | None = field(default=None, metadata={"before": None})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -133,7 +136,8 @@ class Participation:
 
     def described(self, clients: int) -> str:
         """Return a phrase on who takes part, such as '10 clients, 3 in a round'. clients: the number of clients."""
-        return counted(clients, "client") + ("" if self.cohort is None else f", {self.cohort} in a round")
+        cohort = "" if self.cohort is None else f", {self.cohort} in a round"
+        return counted(clients, "client") + cohort + (f", {self.pattern.kind}" if self.pattern else "")
 
     @property
     def uneven(self) -> bool:

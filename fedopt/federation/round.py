@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, final
 
@@ -14,6 +14,7 @@ from fedopt.config import Participation, Work
 from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
+from fedopt.federation.availability import Availability
 from fedopt.federation.client import ClientFn
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
@@ -35,6 +36,7 @@ class Federation:
 
     Attributes:
         ledger: The counts of bytes, exchanges and oracle calls so far.
+        availability: Which clients are there, round by round.
 
     Args:
         problem: The problem.
@@ -52,6 +54,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.problem.clients)
+        self.availability = Availability(self.problem, self.seed, self.participation)
 
     def at(self, r: int) -> "Round":
         """Return round r = 0, 1, ... Its draws depend on the seed and on r alone."""
@@ -100,38 +103,47 @@ class Round:
         """Return the indices of all clients, ``[M]``."""
         return np.arange(self.problem.clients)
 
+    @cached_property
+    def available(self) -> np.ndarray:
+        """The sorted indices of the clients that are there in this round: all, unless ``participation`` has a pattern."""
+        return self._federation.availability.at(self.r)
+
     @property
     def cohort_size(self) -> int:
-        """The number of clients in a cohort before any drop out."""
-        return self.participation.cohort or self.problem.clients
+        """The number of clients in a cohort before any drop out: at most those that are available."""
+        return min(self.participation.cohort or self.problem.clients, len(self.available))
 
     @property
     def complete(self) -> bool:
-        """Whether every cohort is all clients: ``participation`` has no smaller cohort and no dropout."""
-        return self.cohort_size == self.problem.clients and not self.participation.dropout
+        """Whether every cohort is all clients: ``participation`` has no smaller cohort, no dropout and no pattern."""
+        who = self.participation
+        return self.cohort_size == self.problem.clients and not who.dropout and who.pattern is None
 
     def cohort(self) -> np.ndarray:
         """Return the sorted indices of clients that take part: all of them if `complete`, else a new draw at each call.
 
-        `cohort_size` clients are drawn uniformly without replacement. Some of them may drop out, but never all.
+        `cohort_size` clients are drawn from `available`, uniformly without replacement. Some may drop out, but never all.
         """
         if self.complete:
             return self.everyone()
         number = next(self._cohorts)
-        chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.problem.clients, self.cohort_size, replace=False))
+        chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.available, self.cohort_size, replace=False))
         return self._present(chosen, number)
 
     def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of clients that take part, each once, and their shares of the draws, with the sum 1.
 
-        There are `cohort_size` draws with replacement. If `cohort_size` is M, nothing is drawn: clients of probability 0 are
-        left out, and the shares are the probabilities. Clients that drop out are left out, too, but at least one stays.
+        There are `cohort_size` draws with replacement from `available`. If these are as many, nothing is drawn: clients of
+        probability 0 are left out, and the shares are the probabilities. If all that are available have probability 0, they
+        count equally. Clients that drop out are left out, too, but at least one stays.
 
         Args:
             probabilities: ``[M]``. They are divided by their sum.
         """
-        shares, number = probabilities / probabilities.sum(), next(self._cohorts)
-        if self.cohort_size < len(shares):
+        number, there = next(self._cohorts), np.isin(self.everyone(), self.available)
+        possible = probabilities * there if probabilities[there].any() else there
+        shares = possible / possible.sum()
+        if self.cohort_size < len(self.available):
             shares = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares) / self.cohort_size
         present = self._present(np.flatnonzero(shares), number)
         return present, shares[present] / shares[present].sum()

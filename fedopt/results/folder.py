@@ -7,6 +7,7 @@ summary.json              status, final and best values
 checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
 log.txt                   what happened, with times
 partition.csv, .png       the examples of each client, by class
+availability.png          which clients are there in the first rounds, if participation has a pattern
 metrics.png               the metrics over communication rounds
 traceback.txt             if the run failed
 """
@@ -35,6 +36,7 @@ FILES = (
     "memory.1",
     "partition.csv",
     "partition.png",
+    "availability.png",
     "metrics.png",
     ".lock",
 )

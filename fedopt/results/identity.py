@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from fedopt.config import Budget, Evaluation, about, flat
+from fedopt.config import Budget, Evaluation, Participation, about, flat
 from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
@@ -45,12 +45,13 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def _later(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that configs of older runs may lack. Each has the value with which a new run does what older runs did.
 
-    Only the budget, the evaluation, and fedopt's algorithms and problems have such keys.
+    Only parts that every run has, and fedopt's algorithms and problems, have such keys.
     """
     parts = {"budget": Budget, "eval": Evaluation}
     later = {
         f"{part}.{f.name}": f.default for part, cls in parts.items() for f in fields(cls) if f.default is not MISSING
     }
+    later |= {f"participation.{f.name}": f.default for f in fields(Participation) if "before" in f.metadata}
     for group in ("algo", "problem"):
         path = str(config[group].get("_target_")) if isinstance(config.get(group), Mapping) else ""
         if path.startswith("fedopt."):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -178,13 +178,17 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
             )
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}")
+    pattern = asdict(who.pattern) if who.pattern else {}
+    for key, value in {"work": who.work, **{f"pattern.{name}": value for name, value in pattern.items()}}.items():
+        if isinstance(value, list) and len(value) != clients:
+            raise UserError(
+                f"participation.{key}={value}: must be a list with an entry for each of the {clients} clients"
+            )
+    if isinstance(groups := pattern.get("groups"), int) and groups > clients:
+        raise UserError(f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}")
     if who.stragglers and not round(who.stragglers * clients):
         raise UserError(
             f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
-        )
-    if isinstance(who.work, list) and len(who.work) != clients:
-        raise UserError(
-            f"participation.work={who.work}: must be a list with an entry for each of the {clients} clients"
         )
     if who.uneven and not keys:
         uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))

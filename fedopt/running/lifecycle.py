@@ -207,7 +207,7 @@ class Run:
             rows_size: the bytes of metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes
             the trackers.
         """
-        begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
+        begun, new = (e, 0) if rows_size is None else (None, self.progress.round + 1)
         shown = e.problem.metrics, self.config["from"], begun, self.drawing
         opened.enter_context(sinks.pictures(self.folder, *shown))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))

@@ -20,7 +20,7 @@ from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
 from fedopt.metrics import Metric
-from fedopt.problems import Problem, named
+from fedopt.problems import named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
 from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment
@@ -30,6 +30,7 @@ from fedopt.running.loop import Moment, Progress, Row
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 LISTED = 10_000  # clients whose examples partition.csv counts
+ROUNDS_SHOWN = 200  # in availability.png
 
 Sink = Callable[[Moment], object]
 OnEval = Callable[[Row], object]
@@ -161,27 +162,32 @@ class Keeper:
 
 @contextmanager
 def pictures(
-    folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None, drawing: Drawing
+    folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Experiment | None, drawing: Drawing
 ) -> Iterator[None]:
-    """Draw partition.png, beside partition.csv, in the context, and metrics.png at its end.
+    """Draw partition.png, beside partition.csv, and availability.png in the context, and metrics.png at its end.
 
-    Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. With FEDOPT_PICTURES=0
-    nothing is drawn.
+    Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. Only where participation
+    has a pattern, there is an availability to show. With FEDOPT_PICTURES=0 nothing is drawn.
 
     folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
-    begun: the problem of a run that begins; None for one that resumes, whose partition is there already. drawing: draws.
+    begun: the objects of a run that begins; None for one that resumes, whose partition is there already. drawing: draws.
     """
-    if begun is not None and begun.labels is not None and begun.clients <= LISTED:
-        labels, split = begun.labels, begun.splits["train"]
+    problem = begun.original if begun else None
+    if problem is not None and problem.labels is not None and problem.clients <= LISTED:
+        labels, split = problem.labels, problem.splits["train"]
         classes = int(labels[split.rows].max()) + 1
         counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
         folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
     if not drawing.wanted:
         yield
         return
-    if begun is not None and begun.labels is not None:
-        shown = begun.splits["train"], begun.labels, begun.class_names
+    if problem is not None and problem.labels is not None:
+        shown = problem.splits["train"], problem.labels, problem.class_names
         drawing("partition", folder.path / "partition.png", *shown)
+    if begun is not None and begun.federation.participation.pattern:
+        rounds = range(min(begun.budget.rounds or ROUNDS_SHOWN, ROUNDS_SHOWN))
+        there = [begun.federation.availability.at(r) for r in rounds]
+        drawing("availability", folder.path / "availability.png", there, begun.original.clients)
     try:
         yield
     finally:
