@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     NOISE = 13
     TEST = 14  # which examples of a file are for testing
     COIN = 15  # when a round ends, where that is random
+    POOL = 16  # which scores of other clients a client gets
 
 
 class Part(IntEnum):
