@@ -5,8 +5,8 @@
     pairwise   F(u) = u            l(s) = max(0, m - s)²
     partial    F(u) = lam log u    l(s) = exp(max(0, m - s)² / lam)
 
-h is the score of an example under the network w, softmax[1]. Partial is read in public code, ICML2023_FedXL; the loss of pairwise is chosen here. With a small lam, partial sees the
-negative examples of the largest scores alone; a large lam is pairwise.
+h is the score of an example under the network w, softmax[1]. Partial is read in public code, ICML2023_FedXL; the loss of pairwise
+is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
 """
 
 from dataclasses import dataclass, replace
