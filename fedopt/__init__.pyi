@@ -36,7 +36,9 @@ from fedopt.problems.classes import LocalCompositional as LocalCompositional
 from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Problem as Problem
+from fedopt.problems.classes import Side as Side
 from fedopt.problems.classes import TwoLevel as TwoLevel
+from fedopt.problems.classes import XRisk as XRisk
 from fedopt.problems.function import function as function
 from fedopt.problems.projections import ball as ball
 from fedopt.problems.projections import box as box

@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     TEST = 14  # which examples of a file are for testing
     COIN = 15  # when a round ends, where that is random
     AVAILABILITY = 16
+    POOL = 17  # which scores of other clients a client gets
 
 
 class Part(IntEnum):

@@ -45,7 +45,12 @@ def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy of each example, [B], without the batch's weights. logits: [B, classes]."""
+    """Return the loss of each example, [B], without the batch's weights.
+
+    It is the cross-entropy; for targets that are real numbers, half the squared error of the first output. logits: [B, classes].
+    """
+    if batch.y.is_floating_point():
+        return 0.5 * (logits[:, 0] - batch.y) ** 2
     return F.cross_entropy(logits, batch.y, reduction="none")
 
 

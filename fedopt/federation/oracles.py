@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from fedopt.errors import UserError
 from fedopt.federation.derivatives import Calls, Derivatives
 from fedopt.federation.inverse import Inverse
-from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, class_of
+from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
 
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
@@ -83,7 +83,8 @@ class Oracles(Derivatives):
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
     level = Function(Composition)
-    f2, h = Function(Hierarchical), Function(Hierarchical)
+    f2, h = Function(Hierarchical), Function(Hierarchical, XRisk)
+    pair_loss, slope = Function(XRisk), Function(XRisk)
 
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)

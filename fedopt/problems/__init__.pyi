@@ -12,6 +12,8 @@ from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Nested as Nested
 from fedopt.problems.classes import Problem as Problem
+from fedopt.problems.classes import Side as Side
+from fedopt.problems.classes import XRisk as XRisk
 from fedopt.problems.classes import class_of as class_of
 from fedopt.problems.classes import name as name
 from fedopt.problems.classes import named as named

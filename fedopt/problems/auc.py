@@ -39,6 +39,21 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
 
 
+def one_class(data: LabelledData, positive: int) -> LabelledData:
+    """Return the data with the class 0 for negative and 1 for positive examples.
+
+    Raises UserError if the training set lacks positive or negative examples. positive: the index of the positive class.
+    """
+    y_train, y_test = ((y == positive).astype(np.int64) for y in (data.y_train, data.y_test))
+    if len(np.unique(y_train)) < 2:
+        raise UserError(
+            f"problem.positive={positive}: the training set must have examples of this class and of others; choose "
+            "another class"
+        )
+    name = data.class_names[positive] if data.class_names else f"class {positive}"
+    return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
+
+
 @dataclass(eq=False)
 class Auc(SupervisedMinimax):
     """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]; the module's docstring has the formulas.
@@ -60,19 +75,7 @@ class Auc(SupervisedMinimax):
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
 
     def load(self) -> LabelledData:
-        """Return the data with the class 0 for negative and 1 for positive examples.
-
-        Raises UserError if the training set lacks positive or negative examples.
-        """
-        data = super().load()
-        y_train, y_test = ((y == self.positive).astype(np.int64) for y in (data.y_train, data.y_test))
-        if len(np.unique(y_train)) < 2:
-            raise UserError(
-                f"problem.positive={self.positive}: the training set must have examples of this class and "
-                f"of others; choose another class"
-            )
-        name = data.class_names[self.positive] if data.class_names else f"class {self.positive}"
-        return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
+        return one_class(super().load(), self.positive)
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
         """Return the scores of examples, [B], from 0 to 1.

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -160,6 +160,41 @@ class Conditional(Minimisation):
     """
 
     inner: int | None
+
+
+class Side(NamedTuple):
+    """Some of one client's examples on one side of the pairs of an `XRisk`.
+
+    Args:
+        inputs: What the scores are computed from.
+        weight: ``[B]``, the weights of the examples. Their mean over clients, each with all its examples, is that over all
+            examples of this side; padding has weight 0.
+        place: ``[B]``, the places of the examples among the client's own of this side.
+    """
+
+    inputs: Any
+    weight: Tensor
+    place: Tensor
+
+
+class XRisk(Problem):
+    """Risks of pairs of examples of all clients, ``min_x E_z F(E_z' l(h(x; z) - h(x; z')))``.
+
+    z is from the split ``positive``, z' from the split ``negative``; each example counts equally, whose ever it is. Clients
+    have the same weight, and examples of both splits. A sample has a `Side` for each of its splits.
+    """
+
+    @abstractmethod
+    def h(self, x: Tensor, sample: Side) -> Tensor:
+        """Return the scores ``h(x; z)`` of examples, ``[B]``."""
+
+    @abstractmethod
+    def pair_loss(self, s: Tensor) -> Tensor:
+        """Return ``l(s)`` of each difference of two scores, in the shape of s."""
+
+    @abstractmethod
+    def slope(self, u: Tensor) -> Tensor:
+        """Return ``F'(u)``, in the shape of u."""
 
 
 class Nested(Problem):
@@ -338,6 +373,7 @@ CLASSES: tuple[type[Problem], ...] = (
     LocalCompositional,
     Conditional,
     KnownOuter,
+    XRisk,
 )
 
 

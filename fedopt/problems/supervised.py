@@ -144,6 +144,8 @@ class Supervised(Labelled):
         """
         self.divide(data, rows, held_out)
         self.net = self._network(self.train, data, dropout)
+        if data.real:
+            self.net.dense = False  # what is written out for dense networks is of the cross-entropy
         self.notes = self._notes(data)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
@@ -162,7 +164,7 @@ class Supervised(Labelled):
             raise UserError(
                 f"problem.dropout={dropout} needs problem.model=mlp; in a network of your own, use nn.Dropout"
             )
-        common = (examples.shape, data.classes, self.world.seed, self.world.autocast)
+        common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
             some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
             return modules.build(self.model, examples.x[some], *common)

@@ -35,6 +35,7 @@ CASES = {
     "hyper_representation": "fedmsa",
     "imbalanced_mnist": "fedmsa",
     "data_cleaning": "fedmsa",
+    "client_weights": "fedmsa",
 }
 NETWORKS = [*CASES][[*CASES].index("robust_federated") :]
 NETWORK = [
@@ -76,7 +77,7 @@ PENALTIES = ["problem.ridge=0.3", "problem.norms=0.2"]
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [*((name, []) for name in CASES), *((name, PENALTIES) for name in NETWORKS[-3:]), ("regularisation", CLASSES)],
+    [*((name, []) for name in CASES), *((name, PENALTIES) for name in NETWORKS[-4:]), ("regularisation", CLASSES)],
 )
 def test_forms_are_derivatives(name, more):
     p = problem(name, *more)
@@ -99,7 +100,11 @@ def test_forms_are_derivatives(name, more):
             close(pull(v), v @ jacrev(lambda z, n=n: p.level(n, z, xi))(z))
     else:
         x, y, _, v = points
-        y = y if name in ("hyper_representation", "imbalanced_mnist", "data_cleaning") else p.project(y)
+        y = (
+            y
+            if name in ("hyper_representation", "imbalanced_mnist", "data_cleaning", "client_weights")
+            else p.project(y)
+        )
         pairs = [(Oracles(p).outer_gradients(x, y, xi), p.f)]
         if hasattr(p, "g") and name not in NETWORKS:
             pairs.append((p.g.both(x, y, xi), p.g))

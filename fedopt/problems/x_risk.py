@@ -1,0 +1,128 @@
+"""Maximising the area under the ROC curve, all of it or for few false positives, as a risk of pairs [FeDXL, Guo et al. 2023].
+
+    min_w  1/n+ sum_z F( 1/n- sum_z' l(h(w; z) - h(w; z')) ),   z all positive examples of all clients, z' all negative ones
+
+    pairwise   F(u) = u            l(s) = max(0, m - s)²
+    partial    F(u) = lam log u    l(s) = exp(max(0, m - s)² / lam)
+
+h is the score of an example under the network w, softmax[1]. Partial is read in public code, ICML2023_FedXL; the loss of pairwise
+is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.data import Batch, Ragged
+from fedopt.errors import UserError
+from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.problems.auc import TEST_AUC, area, one_class
+from fedopt.problems.classes import Rows, Side, XRisk
+from fedopt.problems.supervised import Fraction, Supervised
+
+TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")
+PAIRS = 2**22  # whose losses are computed at once
+
+
+def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:
+    """Return the area under the ROC curve up to a false positive rate, scaled so that chance is 1/2 and the best 1 [McClish 1989].
+
+    Args:
+        scores: ``[n]``. A tie counts one half.
+        positive: ``[n]`` of bool.
+        most: The largest false positive rate, above 0 and at most 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # of equal scores
+    hits = np.cumsum(positive[order])[ends]
+    true = np.append(0, hits / positive.sum())
+    false = np.append(0, (ends + 1 - hits) / (~positive).sum())
+    true, false = (np.append(v[false <= most], at) for v, at in ((true, np.interp(most, false, true)), (false, most)))
+    chance = most**2 / 2
+    return float(0.5 + 0.5 * (np.diff(false) @ (true[1:] + true[:-1]) / 2 - chance) / (most - chance))
+
+
+@dataclass(eq=False)
+class XRiskAuc(Supervised, XRisk):
+    """Maximisation of the AUC, or of the partial AUC, over pairs of examples of all clients; the module's docstring has the risks.
+
+    examples: the largest number of training examples, drawn at random; None for all.
+    positive: the index of the positive class; all other classes are negative.
+    form: pairwise or partial. margin: m. lam: the lam of form=partial.
+    max_fpr: the false positive rate up to which the metric test_partial_auc is taken.
+    """
+
+    examples: PositiveInt | None
+    positive: NonNegativeInt
+    form: Literal["pairwise", "partial"]
+    margin: PositiveFloat
+    lam: PositiveFloat
+    max_fpr: Fraction
+
+    metrics = (TEST_PARTIAL_AUC, TEST_AUC, replace(OBJECTIVE, label="risk of all training pairs", scale="linear"))
+
+    def __post_init__(self) -> None:
+        data = one_class(self.world.load(), self.positive)
+        self.set_up(data, self.subset(data, self.examples))
+        labels, own = self.train.y.cpu().numpy(), list(self.splits["train"])
+        place, share = np.zeros(len(labels), dtype=np.int64), np.zeros(len(labels))
+        for name, label in (("positive", 1), ("negative", 0)):
+            of_clients = [rows[labels[rows] == label] for rows in own]
+            if lacking := [i for i, rows in enumerate(of_clients) if not len(rows)]:
+                raise UserError(
+                    f"client {lacking[0]} has no {name} examples, and problem=x_risk needs some on each client; choose "
+                    "another partition, fewer clients or another problem.positive"
+                )
+            for rows in of_clients:
+                place[rows] = np.arange(len(rows))
+                share[rows] = len(own) * len(rows) / sum(map(len, of_clients))
+            self.splits = {**self.splits, name: Ragged(of_clients)}
+        self._place, self._share = torch.from_numpy(place).to(self.world.device), self.world.tensor(share)
+
+    def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Side]:
+        def side(batch: Batch) -> Side:
+            place = torch.where(batch.weight > 0, self._place.gather(0, batch.rows), 0)
+            return Side(batch, batch.weight * self._share.gather(0, batch.rows), place)
+
+        return {split: side(batch) for split, batch in super().sample(client, rows).items()}
+
+    def keyed(self, sample: dict[str, Side], key: Tensor) -> dict[str, Side]:
+        return {split: side._replace(inputs=side.inputs._replace(keys=(key,))) for split, side in sample.items()}
+
+    def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
+        """Return the scores of examples, [B], from 0 to 1. keys: as in a batch."""
+        return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
+
+    def h(self, x: Tensor, sample: Side) -> Tensor:
+        return self.scores(x, sample.inputs.x, *sample.inputs.keys)
+
+    def pair_loss(self, s: Tensor) -> Tensor:
+        hinge = torch.relu(self.margin - s) ** 2
+        return hinge if self.form == "pairwise" else torch.exp(hinge / self.lam)
+
+    def slope(self, u: Tensor) -> Tensor:
+        return torch.ones_like(u) if self.form == "pairwise" else self.lam / u
+
+    @torch.no_grad()
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics. objective: the risk of all pairs of training examples."""
+        of_train = {
+            split: torch.cat(
+                [self.scores(point[0], self.train.x[rows]) for rows in torch.from_numpy(of.rows).split(2048)]
+            )
+            for split, of in self.splits.items()
+            if split != "train"
+        }
+        a, b = (of_train[split].double() for split in ("positive", "negative"))
+        inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
+        scores = torch.cat([self.scores(point[0], inputs) for inputs in self._test.x.split(2048)]).cpu().numpy()
+        positive = self._test.y.cpu().numpy() == 1
+        return {
+            "test_partial_auc": partial_area(scores, positive, self.max_fpr),
+            "test_auc": area(scores, positive),
+            "objective": float((inner if self.form == "pairwise" else self.lam * torch.log(inner)).mean()),
+        }
