@@ -115,7 +115,7 @@ def write_pages(
         curves.append(pd.concat([_best_of(one, unranked) for one in here.values()], ignore_index=True))
         ranked = {method: j for j, method in enumerate(curves[-1]["method"].unique())}
         _draw_fronts([*here.values()], ranked, place / f"fronts_{suffix}")
-        _draw_best_of(curves[-1], ranked, place / f"best_of_{suffix}")
+        _draw_best_of([*here], curves[-1], ranked, place / f"best_of_{suffix}")
         of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
         boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "suffix": suffix})
     told: dict[str, Any] = {"boards": boards, "shown": [one.task for one in shown], "phase": phase}
@@ -269,18 +269,18 @@ def _stable(curves: pd.DataFrame) -> pd.DataFrame:
     return best.pivot_table(index="task", columns="points", values="method", aggfunc="first", sort=False).reset_index()
 
 
-def _draw_best_of(curves: pd.DataFrame, ranked: Mapping[str, int], path: Path) -> None:
+def _draw_best_of(names: Sequence[str], curves: pd.DataFrame, ranked: Mapping[str, int], path: Path) -> None:
     """Draw the best-of-k curves of the tasks of a board. ranked: method -> place in the order of colours."""
-    by_task = dict([*curves.groupby("task", sort=False)])
-    with figures.pictures([path], len(by_task), min(len(by_task), 4)) as axes:
-        for axis, (name, of_task) in zip(axes, by_task.items(), strict=True):
+    with figures.pictures([path], len(names), min(len(names), 4)) as axes:
+        for axis, name in zip(axes, names, strict=True):
+            of_task = curves[curves["task"] == name]
             columns = ("points", "score", "low", "high")
             lines = {
                 str(method): Line(*(rows[column].to_numpy() for column in columns))
                 for method, rows in of_task.groupby("method", sort=False)
             }
             figures.draw_lines(axis, lines, ranked)
-            figures.describe(axis, "points of a search", "score by rounds", str(name))
+            figures.describe(axis, "points of a search", "score by rounds", name)
 
 
 def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path) -> None:
@@ -289,24 +289,21 @@ def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path
     The target is the hardest one of a task that the median searches of half of the methods reach. ranked: method -> place in
     the order of colours.
     """
-    pairs = (("comm_rounds", "bytes"), ("comm_rounds", "calls"))
-    with figures.pictures([path], len(judged) * len(pairs), 2) as axes:
-        for axis, (one, (x, y)) in zip(axes, ((one, pair) for one in judged for pair in pairs), strict=True):
-            names = [name for name in one.searches(x).methods if name in ranked]
-            reached = {name: np.median(one.searches("comm_rounds").drawn(name), axis=(0, 1)) <= 1 for name in names}
-            counts = np.sum([*reached.values()], axis=0)
-            target = int(np.flatnonzero(counts >= min(len(names) / 2, counts[0]))[-1])
-            for name in names:
-                ends = [
-                    np.quantile(np.minimum(one.searches(c).drawn(name)[:, :, target], 1), QUARTILES) for c in (x, y)
-                ]
-                if reached[name][target]:
-                    (a, b, c), (d, e, f) = ends
+    with figures.pictures([path], 2 * len(judged), 2) as axes:
+        for one, pair in zip(judged, zip(*[iter(axes)] * 2, strict=True), strict=True):
+            drawn = {name: one.searches("comm_rounds").drawn(name) for name in one.searches("comm_rounds").methods}
+            reached = {name: np.median(drawn[name], axis=(0, 1)) <= 1 for name in drawn if name in ranked}
+            counts = [sum(of_method[j] for of_method in reached.values()) for j in goals_of(one.task)]
+            target = max(j for j in goals_of(one.task) if counts[j] >= min(len(reached) / 2, counts[0]))
+            for axis, currency in zip(pair, ("bytes", "calls"), strict=True):
+                for name in [name for name in reached if reached[name][target]]:
+                    costs = drawn[name], one.searches(currency).drawn(name)
+                    (a, b, c), (d, e, f) = (np.quantile(np.minimum(cost[:, :, target], 1), QUARTILES) for cost in costs)
                     colour = figures.look(ranked[name])["color"]
                     axis.errorbar(b, e, [[e - d], [f - e]], [[b - a], [c - b]], label=name, fmt="o", color=colour)
-            axis.set(xscale="log", yscale="log", xlim=(0.01, 1.1), ylim=(0.01, 1.1))
-            across, up = (f"share of {NAMES[c].partition(',')[0]}" for c in (x, y))
-            figures.describe(axis, across, up, f"{one.task.name}, to {one.task.targets[target]:g}")
+                axis.set(xscale="log", yscale="log", xlim=(0.01, 1.1), ylim=(0.01, 1.1))
+                across, up = (f"share of {NAMES[c].partition(',')[0]}" for c in ("comm_rounds", currency))
+                figures.describe(axis, across, up, f"{one.task.name}, to {one.task.targets[target]:g}")
 
 
 def _draw_phase(phase: Sequence[Judged], path: Path) -> None:
@@ -337,9 +334,11 @@ def _page(one: Judged, entries: Entries, references: Sequence[str], place: Path,
     task, tables = one.task, {"scores": list[str](), "goals": list[str](), "choices": list[str]()}
     for currency in CURRENCIES:
         searches, reached = one.searches(currency), one.hits[one.hits["currency"] == currency]
+        if not (names := _judged_by(currency, searches.methods, references)):
+            continue  # references alone, and no currency of theirs
         reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1))
         by, rows, reach = f"by {NAMES[currency]}", [], {}
-        for name in _judged_by(currency, searches.methods, references):
+        for name in names:
             values, own = searches.scores(name), reached[reached["method"] == name]
             sure = certainty(entries[name].algo, folders) if name in entries else ""
             row = {by: name, "certainty": sure, "score": float(np.median(values)), "band": _band(*band(values))}

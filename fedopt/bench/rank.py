@@ -252,19 +252,20 @@ def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.
     ranked = pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
     place = ranked["method"].where(ranked["method"].isin(whole)).dropna()
     ranked["rank"] = pd.Series(range(1, len(place) + 1), index=place.index, dtype="Int64").reindex(ranked.index)
-    if whole:
-        ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
-        held = {name: float((ranks[name] == n).mean()) for n, name in enumerate(place, 1)}
-        ranked["holds"] = ranked["method"].map(held)
+    ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
+    held = {name: float((ranks[name] == n).mean()) for n, name in enumerate(place, 1)}
+    ranked["holds"] = ranked["method"].map(held).astype(float)
     return ranked
 
 
 def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]:
     """Return who is first on a task most often over searches and seeds, and the share of draws in which it is."""
     scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in unranked})
+    if not scores.any(axis=None):  # nobody has a rank, or has reached a target
+        return "none", math.nan
     best = scores.eq(scores.max(axis=1), axis=0)
     share = best.div(best.sum(axis=1), axis=0).mean()
-    return ("none", math.nan) if scores.max(axis=None) == 0 else (str(share.idxmax()), float(share.max()))
+    return str(share.idxmax()), float(share.max())
 
 
 def claims(

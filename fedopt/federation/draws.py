@@ -22,7 +22,8 @@ Splits = Mapping[str, Ragged]
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
 Pieces = list[np.ndarray]  # samples, as positions among a client's examples
 Rngs = list[np.random.Generator]  # of some clients
-WIDE, MANY, FEW = 64, 10_000, 3  # beyond which, or below, `choice` is faster or draws otherwise
+# `choice` is faster for batches wider than WIDE or fewer than FEW a client, and draws otherwise among more than MANY
+WIDE, MANY, FEW = 64, 10_000, 3
 STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
 

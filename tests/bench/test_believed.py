@@ -238,6 +238,15 @@ def test_pages_of_a_made_up_table(tmp_path, monkeypatch):
     assert {*answers} == {"held", "did not hold", "not told apart"}
 
 
+def test_pages_of_a_reference_alone(tmp_path):
+    """A task of which only a reference has results, as `enter` makes it: it is first nowhere, and its calls are shown."""
+    table = pd.read_parquet(RELEASE / "results.parquet")
+    table = table[(table["task"] == "m1_k10_d5_n0") & (table["method"] == "gda")]
+    write_pages(table.astype({"task": object, "method": object}), tasks(["m1_k10_d5_n0"]), Entries(), tmp_path)
+    assert pd.read_csv(tmp_path / "firsts.csv").iloc[0, 1:].eq("none").all()
+    assert "gda" in (tmp_path / "m1_k10_d5_n0.md").read_text()
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not (RELEASE / "results.parquet").exists(), reason="the results are not in docs/bench yet")
 def test_pages_of_the_released_table():
