@@ -5,7 +5,7 @@ import gzip
 import re
 import zlib
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,6 +38,7 @@ class Csv:
     Args:
         path: The file.
         label: The column of the class. Classes are numbered in the order of their names or numbers.
+        real: Whether that column has real numbers instead, the targets of a regression.
         features: The columns that are features. None: all columns besides label, client and split.
         client: The column that names the client of each row, for `ByColumn`.
         split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
@@ -52,6 +53,7 @@ class Csv:
 
     path: str
     label: str
+    real: bool = field(default=False, metadata={"before": False})
     features: Annotated[list[str], Field(min_length=1)] | None = None
     client: str | None = None
     split: str | None = None
@@ -79,10 +81,11 @@ class Csv:
             if used.count(column) > 1:
                 raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
         _refuse_cells(table[used], table[used].isna(), path, "is empty; remove such rows, or fill in a value")
-        x = table[features].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-        why = "is not a finite number; name the features with dataset.features=[...], or mend the cell"
-        _refuse_cells(table[features], ~np.isfinite(x), path, why)
-        y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
+        x = _numbers(table[features], path, "name the features with dataset.features=[...], or mend the cell")
+        if self.real:
+            y, classes = _numbers(table[[self.label]], path, "mend the cell, or leave out dataset.real=true")[:, 0], ()
+        else:
+            y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
         columns = {"x": x, "y": y}
         if self.client is not None:
@@ -133,7 +136,8 @@ class Csv:
             raise UserError(f"{path}: has no rows below the column names; add examples")
         refuse_larger(path, len(text), number * len(names))
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
-        texts = dict.fromkeys(filter(None, (self.label, self.client, self.split)), str)  # as they are written
+        label = None if self.real else self.label
+        texts = dict.fromkeys(filter(None, (label, self.client, self.split)), str)  # as they are written
         with catch_warnings(action="ignore", category=pd.errors.DtypeWarning):  # cells of several types are refused
             return pd.read_csv(BytesIO(text.encode()), index_col=False, dtype=texts, **apart), notes  # type: ignore[call-overload]
 
@@ -162,6 +166,13 @@ class Csv:
                 f"dataset.split={self.split}: has {other[0]} in {path}; each row must say train, val or test"
             )
         return np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
+
+
+def _numbers(table: pd.DataFrame, path: Path, remedy: str) -> np.ndarray:
+    """Return the cells as numbers, [rows, columns]. Raise UserError if one is no finite number; the message has the remedy."""
+    numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    _refuse_cells(table, ~np.isfinite(numbers), path, f"is not a finite number; {remedy}")
+    return numbers
 
 
 def _refuse_cells(table: pd.DataFrame, wrong: np.ndarray | pd.DataFrame, path: Path, why: str) -> None:

@@ -71,7 +71,7 @@ class Table(Labelled):
         if data.tokens or data.x_train.ndim != 2 or data.class_names:
             raise UserError(
                 f"problem={choice} needs a table of numbers [n, features], and y of numbers; choose "
-                "dataset=npz with such a file, or dataset=none"
+                "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             )
         self.divide(data, held_out=held_out)
         for part in (self.train, self._test):

@@ -251,6 +251,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
             {"client": "hospital"},
             r"column label.*fractions.*1\.5",
         ),
+        (ROWS, {"client": "hospital", "real": True}, r"row 1 .*column label: b .*leave out dataset\.real=true"),
         (ROWS, {"client": "hospital", "split": "city"}, r"dataset\.split=city.*0"),
         (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01.*20 examples"),
         ("label\na\nb\n", {}, "columns besides label"),
@@ -283,6 +284,17 @@ def test_wrong_csv(text, fields, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         csv(tmp_path, text, **fields).load()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(",", "."), (";", ",")])
+@pytest.mark.parametrize("days", [[0.5, 2.25, -1.0, 4.0], [2, 9, 40, 3]])
+def test_targets_of_a_csv_are_the_numbers_of_its_cells(days, separator, decimal, tmp_path):
+    """They are no classes, which would be numbered."""
+    cells = [[str(v + 0.5), str(d)] for v, d in enumerate(days)]
+    lines = [separator.join(["age", "label"]), *(separator.join(row).replace(".", decimal) for row in cells)]
+    data = csv(tmp_path, "\n".join(lines), real=True, test=0.25).load()
+    assert sorted([*data.y_train, *data.y_test]) == sorted(days)
+    assert not data.class_names
 
 
 def test_csv_that_is_not_there(tmp_path):
