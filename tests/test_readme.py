@@ -50,7 +50,7 @@ def runs(page: Path) -> bool:
 
 
 # Pages whose commands take seconds, of the pages that are not about one method or one problem
-LONG = {"comparing", "own-algorithm", "own-model", "own-problem", "python", "running", "tune", "tutorial"}
+LONG = {"comparing", "hospitals", "own-algorithm", "own-model", "own-problem", "python", "running", "tune", "tutorial"}
 
 
 def is_quick_to_run(page: Path) -> bool:
