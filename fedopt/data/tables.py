@@ -83,7 +83,8 @@ class Csv:
         _refuse_cells(table[used], table[used].isna(), path, "is empty; remove such rows, or fill in a value")
         x = _numbers(table[features], path, "name the features with dataset.features=[...], or mend the cell")
         if self.real:
-            y, classes = _numbers(table[[self.label]], path, "mend the cell, or leave out dataset.real=true")[:, 0], ()
+            y = _numbers(table[[self.label]], path, "mend the cell, or leave out dataset.real=true")[:, 0]
+            classes = tuple[str, ...]()
         else:
             y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
