@@ -171,12 +171,12 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
     or data.
     """
     tuned: dict[tuple[str, ...], bool] = {}  # problem and algorithm -> whether a run has tuned values
-    elsewhere: dict[str, dict[str, None]] = {}
+    elsewhere: dict[str, dict[str, None]] = {}  # algorithm -> words
     for run in runs:
         pair = run.group(["problem", "algo"])
         tuned[pair] = tuned.get(pair, False) or run.tuned
-        if run.tuned and run.elsewhere:
-            elsewhere.setdefault(run.elsewhere, {})[pair[1]] = None
+        if run.tuned:
+            elsewhere.setdefault(pair[1], {}).update(dict.fromkeys(run.elsewhere.split()))
     for problem in dict.fromkeys(problem for problem, _ in tuned):
         algos = {algo: yes for (where, algo), yes in tuned.items() if where == problem}
         some, none = (", ".join(algo for algo in algos if algos[algo] is yes) for yes in (True, False))
@@ -185,8 +185,9 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
                 f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
                 f"unequal; preset=none runs all without"
             )
-    for words, names in elsewhere.items():
-        yield f"the tuned values of {', '.join(names)} were found without {words}, and may be far from the best here; tune again"
+    for words in dict.fromkeys(" ".join(words) for words in elsewhere.values() if words):
+        names = ", ".join(algo for algo, others in elsewhere.items() if " ".join(others) == words)
+        yield f"the tuned values of {names} were found without {words}, and may be far from the best here; tune again"
 
 
 def _batches(groups: Groups) -> Iterator[str]:

@@ -820,8 +820,12 @@ def test_tuned_values_of_another_model_are_said(tmp_path, command):
     """By what a run's card says of them, where it has some."""
     beside = ("dataset=digits", "problem.widths=[9]")
     for algo, tuned in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "")):
-        named(tmp_path / "runs" / algo, algo, 1, 2, tuned=tuned, beside=beside)
-    line = "note: the tuned values of fedmsa, fednest were found without dataset=digits problem.widths=[9], and may be"
+        for seed in (1, 2):
+            others = (*beside, f"dataset.split_seed={seed}")
+            named(tmp_path / "runs" / f"{algo}{seed}", algo, 1, 2, seed=seed, tuned=tuned, beside=others)
+    words = "dataset=digits problem.widths=[9] dataset.split_seed=1 dataset.split_seed=2"
+    line = f"note: the tuned values of fedmsa, fednest were found without {words}, and may be"
+    assert command(tmp_path / "runs")[-1].count("were found without") == 1
     assert line in command(tmp_path / "runs")[-1]
 
 
