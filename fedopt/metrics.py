@@ -123,3 +123,7 @@ DISTANCE = Metric("distance", "distance to the solution", scale="log", bounds=Tr
 DISTANCE_X = Metric("distance_x", "|x - x*|", scale="log")
 DISTANCE_Y = Metric("distance_y", "|y - y*|", scale="log")
 HYPERGRADIENT_NORM = Metric("hypergradient_norm", "norm of the hypergradient", scale="log")
+# Of one client
+CLIENT_ACCURACY = Metric("accuracy", "accuracy on own test examples", "%", better="higher")
+CLIENT_RMSE = Metric("rmse", "root mean squared error on own test examples")
+EQUAL = 1e-6  # relative difference of two values of a client that are called equal: they are rounded

@@ -1,4 +1,4 @@
-"""The pictures in a run's folder: the partition of the data, and the metrics."""
+"""The pictures in a run's folder: the partition of the data, who is available, who gains, and the metrics."""
 
 import csv
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from fedopt.console import printable
 from fedopt.data import Ragged
 from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
 from fedopt.files import read_text
-from fedopt.metrics import Metric
+from fedopt.metrics import EQUAL, Metric
 
 NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
 COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
 BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
+MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
 NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
 
 
@@ -85,6 +86,37 @@ def availability(path: Path, there: Sequence[np.ndarray], clients: int) -> None:
         axes.set_title(
             f"available (black): {mean:.3g} of {clients} clients in a round, in the mean of {len(there)} rounds"
         )
+
+
+def clients(path: Path, table: Path, metric: Metric) -> None:
+    """Draw who gains: each client's test metric with its own model, or the common one, against that of another model.
+
+    Args:
+        path: The file to write.
+        table: The run's clients.csv. Clients without test examples are left out.
+        metric: The description of the metric.
+    """
+    rows = list(csv.DictReader(read_text(table).splitlines()))
+    kinds = [kind for kind in MODELS if kind in rows[0]]
+    values = np.array([[float(row[kind] or "nan") for row in rows] for kind in kinds])
+    known = np.flatnonzero(np.isfinite(values).all(0))
+    order = known[np.argsort(-metric.sign * values[-1, known], kind="stable")]
+    values, at, first, last = values[:, order], np.arange(len(order)), MODELS[kinds[0]], MODELS[kinds[-1]]
+    gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL), 0, -metric.sign * (values[0] - values[1:]))
+    shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
+    than = ", ".join(f"{share} than {MODELS[kind]}" for share, kind in zip(shares[:-1], kinds[1:], strict=False))
+    title = f"{shares[-1]} of {len(order)} clients do better {first} than {last}{f', {than}' if than else ''}"
+    with pictures([path], 1, width=2 * WIDTH, height=2.6, title=title) as (axes,):
+        axes.plot(at, values[-1], color="black", label=last)
+        for name, sign, colour in (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4")):
+            if (of := np.sign(gains[-1]) == sign).any():
+                axes.vlines(at[of], values[-1, of], values[0, of], color=colour)
+                axes.plot(at[of], values[0, of], "o", color=colour, label=f"{first}: {name}")
+        if than:
+            axes.plot(at, values[1], "x", color="0.4", label=MODELS[kinds[1]])
+        describe(axes, f"client, from the worst to the best {last}", metric.title)
+        names = [_short(rows[i]["client"]) for i in order] if len(order) <= NAMES else []
+        axes.set_xticks(at[: len(names)], names, rotation="vertical")
 
 
 def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:

@@ -49,6 +49,7 @@ class Problem(_InWorld, ABC):
         random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that determines them.
         own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point. Methods that
             have some then give them.
+        client_metric: What `of_clients` returns of each client; None if the problem measures no single client.
         alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
@@ -65,6 +66,7 @@ class Problem(_InWorld, ABC):
     convolutional: bool = False
     random: bool = False
     own_models: bool = False
+    client_metric: Metric | None = None
     alone: str = ""
 
     @property
@@ -120,6 +122,17 @@ class Problem(_InWorld, ABC):
             point: The variables. Further ones are ignored.
         """
 
+    def of_clients(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
+        """Return the value of ``client_metric`` of each client, ``[M]``, by the model that it has.
+
+        Args:
+            point: As in `evaluate`.
+
+        Returns:
+            Those of ``own``, ``common`` and ``alone`` that are known, in this order. nan: the client has no test examples.
+        """
+        return {}
+
     def solution(self) -> tuple[Tensor, ...] | None:
         """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None
@@ -130,8 +143,9 @@ class Problem(_InWorld, ABC):
 
 
 def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the variables at a point by their names. Vectors that have no name are left out."""
-    return dict(zip(problem.variables, point, strict=False))
+    """Return the variables at a point by their names; the clients' own models are ``personal``. Others are left out."""
+    names = (*problem.variables, "personal") if problem.own_models else problem.variables
+    return dict(zip(names, point, strict=False))
 
 
 class Minimisation(Problem):

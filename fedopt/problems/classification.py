@@ -10,6 +10,7 @@ from fedopt.data import Batches, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import (
     BETTER_THAN_ALONE,
+    CLIENT_ACCURACY,
     PERSONAL_ACCURACY,
     TEST_ACCURACY,
     TEST_LOSS,
@@ -50,6 +51,7 @@ class Classification(Supervised, Minimisation):
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
         self.own_models = self._own is not None
         of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.own_models else ()
+        self.client_metric = CLIENT_ACCURACY if self.own_models else None
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)
         if self.alone_steps and not self.own_models:
             raise UserError(
@@ -90,3 +92,11 @@ class Classification(Supervised, Minimisation):
             **self.test_metrics(logits),
             **self.own_metrics(w, self._alone),
         }
+
+    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
+        """Return the accuracies on the clients' own test examples, in percent."""
+        x, *models = point
+        of = {"own": self.own_accuracies(models[0])} if models else {}
+        of["common"] = self.own_accuracies(x.expand(self.clients, -1))
+        of |= {"alone": self._alone} if self._alone else {}
+        return {kind: [100 * accuracy for accuracy in accuracies] for kind, accuracies in of.items()}

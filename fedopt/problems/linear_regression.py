@@ -15,14 +15,13 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
-from fedopt.metrics import BETTER_THAN_ALONE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, EQUAL, TRAIN_LOSS, Metric
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
 from fedopt.randomness import Part
 
 RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zero, as of columns that sum to one
-EQUAL = 1e-6  # relative difference of errors that are called equal
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
@@ -115,23 +114,29 @@ class Table(Labelled):
         return torch.sum(self._test.x * of_examples, 1) - self._test.y
 
     def rmse(self, errors: Tensor) -> Tensor:
-        """Return the root mean squared error of each client that has test examples. errors: of all test examples."""
+        """Return the root mean squared error of each client, [M]; nan without test examples. errors: of all test examples."""
         known = torch.from_numpy(self._owner).to(errors.device)
         squares, known = errors[known >= 0] ** 2, known[known >= 0]
         counts = torch.bincount(known, minlength=self.clients)
         sums = squares.new_zeros(self.clients).index_add_(0, known, squares)
-        return torch.sqrt(sums / counts)[counts > 0]
+        return torch.sqrt(sums / counts)
 
     def personal_metrics(self, models: Tensor, common: Tensor, alone: Tensor) -> dict[str, float]:
         """Return the metrics of the clients' models on their own test examples. alone: [M, d], the models to be beaten."""
         errors = self.errors(models, common)
-        of_clients, of_alone = self.rmse(errors), self.rmse(self.errors(alone, common))
+        tested = np.unique(self._owner[self._owner >= 0])
+        of_clients, of_alone = self.rmse(errors)[tested], self.rmse(self.errors(alone, common))[tested]
         return {
             "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
             "personal_rmse": float(of_clients.mean()),
             "worst_personal_rmse": float(of_clients.max()),
             "better_than_alone": 100 * float((of_clients < (1 - EQUAL) * of_alone).to(errors).mean()),
         }
+
+    def errors_of_clients(self, common: Tensor, alone: Tensor, *own: Tensor) -> dict[str, list[float]]:
+        """Return what `of_clients` does. common, alone: as in `personal_metrics`. own: the clients' own models, [M, d], if any."""
+        models = {**dict(zip(["own"], own, strict=False)), "common": common.expand(self.clients, -1), "alone": alone}
+        return {kind: self.rmse(self.errors(of, common)).tolist() for kind, of in models.items()}
 
 
 @dataclass(eq=False)
@@ -154,6 +159,7 @@ class LinearRegression(Table, Minimisation):
 
     own_models = True
     metrics = (*PERSONAL, TRAIN_LOSS, DISTANCE)
+    client_metric = CLIENT_RMSE
 
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)
@@ -194,3 +200,7 @@ class LinearRegression(Table, Minimisation):
             "train_loss": float(0.5 * x64 @ (self._A @ x64) - self._c @ x64 + self._half),
             "distance": float(torch.linalg.norm(x64 - self._x)),
         }
+
+    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
+        """Return the errors on the clients' own test examples. Alone is the minimiser of a client's f_i."""
+        return self.errors_of_clients(point[0], self._alone, *point[1:])

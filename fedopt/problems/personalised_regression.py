@@ -20,7 +20,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batches
-from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
+from fedopt.metrics import CLIENT_RMSE, DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
 from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
@@ -62,7 +62,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         if self.strengths == "fixed":
             self._solve()
         else:
-            self.metrics = (OBJECTIVE, *PERSONAL)
+            self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
             self._alone = least(self._A, self._c).to(self.train.x)
 
     def _solve(self) -> None:
@@ -154,3 +154,10 @@ class PersonalisedRegression(Table, LocalBilevel):
             "distance": float(torch.linalg.norm(off)),
             "objective": self._least + excess,
         }
+
+    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
+        """Return the errors of the exact y_i(x), of w and of y_i for lam = 0, if strengths are learnt."""
+        if self.strengths == "fixed":
+            return {}
+        w, y = point[0][: self.train.x.shape[1]], self.inner_solutions(point[0])
+        return self.errors_of_clients(w, self._alone, y.to(w))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, tuned
 from fedopt.errors import MOST_NAMED, UserError
-from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
@@ -288,9 +288,13 @@ class Supervised(Labelled):
         if self._own is None:
             return {}
         accuracies = self.own_accuracies(w)
-        better = {} if alone is None else {"better_than_alone": 100 * float(np.mean(np.greater(accuracies, alone)))}
-        personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
-        return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
+        values = {
+            "personal_accuracy": 100 * float(np.mean(accuracies)),
+            "worst_personal_accuracy": 100 * min(accuracies),
+        }
+        if alone is not None:
+            values["better_than_alone"] = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone)))
+        return values
 
 
 @dataclass(eq=False)

@@ -60,6 +60,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "directory": os.getcwd(),
         **how(composed),
         "metrics": [asdict(metric) for metric in problem.metrics],
+        **({"client_metric": asdict(problem.client_metric)} if problem.client_metric else {}),
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,
         **(first := _stretch()),

@@ -7,6 +7,7 @@ summary.json              status, final and best values
 checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
 log.txt                   what happened, with times
 partition.csv, .png       the examples of each client, by class
+clients.csv, .png         the clients' test metric with their own model, the common one and alone, at the end
 availability.png          which clients are there in the first rounds, if participation has a pattern
 metrics.png               the metrics over communication rounds
 traceback.txt             if the run failed
@@ -37,6 +38,8 @@ FILES = (
     "partition.csv",
     "partition.png",
     "availability.png",
+    "clients.csv",
+    "clients.png",
     "metrics.png",
     ".lock",
 )
@@ -55,6 +58,7 @@ CARD = {
     "directory": str,
     "started": str,
     "metrics": list[Metric],
+    "client_metric": Metric,
     "data": str | None,
     "division": str,
     "clients": list[str],

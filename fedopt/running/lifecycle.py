@@ -128,6 +128,8 @@ class Run:
             status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
             if self.keeper is not None:
                 self.keeper.end(moment)
+                if status != "diverged":
+                    sinks.write_clients(self.folder, e.problem, moment.point)
                 self._summary(status, e)
         self.writing = False
         return status

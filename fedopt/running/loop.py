@@ -51,6 +51,7 @@ class Moment(NamedTuple):
         row: The row of metrics.csv if metrics were taken, else None.
         improved: Whether metrics were taken, and eval.metric is better than at all earlier evaluations.
         status: How the run ends here; None if it continues or is interrupted.
+        point: The variables that were evaluated; () if metrics were not taken.
     """
 
     round: int
@@ -59,6 +60,7 @@ class Moment(NamedTuple):
     row: Row | None
     improved: bool
     status: Status
+    point: tuple[Any, ...] = ()
 
 
 def begin(e: Experiment) -> tuple[Any, Progress]:
@@ -91,13 +93,13 @@ def loop(
         spent, first = share_spent(e, progress), not progress.final
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
         due = _due(e, progress)
-        row, improved = None, False
+        row, improved, point = None, False, ()
         status: Status = "finished" if ended else None
         if not progress.evaluated and (first or due or ended):
-            row, improved = evaluate(e, state, progress)
+            row, improved, point = evaluate(e, state, progress)
             if not first and diverged(e, progress):
                 status = "diverged"
-        yield Moment(progress.round, state, spent, row, improved, status)
+        yield Moment(progress.round, state, spent, row, improved, status, point)
         if status or ranks.agree(interrupted(), e.device):
             return
 
@@ -118,16 +120,22 @@ def _due(e: Experiment, progress: Progress) -> bool:
     return progress.points > before or progress.round in evaluation.at
 
 
-def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
+def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
+    """Return the algorithm's variables after so many rounds, and the clients' own models if the problem measures them."""
+    point = e.algorithm.output(state)
+    if not e.problem.own_models or not hasattr(e.algorithm, "personal"):
+        return point
+    uncounted = replace(e.federation).at(round)
+    return (*point, e.algorithm.personal(state, e.problem, uncounted))
+
+
+def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
     """Take the metrics and note them in ``progress``, which changes in place.
 
-    Return the row of metrics.csv, and whether eval.metric is better than at all earlier evaluations (False without
-    eval.metric).
+    Return the row of metrics.csv, whether eval.metric is better than at all earlier evaluations (False without
+    eval.metric), and the variables.
     """
-    point = e.algorithm.output(state)
-    if e.problem.own_models and hasattr(e.algorithm, "personal"):
-        uncounted = replace(e.federation).at(progress.round)
-        point = (*point, e.algorithm.personal(state, e.problem, uncounted))
+    point = point_of(e, state, progress.round)
     values = measured(e.problem, e.original, point)
     progress.evaluated = True
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv
@@ -142,7 +150,7 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
         if progress.to_target is None and target is not None and metric.reached(progress.final[wanted], target):
             progress.to_target = costs(e, progress)
     columns = e.federation.ledger.columns()
-    return {"round": progress.round, **columns, "train_seconds": progress.seconds, **progress.final}, improved
+    return {"round": progress.round, **columns, "train_seconds": progress.seconds, **progress.final}, improved, point
 
 
 def diverged(e: Experiment, progress: Progress) -> bool:

@@ -12,6 +12,8 @@ from fedopt.problems import named
 from fedopt.results import Checkpoint, RunFolder, refuse_foreign, refuse_other_data, stamp
 from fedopt.running.assemble import assemble
 from fedopt.running.hardware import restored
+from fedopt.running.loop import point_of
+from fedopt.running.resume import progress_of
 
 
 @restored()
@@ -33,7 +35,7 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, e.algorithm.output(state))
+    variables = named(e.problem, point_of(e, state, progress_of(metadata).round))
     if best:
         if not checkpoint.best:
             raise UserError(

@@ -3,24 +3,26 @@
 A sink is a function of a `Moment`. A sink that must be opened and closed is given by a context manager.
 """
 
+import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from io import StringIO
 from threading import Event
 from typing import Any
 
 import numpy as np
 
 from fedopt.config import build_target, key_of
-from fedopt.console import note
+from fedopt.console import note, printable
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
 from fedopt.metrics import Metric
-from fedopt.problems import named
+from fedopt.problems import Problem, named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
 from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment
@@ -133,7 +135,7 @@ class Keeper:
     def __call__(self, moment: Moment) -> None:
         """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
         if moment.improved and self.e.keep == "best":
-            self.checkpoint.best = named(self.e.problem, self.e.algorithm.output(moment.state))
+            self.checkpoint.best = named(self.e.problem, moment.point)
         if moment.status == "diverged":
             return
         if moment.row is not None or self._good is None:
@@ -160,14 +162,30 @@ class Keeper:
         self.checkpoint.store(state, ledger, metadata)
 
 
+def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
+    """Write clients.csv, a row a client, if there is more than one model to compare: own, common and alone.
+
+    folder: the run's. problem: as the algorithm sees it. point: the variables at an evaluation; () for none.
+    """
+    if point and problem.client_metric and len(columns := problem.of_clients(*point)) > 1:
+        split, text = problem.splits["train"], StringIO()
+        names = map(printable, split.names or map(str, range(len(split))))
+        values = ([f"{value:.10g}" if math.isfinite(value) else "" for value in of] for of in columns.values())
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["client", "examples", *columns])
+        writer.writerows(zip(names, split.sizes, *values, strict=True))
+        folder.write_text("clients.csv", text.getvalue())
+
+
 @contextmanager
 def pictures(
     folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Experiment | None, drawing: Drawing
 ) -> Iterator[None]:
-    """Draw partition.png, beside partition.csv, and availability.png in the context, and metrics.png at its end.
+    """Draw partition.png, beside partition.csv, and availability.png in the context, clients.png and metrics.png at its end.
 
     Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. Only where participation
-    has a pattern, there is an availability to show. With FEDOPT_PICTURES=0 nothing is drawn.
+    has a pattern, there is an availability to show, and clients only where the run has written clients.csv. With
+    FEDOPT_PICTURES=0 nothing is drawn.
 
     folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
     begun: the objects of a run that begins; None for one that resumes, whose partition is there already. drawing: draws.
@@ -192,6 +210,8 @@ def pictures(
         yield
     finally:
         drawing.wait(folder.path)
+    if (clients := folder.path.absolute() / "clients.csv").exists() and (metric := folder.card().get("client_metric")):
+        drawing("clients", folder.path / "clients.png", clients, metric)
     drawing("metrics", folder.path / "metrics.png", folder.metrics.absolute(), metrics, _title(folder), source or "")
     if not drawing.later:
         drawing.wait(folder.path)

@@ -229,7 +229,7 @@ def test_local_only_sends_nothing_and_finds_each_clients_own_minimum():
     state = steps(e, 2)[-1]
     np.testing.assert_allclose(state.heads.tensor(), alone(A, c), rtol=1e-7)
     assert e.federation.ledger.total_bytes == 0
-    found, _ = evaluate(e, state, Progress())
+    found, *_ = evaluate(e, state, Progress())
     assert found["better_than_alone"] == 0
 
 
@@ -253,7 +253,7 @@ def test_metrics_are_taken_at_the_clients_models_and_cost_nothing():
     e = experiment("per_fedavg", "algo.alpha=0.3", "problem.ridge=0.1")
     state = steps(e, 2)[-1]
     before = e.federation.ledger.columns()
-    found, _ = evaluate(e, state, Progress(round=2))
+    found, *_ = evaluate(e, state, Progress(round=2))
     assert e.federation.ledger.columns() == before
     A, c, _ = quadratics(e)
     w, x, t = state.w.numpy(), e.problem._test.x.numpy(), e.problem._test.y.numpy()
@@ -274,7 +274,7 @@ def test_metrics_are_taken_at_the_clients_models_and_cost_nothing():
 def test_a_method_without_personal_models_is_measured_at_its_common_one():
     e = experiment("fedavg", "algo.eta=0.1", "algo.tau=3")
     state = steps(e, 2)[-1]
-    found, _ = evaluate(e, state, Progress(round=2))
+    found, *_ = evaluate(e, state, Progress(round=2))
     everyone = state.x.expand(4, -1)
     assert found["personal_rmse"] == pytest.approx(e.problem.evaluate(state.x, everyone)["personal_rmse"], rel=1e-9)
     assert found["personal_rmse"] != pytest.approx(e.problem.evaluate(state.x, 0 * everyone)["personal_rmse"])
@@ -286,7 +286,7 @@ def test_accuracy_is_that_of_the_clients_own_models():
     found = {}
     for algo, work in (("fedavg", "tau"), ("local_only", "tau_h")):
         e = small(algo, "classification", *labels, f"algo.{work}=5", "preset=none")
-        found[algo], _ = evaluate(e, steps(e, 5)[-1], Progress(round=5))
+        found[algo], *_ = evaluate(e, steps(e, 5)[-1], Progress(round=5))
     assert found["local_only"]["personal_accuracy"] > 5 + found["fedavg"]["personal_accuracy"]
 
 
@@ -345,7 +345,7 @@ def test_the_optimum_on_the_exam_table():
     state = e.algorithm.step(state, e.problem, e.federation.at(0))
     np.testing.assert_allclose(state.w, w, atol=1e-6)
     np.testing.assert_allclose(state.theta.tensor(), models, atol=1e-6)
-    found, _ = evaluate(e, state, Progress(round=1))
+    found, *_ = evaluate(e, state, Progress(round=1))
     predicted = [row @ models[names.index(name)] for row, name in zip(z_test, owner_test, strict=True)]
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.mean((predicted - data["y_test"]) ** 2)), rel=1e-5)
     assert [round(found[name], 3) for name in ("test_rmse", "personal_rmse", "better_than_alone")] == [
