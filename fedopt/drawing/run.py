@@ -101,6 +101,8 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
     values = np.array([[float(row[kind] or "nan") for row in rows] for kind in kinds])
     known = np.flatnonzero(np.isfinite(values).all(0))
     order = known[np.argsort(-metric.sign * values[-1, known], kind="stable")]
+    if not len(order):
+        return
     values, at, first, last = values[:, order], np.arange(len(order)), MODELS[kinds[0]], MODELS[kinds[-1]]
     gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL), 0, -metric.sign * (values[0] - values[1:]))
     shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
