@@ -116,7 +116,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
                 axes.plot(at[of], values[0, of], "o", color=colour, label=f"{first}: {name}")
         if than:
             axes.plot(at, values[1], "x", color="0.4", label=MODELS[kinds[1]])
-        describe(axes, f"client, from the worst to the best {last}", metric.title)
+        describe(axes, f"client, from the worst to the best {last}", f"{metric.title}; {metric.better} is better")
         names = [_short(rows[i]["client"]) for i in order] if len(order) <= NAMES else []
         axes.set_xticks(at[: len(names)], names, rotation="vertical")
 
