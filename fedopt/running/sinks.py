@@ -223,8 +223,8 @@ def draw_missing(folder: RunFolder, source: str | None, drawing: Drawing) -> Non
     folder: the run's. source, drawing: as in `pictures`.
     """
     if drawing.wanted and not (folder.path / "metrics.png").exists() and (metrics := described(folder.path)):
-        # KeyError, ValueError: of somebody's own metrics.csv
-        with suppress(KeyError, ValueError, UserError), pictures(folder, metrics, source, None, drawing):
+        # LookupError, ValueError: of somebody's own metrics.csv or clients.csv
+        with suppress(LookupError, ValueError, UserError), pictures(folder, metrics, source, None, drawing):
             pass
 
 

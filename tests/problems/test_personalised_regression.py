@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.command import fedopt
 from support.derivatives import F64, Given, central_differences, full, normal
 
 from fedopt.data.labelled import LabelledData
@@ -11,6 +12,7 @@ from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.federation import Memory
 from fedopt.problems.personalised_regression import PersonalisedRegression
+from fedopt.results.folder import RunFolder
 from fedopt.testing.harness import small, steps
 
 UNEQUAL = Proportions(4, [9, 4, 2, 1])
@@ -178,3 +180,9 @@ def test_a_method_of_local_lower_levels_learns_the_strengths(strengths):
     slope = central_differences(lambda x: p.evaluate(x)["objective"], x)
     np.testing.assert_allclose((x - new) / 0.1, slope, atol=1e-7)
     assert np.abs(slope[6:]).min() > 1e-4
+
+
+def test_strengths_that_diverge_end_the_run(monkeypatch, capsys, tmp_path):
+    words = ["algo=fedbio_local", "problem=personalised_regression", "problem.strengths=client", "algo.eta=20"]
+    result = fedopt(monkeypatch, capsys, *words, "budget.rounds=40", "eval.every=1", f"output_dir={tmp_path / 'run'}")
+    assert (result.code, RunFolder(tmp_path / "run").summary()["status"]) == (3, "diverged"), result.err

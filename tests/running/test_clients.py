@@ -153,11 +153,17 @@ def test_the_picture_says_who_gains(monkeypatch, tmp_path):
     }
 
 
+def test_no_picture_without_test_examples(tmp_path):
+    (tmp_path / "clients.csv").write_text("client,examples,common,alone\na,1,,\n")
+    drawing.clients(tmp_path / "clients.png", tmp_path / "clients.csv", CLIENT_RMSE)
+    assert not (tmp_path / "clients.png").exists()
+
+
 def test_the_picture_of_accuracies_has_the_worst_first_too(monkeypatch, tmp_path):
     axes, title = drawn(monkeypatch, tmp_path, "client,examples,common,alone\na,1,90,80\nb,1,70,70\n", CLIENT_ACCURACY)
     assert title == "50 % of 2 clients do better with the common model than alone"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["b", "a"]
-    assert axes.get_ylabel() == "accuracy on own test examples (%)"
+    assert axes.get_ylabel() == "accuracy on own test examples (%); higher is better"
 
 
 @pytest.mark.pictures
