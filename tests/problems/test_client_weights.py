@@ -1,8 +1,11 @@
 """The learnt mixture of clients against ridge and softmax regression in NumPy, and finite differences."""
 
+import runpy
+
 import numpy as np
 import pytest
 import torch
+from support.command import ROOT
 from support.derivatives import F64, Given, central_differences, full, mean, normal
 
 from fedopt.data.labelled import LabelledData
@@ -120,6 +123,19 @@ def test_exact_hypergradient(real, target):
     np.testing.assert_allclose(gradient, 0, atol=1e-12)
     assert p.evaluate(x, flat(Y))["val_loss"] == pytest.approx(validated(p, Y)[0], rel=1e-12)
     assert objective(p, x) == pytest.approx(float(mean(p, lambda s: p.f(x, flat(Y), s))), rel=1e-12)
+
+
+def test_the_script_of_the_page_ends_where_the_hypergradient_is_zero():
+    p = problem(table(real=True), target=2, rho=0.03)
+    (z, t), (z_val, t_val) = (
+        (np.concatenate(parts) for parts in zip(*arrays(p, "train"), strict=True)),
+        arrays(p, "val")[2],
+    )
+    rows = np.split(np.arange(len(t)), np.cumsum(p.splits["train"].sizes)[:-1])
+    mixtures = runpy.run_path(str(ROOT / "scripts" / "mixtures"))
+    w = mixtures["Moments"](z, t, rows, ridge=0.2).learnt(z_val, t_val, rho=0.03)
+    assert np.abs(closed_form(p, np.zeros(4))).max() > 1e-3
+    np.testing.assert_allclose(closed_form(p, np.log(w)), 0, atol=1e-5)
 
 
 def test_of_two_clients_the_clean_one_takes_all_as_rho_falls():
