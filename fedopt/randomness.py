@@ -47,6 +47,7 @@ class Purpose(IntEnum):
     COIN = 15  # when a round ends, where that is random
     AVAILABILITY = 16
     POOL = 17  # which scores of other clients a client gets
+    LATE = 18
 
 
 class Part(IntEnum):

@@ -17,6 +17,8 @@ class Algorithm(Protocol):
         uneven: Optional. The name of the field that ``participation.least``, ``work`` and ``stragglers`` make uneven. The
             field is a `LocalWork`, or a whole number. Several fields are a tuple of names; ``participation.work`` cannot be a
             list then.
+        on_time: Optional. True for a method whose fixed points would move if answers came late: ``participation.late`` is
+            refused.
         first_order: Optional. True for a method without second derivatives. On problems with an inner objective, taking one
             then raises UserError.
     """

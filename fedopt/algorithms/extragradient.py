@@ -92,6 +92,7 @@ class FeDualEx:
     iterate: Literal["last", "mean"]
 
     solves: ClassVar = (Minimax,)
+    on_time: ClassVar = True  # the threshold of T grows with the rounds, as o does
 
     def init(self, problem: Minimax) -> DualState:
         w = Vectors(problem.start())

@@ -125,7 +125,7 @@ class FedMSA:
         of_server = self.K == 1 and not fed.participation.uneven  # it knows u and d, and so the one step
         of_all = self.anchor == "all" and not of_server
         S = fed.everyone() if of_all else fed.cohort()
-        exact = same_xi and (of_all or fed.complete)
+        exact = same_xi and (of_all or fed.complete) and fed.participation.punctual
         message = (s.u,) if exact or rho == 1 else (s.u, s.u_prev)
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d

@@ -57,7 +57,7 @@ class ProxSkipGda:
         if not fed.complete:
             raise UserError(
                 "ProxSkip-GDA needs all clients in every round; set participation.cohort=null participation.dropout=0 "
-                "participation.pattern=null"
+                "participation.pattern=null participation.late=0"
             )
         gamma = (self.gamma_x, self.gamma_y)
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)

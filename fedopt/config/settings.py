@@ -117,6 +117,8 @@ class Participation:
             in all rounds. None: draws from ``least`` differ between rounds.
         stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
         pattern: Which clients are there in a round, of whom the cohort is drawn. None: all.
+        late: How many rounds late a client's answers come: a draw from 0 to this number for each client and round. A list: the
+            fixed number of each client.
     """
 
     cohort: PositiveInt | None = None
@@ -125,6 +127,7 @@ class Participation:
     work: list[PositiveInt] | Literal["once"] | None = None
     stragglers: Fraction = 0.0
     pattern: Pattern | None = field(default=None, metadata={"before": None})
+    late: NonNegativeInt | list[NonNegativeInt] = field(default=0, metadata={"before": 0})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -137,7 +140,13 @@ class Participation:
     def described(self, clients: int) -> str:
         """Return a phrase on who takes part, such as '10 clients, 3 in a round'. clients: the number of clients."""
         cohort = "" if self.cohort is None else f", {self.cohort} in a round"
-        return counted(clients, "client") + cohort + (f", {self.pattern.kind}" if self.pattern else "")
+        late = "" if self.punctual else ", answers late"
+        return counted(clients, "client") + cohort + (f", {self.pattern.kind}" if self.pattern else "") + late
+
+    @property
+    def punctual(self) -> bool:
+        """Whether all answers come in the round of their message."""
+        return not any(self.late if isinstance(self.late, list) else [self.late])
 
     @property
     def uneven(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which clients are available in a round: a function of the seed, the client and the round, of nothing else."""
+"""Which clients are available in a round, and how late they are: functions of the seed, the client and the round alone."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fedopt.randomness import Purpose, keyed_rng
 
 
 class Availability:
-    """The clients that are available, round by round.
+    """The clients that are available, and how late their answers are, round by round.
 
     Args:
         problem: The problem, for the number of clients and their labels.
@@ -21,7 +21,8 @@ class Availability:
     """
 
     def __init__(self, problem: Problem, seed: int, participation: Participation):
-        self.pattern, self.clients, self._seed = participation.pattern, problem.clients, seed
+        self.pattern, self.late = participation.pattern, participation.late
+        self.clients, self._seed = problem.clients, seed
         self._groups = _groups(self.pattern, problem, seed)
 
     def at(self, r: int) -> np.ndarray:
@@ -30,6 +31,12 @@ class Availability:
             return np.arange(self.clients)
         there = np.flatnonzero(self.pattern.there(r, self._groups, self._uniform))
         return there if len(there) else self._uniform(r).argmin(0, keepdims=True)
+
+    def ages(self, r: int) -> np.ndarray:
+        """Return how many rounds old the message is that each client answers in round r, [M]."""
+        if self.late == 0 or isinstance(self.late, list):
+            return np.broadcast_to(self.late, self.clients)
+        return keyed_rng(self._seed, Purpose.LATE, r + 1).integers(self.late + 1, size=self.clients)
 
     def _uniform(self, r: int) -> np.ndarray:
         """Return a number in [0, 1) for each client in round r, [M]. A client's does not depend on the number of clients."""

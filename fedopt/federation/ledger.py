@@ -1,4 +1,4 @@
-"""Counts of what a run has communicated and computed so far."""
+"""Counts of what a run has communicated and computed so far, and the messages that late clients still answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.federation import ranks
 from fedopt.federation.derivatives import Calls
+from fedopt.federation.late import Sent
 
 
 def size_in_bytes(message: object) -> int:
@@ -25,6 +26,7 @@ class Ledger:
     comm_rounds: the number of exchanges server -> clients -> server. visits: the clients that took part, summed over exchanges.
     calls: the oracle calls.
     down, up: the bytes to and from each client, [M] int64.
+    sent: the messages of the last rounds, if answers may be late.
     """
 
     clients: int
@@ -35,6 +37,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.down = np.zeros(self.clients, dtype=np.int64)
         self.up = np.zeros(self.clients, dtype=np.int64)
+        self.sent = Sent()
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
         """Add one exchange with the clients of a cohort. down, up: the bytes to and from each one of them."""
@@ -60,13 +63,13 @@ class Ledger:
         return {"comm_rounds": self.comm_rounds, **totals, **calls, "client_visits": self.visits}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the counts as tensors, for a checkpoint."""
+        """Return the counts as tensors, for a checkpoint; without `sent`."""
         counts = torch.tensor([self.comm_rounds, *vars(self.calls).values(), self.visits])
         down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the counts from a dict as `tensors` returns it.
+        """Set the counts, and the messages, from a dict of tensors as a checkpoint has it.
 
         Raises ValueError if they are of a different number of clients, not whole, or negative.
         """
@@ -76,4 +79,5 @@ class Ledger:
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
         self.comm_rounds, *calls, self.visits = tensors["ledger.counts"].tolist()
         self.calls = Calls(*calls)
+        self.sent.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("sent.")}
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()

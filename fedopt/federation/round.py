@@ -1,5 +1,6 @@
 """The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -35,8 +36,8 @@ class Federation:
     With several ranks (``torch.distributed``), each computes some clients of every exchange, and all hold the same server.
 
     Attributes:
-        ledger: The counts of bytes, exchanges and oracle calls so far.
-        availability: Which clients are there, round by round.
+        ledger: The counts of bytes, exchanges and oracle calls so far, and the messages that late clients still answer.
+        availability: Which clients are there, and how late they are, round by round.
 
     Args:
         problem: The problem.
@@ -75,6 +76,7 @@ class Round:
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
+        self._calls = Counter[str]()  # exchanges of each client function so far
 
     def __init_subclass__(cls) -> None:
         raise UserError(
@@ -115,9 +117,9 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every cohort is all clients: ``participation`` has no smaller cohort, no dropout and no pattern."""
+        """Whether every cohort is all clients, on time: ``participation`` has no cohort, dropout, pattern or lateness."""
         who = self.participation
-        return self.cohort_size == self.problem.clients and not who.dropout and who.pattern is None
+        return self.cohort_size == self.problem.clients and not (who.dropout or who.pattern) and who.punctual
 
     def cohort(self) -> np.ndarray:
         """Return the sorted indices of clients that take part: all of them if `complete`, else a new draw at each call.
@@ -280,35 +282,54 @@ class Round:
                 "is exchanged with a memory= that is not a fedopt.Memory; make one, "
                 "Memory(x.new_zeros(problem.clients, d))",
             )
-        before, calls, rows = versions(message), Calls(), list[Tensor]()
+        calls, rows = Calls(), list[Tensor]()
         if weights is None:
             weights = self.problem.weights[cohort]
             weights = weights / weights.sum()
-        mine, steps, idle = self._mine(cohort, draws)
+        number, ages = next(self._exchanges), self._federation.availability.ages(self.r)[cohort]
+        mine, steps, idle = self._mine(cohort, ages, draws)
+        messages = self._by_age(client_fn, message, ages[mine])
+        before = versions(messages)
         answers = Answers(weights, idle, apart=combine is not None)
         client_fn_checked = partial(checked_answer, client_fn, memory is not None)
         engine = self._federation.engine
-        for members, stack in self._stacks(cohort, mine, steps, message, memory, own, draws):
-            of_stack = engine.run(client_fn_checked, message, self.problem, stack, calls)
-            if memory is not None:
-                of_stack, new_rows = of_stack
-                rows.extend(new_rows)
-            answers.take(of_stack, members)
+        for age, sent in messages.items():
+            of_age = ages[mine] == age
+            for members, stack in self._stacks(number, cohort, mine[of_age], steps[of_age], sent, memory, own, draws):
+                of_stack = engine.run(client_fn_checked, sent, self.problem, stack, calls)
+                if memory is not None:
+                    of_stack, new_rows = of_stack
+                    rows.extend(new_rows)
+                answers.take(of_stack, members)
         self._bill(cohort, message if own is None else (message, own[0]), answers.one, Calls() if idle else calls)
         self._refuse_hidden(client_fn, calls)
-        if before != versions(message):
+        if before != versions(messages):
             raise WrongFunction(client_fn, "writes over its message; write x = x - 1 in place of x -= 1")
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
-    def _mine(self, cohort: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _by_age(self, client_fn: ClientFn, message: Any, ages: np.ndarray) -> dict[int, Any]:
+        """Return the message that clients answer, by how many rounds late they are, in rising order. Keep today's for later.
+
+        ages: how many rounds late each client is.
+        """
+        sent, who = self._federation.ledger.sent, self.participation
+        name = getattr(client_fn, "__qualname__", type(client_fn).__name__)
+        exchange = f"{name}.{self._calls[name]}"
+        self._calls[name] += 1
+        if not who.punctual:
+            sent.keep(message, exchange, self.r, self.r - int(np.max(who.late)))
+        return {age: sent.message(message, exchange, self.r, self.r - age) for age in np.unique(ages).tolist()}
+
+    def _mine(self, cohort: np.ndarray, ages: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return which clients of the cohort this rank computes, the total steps of each, and whether the rank has none.
 
-        Clients are given by their places in the cohort, those with most steps first, since stacks of equally busy clients
-        waste the least. A rank without clients computes one that does not count, for the shapes of the answers.
+        Clients are given by their places in the cohort: the least late first, among them those with most steps, since stacks
+        of equally busy clients waste the least. A rank without clients computes one that does not count, for the shapes of
+        the answers.
         """
         steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
-        busy = np.lexsort((self.problem.sizes()[cohort], steps))[::-1]
+        busy = np.lexsort((self.problem.sizes()[cohort], steps, -ages))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
         mine = busy[:1] if idle else mine
@@ -316,6 +337,7 @@ class Round:
 
     def _stacks(
         self,
+        exchange: int,
         cohort: np.ndarray,
         mine: np.ndarray,
         steps: np.ndarray,
@@ -327,9 +349,9 @@ class Round:
         """Yield the stacks of clients that are computed at once.
 
         Each is the clients' places in the cohort, and their data, draws, memory and keys. mine, steps: as `_mine` returns
-        them. Other parameters: as in `exchange`.
+        them. exchange: its number in the round. Other parameters: as in `exchange`.
         """
-        problem, exchange = self.problem, next(self._exchanges)
+        problem = self.problem
         rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange), problem.start()[0]
         for members in self._federation.engine.stacks(mine, steps, size_in_bytes(message)):
             clients = cohort[members]

@@ -1,22 +1,29 @@
 """Learning the mixture of clients to train on [arXiv 2207.10751; of sources of text in DoReMi, Xie et al. 2023].
 
     y*(x) = argmin_y sum_i w_i l_i(y) + ridge/2 |y|²,    w = softmax(x),    l_i the mean training loss of client i of M
-    min_x v(y*(x)) + rho KL(w | uniform),                v the validation loss of one target client, or the mean of all
+    min_x v(y*(x)) + rho KL(w | uniform),                v a mean of clients' validation losses v_i, or the largest of them
+
+Clients that are omitted have w_i = 0 exactly: the softmax, the divergence and v are those of the others.
 
 Derived here: clients count equally, so that client i's part is g_i = M w_i l_i + ridge/2 |y|². Coordinate i of the hypergradient is
 -w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k), with v* = [grad²_yy g]^-1 grad v(y*).
+The largest v_i is min_s s + sum_i max(0, v_i - s), a sum over clients, so that x has one entry more, sqrt(k) s, with k clients
+that validate. Smoothly, the hinge is mu softplus(. / mu), whose slopes sigmoid((v_i - s) / mu) sum to 1 at the best s: in place of
+grad v comes their mixture of the grad v_i.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy, losses
+from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
@@ -30,21 +37,27 @@ WRONG_WEIGHT = Metric("wrong_weight", "weight of the clients with wrong labels")
 
 @dataclass(eq=False)
 class ClientWeights(SupervisedBilevel):
-    """Learning how much each client's training loss counts, for the validation loss of one client or of all.
+    """Learning how much each client's training loss counts, for the validation loss of some clients or of the worst.
 
-    x: the logits of the clients' weights, 0 at the start. y: the parameters of the network. Targets that are real numbers have
-        half the squared error as loss, and the network one output.
+    x: the logits of the clients' weights, 0 at the start; with target=worst then sqrt(k) s, where s begins as the largest v_i. y:
+        the parameters of the network. Targets that are real numbers have half the squared error as loss, and the network one
+        output.
 
     examples: the largest number of training examples, validation included, drawn at random; None for all.
-    target: the index of the client that validates; None for all, each with the same weight.
+    target: the client that validates, or a list of them, each with the same weight. None: all that are not omitted. worst: of
+        these the one with the largest validation loss.
+    omit: the clients that are taken out of the mixture.
+    mu: the smoothing of the hinge of target=worst; 0: none.
     rho: the factor of the divergence from uniform weights in f.
     wrong: the share of clients, drawn at random, whose training labels are replaced by draws from those of all clients.
     """
 
     examples: PositiveInt | None
-    target: NonNegativeInt | None
+    target: NonNegativeInt | list[NonNegativeInt] | Literal["worst"] | None
     rho: NonNegativeFloat
     wrong: Share
+    omit: list[NonNegativeInt]
+    mu: NonNegativeFloat
 
     metrics = (TEST_ACCURACY, TEST_LOSS, VAL_LOSS, WRONG_WEIGHT)
 
@@ -52,11 +65,17 @@ class ClientWeights(SupervisedBilevel):
         data = self.world.load(validation=True, real=True)
         self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
         M, split, rng = self.clients, self.splits["train"], self.world.rng(Part.LABELS)
-        if self.target is not None and self.target >= M:
-            raise UserError(f"problem.target={self.target}: the clients are 0 to {M - 1}; choose one of them, or null")
+        everyone, self.worst = np.arange(M), self.target == "worst"
+        kept = np.setdiff1d(everyone, self.omit)
+        targets = kept if self.target is None or self.worst else np.unique(self.target)
+        for key, named in (("target", targets), ("omit", self.omit)):
+            if np.max(named, initial=0) >= M:
+                raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
+        if not len(targets) or not len(kept):
+            raise UserError("problem.omit, problem.target: no client is left to train, or to validate; leave one")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
-            owner[of.rows] = np.repeat(np.arange(M), of.sizes)
+            owner[of.rows] = np.repeat(everyone, of.sizes)
         self.wrong_clients = np.sort(rng.permutation(M)[: round(self.wrong * M)])
         rows = split.rows[np.isin(owner[split.rows], self.wrong_clients)]
         labels[rows] = self.train.y.cpu().numpy()[rng.choice(split.rows, len(rows))]
@@ -65,24 +84,41 @@ class ClientWeights(SupervisedBilevel):
             *self.notes,
             f"problem.wrong redraws the training labels of {len(self.wrong_clients)} of {M} clients",
         ]
-        (y,), judges = self._start, np.ones(M) if self.target is None else M * np.eye(M)[self.target]
-        self._judges, self._start, self.direct = self.world.tensor(judges), (y.new_zeros(M), y), self.rho > 0
+        (y,), self.judges = self._start, len(targets)
+        self._judges = self.world.tensor(np.isin(everyone, targets) * M / len(targets))
+        place = np.where(np.isin(everyone, kept), np.searchsorted(kept, everyone), len(kept))
+        self._kept, self._place = (torch.from_numpy(v).to(y.device) for v in (kept, place))
+        s = [math.sqrt(self.judges) * max(self.client_losses(y))] if self.worst else []
+        self._start, self.direct = (torch.cat([y.new_zeros(M), y.new_tensor(s)]), y), self.rho > 0 or self.worst
         if data.real:
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
+    def mixture(self, x: Tensor) -> Tensor:
+        """Return the weight of each client, [M]: 0 of those that are omitted."""
+        return F.pad(torch.softmax(x.index_select(0, self._kept), 0), (0, 1)).gather(0, self._place)
+
     def divergence(self, x: Tensor) -> Tensor:
-        """Return KL(softmax(x) | uniform), a scalar."""
-        log = torch.log_softmax(x, 0)
-        return log.exp() @ log + math.log(len(x))
+        """Return KL(w | uniform), a scalar, of the clients that are not omitted."""
+        log = torch.log_softmax(x.index_select(0, self._kept), 0)
+        return log.exp() @ log + math.log(len(log))
+
+    def client_losses(self, y: Tensor) -> list[float]:
+        """Return v_i of each client that validates."""
+        of_clients = zip(self.splits["val"], self._judges, strict=True)
+        return [self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows, judge in of_clients if judge]
 
     def judged(self, batch: Batch) -> Batch:
         """Return a batch of validation examples, with M times the weight of its client in v, over all clients."""
         return batch._replace(weight=batch.weight * self._judges.gather(0, self._owner.gather(0, batch.rows)))
 
-    @function(where=lambda problem: problem.net.dense)
+    @function(where=lambda problem: problem.net.dense and not problem.worst)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        batch = self.judged(sample["val"])
+        batch = sample["val"] if self.worst else self.judged(sample["val"])
         loss = cross_entropy(self.net(y, batch.x, *batch.keys), batch)
+        if self.worst:
+            s, judge = x[-1] / math.sqrt(self.judges), self.judged(batch).weight.sum()
+            hinge = self.mu * F.softplus((loss - s) / self.mu) if self.mu else F.relu(loss - s)
+            loss = s + self.judges * judge * hinge
         return loss + self.rho * self.divergence(x) if self.rho else loss
 
     @f.gradient
@@ -92,11 +128,10 @@ class ClientWeights(SupervisedBilevel):
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        log = torch.log_softmax(x, 0)
-        return self.rho * log.exp() * (log - log.exp() @ log), self.f.gradient(x, y, sample)
+        return self.rho * torch.func.grad(self.divergence)(x), self.f.gradient(x, y, sample)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        weights = len(x) * torch.softmax(x, 0)
+        weights = self.clients * self.mixture(x)
         return batch._replace(weight=batch.weight * weights.gather(0, self._owner.gather(0, batch.rows))), None
 
     def parameters(self, *point: Tensor) -> Tensor:
@@ -104,16 +139,10 @@ class ClientWeights(SupervisedBilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
-        net = partial(self.net, point[1])
-
-        def judged_losses(batch: Batch) -> tuple[Tensor]:
-            batch = self.judged(batch._replace(weight=torch.ones_like(batch.weight)))
-            return (losses(net(batch.x), batch) * batch.weight,)
-
-        of, loss_and_accuracy = self.splits["val"], self.test_metrics(net)
+        v, loss_and_accuracy = self.client_losses(point[1]), self.test_metrics(partial(self.net, point[1]))
         real = {"test_rmse": math.sqrt(2 * loss_and_accuracy["test_loss"])}
         return {
-            "val_loss": self.train.means(judged_losses, of.rows, of.example_weights(self.weights))[0],
-            "wrong_weight": float(torch.softmax(point[0], 0)[torch.from_numpy(self.wrong_clients)].sum()),
+            "val_loss": max(v) if self.worst else float(np.mean(v)),
+            "wrong_weight": float(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
             **(loss_and_accuracy if self.classes else real),
         }

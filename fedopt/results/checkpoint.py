@@ -67,7 +67,7 @@ class Checkpoint:
             metadata["memory"] = self._journal.append(memories)
             if metadata["memory"] is None:
                 return False
-        tensors |= {f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}
+        tensors |= {**{f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}, **ledger.sent.tensors}
         tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
         text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}

@@ -179,13 +179,18 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}")
     pattern = asdict(who.pattern) if who.pattern else {}
-    for key, value in {"work": who.work, **{f"pattern.{name}": value for name, value in pattern.items()}}.items():
+    patterns = {f"pattern.{name}": value for name, value in pattern.items()}
+    for key, value in {"work": who.work, "late": who.late, **patterns}.items():
         if isinstance(value, list) and len(value) != clients:
             raise UserError(
                 f"participation.{key}={value}: must be a list with an entry for each of the {clients} clients"
             )
     if isinstance(groups := pattern.get("groups"), int) and groups > clients:
         raise UserError(f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}")
+    if not who.punctual and getattr(algorithm, "on_time", False):
+        raise UserError(
+            f"participation.late={who.late}: {type(algorithm).__name__} needs all answers on time; set it to 0"
+        )
     if who.stragglers and not round(who.stragglers * clients):
         raise UserError(
             f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"

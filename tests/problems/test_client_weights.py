@@ -1,6 +1,8 @@
 """The learnt mixture of clients against ridge and softmax regression in NumPy, and finite differences."""
 
+import re
 import runpy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,12 +35,19 @@ def table(real=False, n=60, noise=1.0, seed=0):
 
 def problem(data=None, partitioner=None, **changes):
     fields = {"model": "linear", "widths": [5], "validation": 0.3, "ridge": 0.2, "norms": 0.0, "dropout": 0.0}
-    fields |= {"examples": None, "target": None, "rho": RHO, "wrong": 0.0, **changes}
+    fields |= {"examples": None, "target": None, "rho": RHO, "wrong": 0.0, "omit": [], "mu": 0.1, **changes}
     return ClientWeights(World(0, partitioner or Iid(4), Given(data or table()), dtype=F64), **fields)
 
 
 def softmax(x):
     return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+
+def mixture(p, x):
+    """w_i, 0 of clients that are omitted. x may end with s of target=worst."""
+    kept, w = np.setdiff1d(range(p.clients), p.omit), np.zeros(p.clients)
+    w[kept] = softmax(np.asarray(x)[kept])
+    return w
 
 
 def arrays(p, split):
@@ -63,7 +72,7 @@ def of_client(Y, Z, t):
 
 def solved(p, x):
     """Y*(x) by Newton's method, and the clients' gradients and the mixture's Hessian there."""
-    w, outputs = softmax(np.asarray(x)), p.classes or 1
+    w, outputs = mixture(p, x), p.classes or 1
     Y = np.zeros((outputs, 4))
     for _ in range(12):
         terms = [of_client(Y, *a) for a in arrays(p, "train")]
@@ -75,15 +84,26 @@ def solved(p, x):
     return Y, G, H
 
 
-def validated(p, Y):
-    judges = range(p.clients) if p.target is None else [p.target]
+def each_validated(p, Y):
+    """v_i and its gradient for each client that validates."""
+    judges = np.setdiff1d(range(p.clients), p.omit) if p.target in (None, "worst") else np.atleast_1d(p.target)
     terms = [of_client(Y, *arrays(p, "val")[i]) for i in judges]
-    return np.mean([v for v, *_ in terms]), np.mean([g for _, g, _ in terms], axis=0)
+    return np.array([v for v, *_ in terms]), np.array([g for _, g, _ in terms])
+
+
+def validated(p, Y):
+    v, gradients = each_validated(p, Y)
+    return v.mean(), gradients.mean(0)
+
+
+def divergence(p, x):
+    w = mixture(p, x)[np.setdiff1d(range(p.clients), p.omit)]
+    return np.sum(w * np.log(len(w) * w))
 
 
 def objective(p, x):
-    w = softmax(np.asarray(x))
-    return validated(p, solved(p, x)[0])[0] + p.rho * np.sum(w * np.log(len(w) * w))
+    v, _ = validated(p, solved(p, x)[0])
+    return v + p.rho * divergence(p, x)
 
 
 def flat(Y):
@@ -93,9 +113,15 @@ def flat(Y):
 
 def closed_form(p, x):
     """-w_i <g_i - gbar, H^-1 grad v> + rho w_i (log w_i - sum w log w)."""
-    w, (Y, G, H) = softmax(np.asarray(x)), solved(p, x)
-    v = np.linalg.solve(H, validated(p, Y)[1])
-    return -w * ((G - w @ G) @ v) + p.rho * w * (np.log(w) - w @ np.log(w))
+    Y = solved(p, x)[0]
+    return towards(p, x, validated(p, Y)[1])
+
+
+def towards(p, x, b):
+    """The closed form with b in place of grad v."""
+    w, (_, G, H) = mixture(p, x), solved(p, x)
+    log = np.log(np.where(w > 0, w, 1))
+    return -w * ((G - w @ G) @ np.linalg.solve(H, b)) + p.rho * w * (log - w @ log)
 
 
 def hypergradient(p, x):
@@ -136,6 +162,89 @@ def test_the_script_of_the_page_ends_where_the_hypergradient_is_zero():
     w = mixtures["Moments"](z, t, rows, ridge=0.2).learnt(z_val, t_val, rho=0.03)
     assert np.abs(closed_form(p, np.zeros(4))).max() > 1e-3
     np.testing.assert_allclose(closed_form(p, np.log(w)), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", [None, [0, 3], 3])
+@pytest.mark.parametrize("real", [False, True], ids=["softmax", "ridge"])
+def test_exact_hypergradient_without_omitted_clients(real, target):
+    """Clients 1 and 3 are out: of the mixture, of the divergence, and of validation unless they are named."""
+    p = problem(table(real), target=target, omit=[1, 3])
+    x = normal(4, seed=1)
+    closed = closed_form(p, x)
+    assert (closed[[1, 3]] == 0).all()
+    np.testing.assert_allclose(closed, central_differences(lambda x: objective(p, x), x), atol=1e-8)
+    np.testing.assert_allclose(hypergradient(p, x), closed, atol=1e-11)
+    np.testing.assert_allclose(p.mixture(x), mixture(p, x), rtol=1e-14)
+    assert objective(p, x) == pytest.approx(float(mean(p, lambda s: p.f(x, flat(solved(p, x)[0]), s))), rel=1e-12)
+
+
+def test_an_omitted_client_leaves_no_trace():
+    """All functions are those of another table of the omitted client's, and of one in which it never was."""
+    one = table(n=60)
+    owners = np.array(list("abcd")).repeat(15)
+    validates = np.arange(60) % 3 == 0
+
+    def of(rows, replaced=False, omit=()):
+        x = np.where((owners == "b")[:, None] & replaced, 7.0, one.x_train)[rows]
+        data = LabelledData(
+            x, one.y_train[rows], one.x_test, one.y_test, pixels="raw", owners=owners[rows], validates=validates[rows]
+        )
+        return problem(data, ByColumn(), omit=[*omit])
+
+    all_rows, others = np.arange(60), np.flatnonzero(owners != "b")
+    with_it, changed, without = of(all_rows, omit=[1]), of(all_rows, replaced=True, omit=[1]), of(others)
+    x, y = normal(4, seed=1), normal(16, seed=2)
+    kept = torch.tensor([0, 2, 3])
+    points = ((with_it, x), (changed, x), (without, x[kept]))
+    for at_sample in (lambda p, x, s: p.f(x, y, s), lambda p, x, s: p.g(x, y, s)):
+        values = [mean(p, partial(at_sample, p, at)) for p, at in points]
+        torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
+        torch.testing.assert_close(values[0], values[2], rtol=1e-13, atol=0)
+    torch.testing.assert_close(hypergradient(with_it, x)[kept], hypergradient(without, x[kept]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("omit", [[], [2]])
+@pytest.mark.parametrize("mu", [0.0, 0.2])
+@pytest.mark.parametrize("real", [False, True], ids=["softmax", "ridge"])
+def test_exact_hypergradient_of_the_worst_client(real, mu, omit):
+    """s + sum_i h(v_i - s), h the hinge, or mu log(1 + exp(. / mu)); x ends with sqrt(k) s, for k that validate."""
+    p = problem(table(real), target="worst", mu=mu, omit=omit)
+    k, x = 4 - len(omit), normal(5, seed=1)
+    v, _ = each_validated(p, solved(p, x)[0])
+    x[-1] = np.sqrt(k) * float(np.sort(v)[-2:].mean())  # between the two largest, where the hinge has a derivative
+
+    def value(x):
+        v, _ = each_validated(p, solved(p, x)[0])
+        s = x[-1] / np.sqrt(k)
+        h = mu * np.log1p(np.exp((v - s) / mu)) if mu else np.maximum(v - s, 0)
+        return s + h.sum() + p.rho * divergence(p, x)
+
+    Y, (v, grads), s = solved(p, x)[0], each_validated(p, solved(p, x)[0]), float(x[-1]) / np.sqrt(k)
+    slopes = 1 / (1 + np.exp(-(v - s) / mu)) if mu else 1.0 * (v > s)
+    closed = np.append(towards(p, x[:-1], slopes @ grads), (1 - slopes.sum()) / np.sqrt(k))
+    np.testing.assert_allclose(closed, central_differences(lambda x: value(np.asarray(x)), x), atol=1e-8)
+    np.testing.assert_allclose(hypergradient(p, x), closed, atol=1e-11)
+    assert value(np.asarray(x)) == pytest.approx(float(mean(p, lambda s: p.f(x, flat(Y), s))), rel=1e-12)
+    assert p.evaluate(x, flat(Y))["val_loss"] == pytest.approx(v.max(), rel=1e-12)
+    if not mu:
+        assert slopes.sum() == 1
+        assert value(np.asarray(x)) == pytest.approx(v.max() + p.rho * divergence(p, x), rel=1e-12)
+
+
+def test_the_best_s_gives_the_largest_loss_as_mu_falls():
+    """The least value over s of s + sum_i mu log(1 + exp((v_i - s) / mu)), where slopes sum to 1."""
+    v, off = np.array([0.3, 0.7, 1.0]), []
+    for mu in (0.2, 0.1, 0.05, 0.01):
+        low, high = -5.0, 5.0
+        for _ in range(80):
+            s = (low + high) / 2
+            low, high = (s, high) if (1 / (1 + np.exp(-(v - s) / mu))).sum() > 1 else (low, s)
+        off.append(s + (mu * np.logaddexp(0, (v - s) / mu)).sum() - v.max())
+    assert off[0] > off[1] > off[2] > off[3] > 0
+    assert off[-1] < 0.02
+    p = problem(target="worst")
+    x, y = p.start()
+    assert float(x[-1]) / 2 == pytest.approx(p.evaluate(x, y)["val_loss"])  # where s begins
 
 
 def test_of_two_clients_the_clean_one_takes_all_as_rho_falls():
@@ -181,8 +290,13 @@ def test_only_training_labels_of_wrong_clients_are_redrawn():
 
 
 def test_a_client_that_is_not_there():
-    with pytest.raises(UserError, match=r"problem\.target=4: the clients are 0 to 3"):
-        problem(target=4)
+    for wrong in ({"target": 4}, {"target": [0, 4]}, {"omit": [4]}):
+        ((key, value),) = wrong.items()
+        with pytest.raises(UserError, match=rf"problem\.{key}={re.escape(str(value))}: the clients are 0 to 3"):
+            problem(**wrong)
+    for nobody in ({"omit": [0, 1, 2, 3]}, {"target": []}):
+        with pytest.raises(UserError, match="no client is left"):
+            problem(**nobody)
 
 
 @pytest.mark.parametrize(
