@@ -81,7 +81,11 @@ class Csv:
             if used.count(column) > 1:
                 raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
         _refuse_cells(table[used], table[used].isna(), path, "is empty; remove such rows, or fill in a value")
-        x = _numbers(table[features], path, "name the features with dataset.features=[...], or mend the cell")
+        x = _numbers(
+            table[features],
+            path,
+            "name the features with dataset.features=[...] or the clients' column with dataset.client, or mend the cell",
+        )
         if self.real:
             y = _numbers(table[[self.label]], path, "mend the cell, or leave out dataset.real=true")[:, 0]
             classes = tuple[str, ...]()

@@ -42,7 +42,7 @@ class Labelled(Problem):
     training_keys: tuple[Tensor, ...] = ()
 
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """Divide the training examples among the clients. Set `train`, `labels`, `classes`, `splits`, the names and the remark.
+        """Divide the training examples among the clients. Set `train`, `labels`, `classes`, `splits`, names, notes and the remark.
 
         rows: the indices of the training examples to use; None for all.
         held_out: the fraction of its examples that each client holds out for the split `val`; None for no such split. Ignored
@@ -55,7 +55,14 @@ class Labelled(Problem):
         self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners)
-        self.remark = self._remark(data)
+        self.remark, self.notes = self._remark(data), self._notes(data)
+
+    def _notes(self, data: LabelledData) -> list[str]:
+        """Return notes on what was guessed about the data, and on parts of them that are not used."""
+        unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
+        no_owner = data.owners is not None and not self.splits["train"].names
+        owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
+        return [text for text in (unused, owners, *data.notes) if text]
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
         """Return the sorted indices of `examples` training examples, drawn at random.
@@ -146,18 +153,11 @@ class Supervised(Labelled):
         self.net = self._network(self.train, data, dropout)
         if data.real:
             self.net.dense = False  # what is written out for dense networks is of the cross-entropy
-        self.notes = self._notes(data)
+        self.notes = [text for text in (*self.notes, self.net.remark) if text]
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
         if isinstance(self.net, FlatModule):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
-
-    def _notes(self, data: LabelledData) -> list[str]:
-        """Return notes on what was guessed about the data and the network, and on parts of the data that are not used."""
-        unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
-        no_owner = data.owners is not None and not self.splits["train"].names
-        owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
-        return [text for text in (unused, owners, *data.notes, self.net.remark) if text]
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         if dropout and self.model != "mlp":

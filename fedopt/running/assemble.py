@@ -177,7 +177,9 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
                 type(algorithm), f"says uneven = {key!r}, and has no field {key}; name the field of its local work"
             )
     if who.cohort is not None and who.cohort > clients:
-        raise UserError(f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}")
+        raise UserError(
+            f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}; null takes all"
+        )
     pattern = asdict(who.pattern) if who.pattern else {}
     patterns = {f"pattern.{name}": value for name, value in pattern.items()}
     for key, value in {"work": who.work, "late": who.late, **patterns}.items():
