@@ -75,13 +75,16 @@ class FeDXL:
             both = zip(client.steps("positive"), client.steps("negative"), strict=True)
             return ((z["positive"], z_["negative"]) for z, z_ in both)
 
+        def scores(client: Client, w: Tensor, side: Side) -> Tensor:
+            return torch.where(side.weight > 0, client.h(w, side), 0.0)  # in a stack of clients, some have fewer examples
+
         def row(a: list[Tensor], u: list[Tensor], b: list[Tensor]) -> Tensor:
             widths = [b1] * (len(a) + len(u)) + [b2] * len(b)
             return torch.cat([F.pad(v, (0, width - len(v))) for v, width in zip([*a, *u, *b], widths, strict=True)])
 
         def first_scores(client: Client, w: Tensor) -> Tensor:
-            a, b = zip(*((client.h(w, z), client.h(w, z_)) for z, z_ in steps(client)), strict=True)
-            return row([*a], [torch.ones_like(v) for v in a], [*b])
+            a, b = zip(*((scores(client, w, z), scores(client, w, z_)) for z, z_ in steps(client)), strict=True)
+            return row([*a], [(z.weight > 0).to(w) for z, _ in steps(client)], [*b])
 
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_: Tensor) -> Tensor:
@@ -93,8 +96,8 @@ class FeDXL:
             kept: tuple[list[Tensor], ...] = ([], [], [])
             for k, (z, z_) in enumerate(steps(client)):
                 pool = tuple(pools) or (*client.own[:, k], torch.full_like(client.own[0, k], 1 / client.own.shape[2]))
-                a, of_a = client.vjp(lambda w, z=z: client.h(w, z), w, grad=1, sample=z)
-                b, of_b = client.vjp(lambda w, z_=z_: client.h(w, z_), w, grad=1, sample=z_)
+                a, of_a = client.vjp(lambda w, z=z: scores(client, w, z), w, grad=1, sample=z)
+                b, of_b = client.vjp(lambda w, z_=z_: scores(client, w, z_), w, grad=1, sample=z_)
                 a, b, old = a.detach(), b.detach(), u.gather(0, z.place)
                 change = gamma * (client.pair_loss(a[:, None] - pool[2]) @ pool[3] - old)
                 u = u.scatter_add(0, z.place, torch.where(z.weight > 0, change, 0.0))
@@ -102,7 +105,7 @@ class FeDXL:
                 slope_a, slope_b = grad(surrogate, (0, 1))(a, b, pool, at_z, z_.weight)
                 v = torch.lerp(v, of_a(slope_a)[0] + of_b(slope_b)[0], beta)
                 w = w.sub(v, alpha=eta)
-                for values, value in zip(kept, (a, old + change, b), strict=True):
+                for values, value in zip(kept, (a, torch.where(z.weight > 0, old + change, 0.0), b), strict=True):
                     values.append(value)
             return (w, v, row(*kept)), u
 

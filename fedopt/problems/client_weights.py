@@ -131,7 +131,8 @@ class ClientWeights(SupervisedBilevel):
         return self.rho * torch.func.grad(self.divergence)(x), self.f.gradient(x, y, sample)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        weights = self.clients * self.mixture(x)
+        mixture = self.mixture(x)
+        weights = len(mixture) * mixture
         return batch._replace(weight=batch.weight * weights.gather(0, self._owner.gather(0, batch.rows))), None
 
     def parameters(self, *point: Tensor) -> Tensor:
