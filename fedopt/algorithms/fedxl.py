@@ -76,7 +76,9 @@ class FeDXL:
             return ((z["positive"], z_["negative"]) for z, z_ in both)
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
-            return torch.where(side.weight > 0, client.h(w, side), 0.0)  # in a stack of clients, some have fewer examples
+            return torch.where(
+                side.weight > 0, client.h(w, side), 0.0
+            )  # in a stack of clients, some have fewer examples
 
         def row(a: list[Tensor], u: list[Tensor], b: list[Tensor]) -> Tensor:
             widths = [b1] * (len(a) + len(u)) + [b2] * len(b)
@@ -126,7 +128,13 @@ class FeDXL:
             message = (*message, a_, p * slopes, b_, q)
         else:
             rngs = (fed.rng(Purpose.POOL, client=int(i)) for i in S)
-            drawn = ((self._drawn(rng, p, self.B_pool), self._drawn(rng, q, self.B_pool)) for rng in rngs)
+            shape, of_entries = (
+                (self.I, self.B_pool),
+                [weights / weights.sum() for _, weights in self._weights(problem)],
+            )
+            drawn = (
+                [torch.from_numpy(rng.choice(len(v), shape, p=v)).to(a_.device) for v in of_entries] for rng in rngs
+            )
             own = torch.stack([torch.stack([a_[at], slopes[at] / self.B_pool, b_[at_]]) for at, at_ in drawn])
         (w, v, rows), u = fed.exchange(
             local_steps, message, S, memory=s.u, own=own, combine=means, positive=positive, negative=negative
@@ -146,18 +154,20 @@ class FeDXL:
         """Return (a', F'(u'), weights), each [E+], of the pools of positive examples, and (b', weights), each [E-]."""
         (b1, b2), rows = self._widths(problem), pools.tensor()
         a, u, b = (part.flatten() for part in rows.split([self.I * width for width in (b1, b1, b2)], 1))
+        places, weights = zip(*self._weights(problem), strict=True)
+        at, at_ = (torch.from_numpy(v).to(a.device) for v in places)
+        p, q = (torch.from_numpy(v).to(a) for v in weights)
+        return (a[at], problem.slope(u[at]), p), (b[at_], q)
 
-        def weights(split: str, width: int) -> Tensor:
+    def _weights(self, problem: XRisk) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """Return the places of the entries in the pools of positive and of negative examples, each with their weights."""
+
+        def of(split: str, width: int) -> tuple[np.ndarray, np.ndarray]:
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)
             of_step = np.where(np.arange(width) < count, n / (self.I * n.sum() * count), 0)
-            return torch.from_numpy(np.tile(of_step, self.I).ravel()).to(a)
+            weights = np.tile(of_step, self.I).ravel()
+            return np.flatnonzero(weights), weights[weights > 0]
 
-        p, q = weights("positive", b1), weights("negative", b2)
-        return (a[p > 0], problem.slope(u[p > 0]), p[p > 0]), (b[q > 0], q[q > 0])
-
-    def _drawn(self, rng: np.random.Generator, weights: Tensor, count: int) -> Tensor:
-        """Return the places of the entries of a pool that a client gets for each of its steps, [I, count]."""
-        shares = weights.double().cpu().numpy()
-        at = rng.choice(len(shares), (self.I, count), p=shares / shares.sum())
-        return torch.from_numpy(at).to(weights.device)
+        b1, b2 = self._widths(problem)
+        return of("positive", b1), of("negative", b2)

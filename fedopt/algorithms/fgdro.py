@@ -97,5 +97,5 @@ class Fgdro:
             return self.lam * torch.logsumexp(u / self.lam + p.log(), 0)
         if fed.r == 0:
             order = u.masked_fill(p == 0, -torch.inf).argsort(descending=True)
-            return u[order[(p[order].cumsum(0) < self.alpha - 1e-9).sum()]]
+            return u.gather(0, order).gather(0, (p[order].cumsum(0) < self.alpha - 1e-9).sum()[None])[0]
         return s - self.eta_s(fed.r) * (1 - p @ self._counts(u, s))

@@ -89,7 +89,10 @@ class ClientWeights(SupervisedBilevel):
         place = np.where(np.isin(everyone, kept), np.searchsorted(kept, everyone), len(kept))
         self._kept, self._place = (torch.from_numpy(v).to(y.device) for v in (kept, place))
         s = [math.sqrt(self.judges) * max(self.client_losses(y))] if self.worst else []
-        self._start, self.direct = (torch.cat([y.new_zeros(M), y.new_tensor(s)]), y), self.rho > 0 or self.worst
+        self._start, self.direct = (
+            (torch.cat([y.new_zeros(M), self.world.tensor(np.array(s))]), y),
+            self.rho > 0 or self.worst,
+        )
         if data.real:
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 

@@ -32,7 +32,7 @@ WRONG = {
         ["algo=fedavg", "problem=classification", "algo.rho=0.1"],
         ["algo.rho", "no such key"],
     ),
-    "unknown algorithm": (["algo=fedmas"], ["algo=fedmas", "did you mean fedmsa", "fedavg"]),
+    "unknown algorithm": (["algo=fedmas"], ["algo=fedmas", "did you mean fedmsa", "adafbio"]),
     "unknown problem": (["problem=moc"], ["problem=moc", "did you mean mco"]),
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
     "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
@@ -133,7 +133,7 @@ WRONG = {
     "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),
     "hierarchical for another algorithm": (
         ["algo=zo_hfl", "problem=classification"],
-        ["do not fit", "problem=hierarchical|implicit_toy", "scaffold"],
+        ["do not fit", "problem=hierarchical|implicit_toy", "amigo"],
     ),
     "clients no multiple of the classes": (
         [*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"],

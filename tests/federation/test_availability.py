@@ -82,7 +82,7 @@ def test_methods_end_where_the_page_says(title):
         assert cell.strip(" |") == ", ".join([f"{np.linalg.norm(exact - solution):.4f}"] * 2)
 
 
-FIRST_ASKS_ALL = {"adamfcgd", "fedbioacc", "fedbioacc_local", "mfcgd", "multilevel", "srba"}
+FIRST_ASKS_ALL = {"adamfcgd", "fedbioacc", "fedbioacc_local", "fedxl", "mfcgd", "multilevel", "srba"}
 ASKS_ALL = {"fedgda_gt", "fedmsa"}
 USUAL = {algo: problem for algo, problem in sorted(usual_pairs()) if algo != "proxskip_gda"}
 
