@@ -13,7 +13,7 @@ Notation
     b1, b2       the entries that a client has in its pools for each step; those with fewer examples fill up
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -76,9 +76,8 @@ class FeDXL:
             return ((z["positive"], z_["negative"]) for z, z_ in both)
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
-            return torch.where(
-                side.weight > 0, client.h(w, side), 0.0
-            )  # in a stack of clients, some have fewer examples
+            """Return 0 for an example that only others of a stack of clients have."""
+            return client.h(w, side) * (side.weight > 0)
 
         def row(a: list[Tensor], u: list[Tensor], b: list[Tensor]) -> Tensor:
             widths = [b1] * (len(a) + len(u)) + [b2] * len(b)
@@ -123,18 +122,15 @@ class FeDXL:
             everyone = fed.everyone()
             rows = fed.exchange(first_scores, s.w, everyone, combine=of_all, positive=positive, negative=negative)
             pools = pools.replaced(everyone, rows)
-        (a_, slopes, p), (b_, q) = self._entries(problem, pools)
+        places, weights = zip(*self._entries(problem), strict=True)
+        (a_, slopes), b_ = self._scores(problem, pools, places)
         if self.B_pool is None:
+            p, q = (torch.from_numpy(v).to(a_) for v in weights)
             message = (*message, a_, p * slopes, b_, q)
         else:
             rngs = (fed.rng(Purpose.POOL, client=int(i)) for i in S)
-            shape, of_entries = (
-                (self.I, self.B_pool),
-                [weights / weights.sum() for _, weights in self._weights(problem)],
-            )
-            drawn = (
-                [torch.from_numpy(rng.choice(len(v), shape, p=v)).to(a_.device) for v in of_entries] for rng in rngs
-            )
+            shape, shares = (self.I, self.B_pool), [v / v.sum() for v in weights]
+            drawn = ([torch.from_numpy(rng.choice(len(v), shape, p=v)).to(a_.device) for v in shares] for rng in rngs)
             own = torch.stack([torch.stack([a_[at], slopes[at] / self.B_pool, b_[at_]]) for at, at_ in drawn])
         (w, v, rows), u = fed.exchange(
             local_steps, message, S, memory=s.u, own=own, combine=means, positive=positive, negative=negative
@@ -150,24 +146,18 @@ class FeDXL:
         b1, b2 = (n if B is None else min(B, n) for n, B in zip(most, (self.B1, self.B2), strict=True))
         return b1, b2
 
-    def _entries(self, problem: XRisk, pools: Memory) -> tuple[Tensors, Tensors]:
-        """Return (a', F'(u'), weights), each [E+], of the pools of positive examples, and (b', weights), each [E-]."""
-        (b1, b2), rows = self._widths(problem), pools.tensor()
-        a, u, b = (part.flatten() for part in rows.split([self.I * width for width in (b1, b1, b2)], 1))
-        places, weights = zip(*self._weights(problem), strict=True)
-        at, at_ = (torch.from_numpy(v).to(a.device) for v in places)
-        p, q = (torch.from_numpy(v).to(a) for v in weights)
-        return (a[at], problem.slope(u[at]), p), (b[at_], q)
-
-    def _weights(self, problem: XRisk) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """Return the places of the entries in the pools of positive and of negative examples, each with their weights."""
-
-        def of(split: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def _entries(self, problem: XRisk) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the places of the entries in the pools of positive and of negative examples, each with their weights."""
+        for split, width in zip(("positive", "negative"), self._widths(problem), strict=True):
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)
             of_step = np.where(np.arange(width) < count, n / (self.I * n.sum() * count), 0)
             weights = np.tile(of_step, self.I).ravel()
-            return np.flatnonzero(weights), weights[weights > 0]
+            yield np.flatnonzero(weights), weights[weights > 0]
 
-        b1, b2 = self._widths(problem)
-        return of("positive", b1), of("negative", b2)
+    def _scores(self, problem: XRisk, pools: Memory, places: Sequence[np.ndarray]) -> tuple[Tensors, Tensor]:
+        """Return (a', F'(u')), each [E+], of the pools of positive examples, and b', [E-]. places: of their entries."""
+        (b1, b2), rows = self._widths(problem), pools.tensor()
+        a, u, b = (part.flatten() for part in rows.split([self.I * width for width in (b1, b1, b2)], 1))
+        at, at_ = (torch.from_numpy(v).to(a.device) for v in places)
+        return (a[at], problem.slope(u[at])), b[at_]

@@ -185,9 +185,12 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
                 f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
                 f"unequal; preset=none runs all without"
             )
-    for words in dict.fromkeys(" ".join(words) for words in elsewhere.values() if words):
-        names = ", ".join(algo for algo, others in elsewhere.items() if " ".join(others) == words)
-        yield f"the tuned values of {names} were found without {words}, and may be far from the best here; tune again"
+    alike: dict[str, list[str]] = {}
+    for algo, words in elsewhere.items():
+        alike.setdefault(" ".join(words), []).append(algo)
+    for text, names in alike.items():
+        if text:
+            yield f"the tuned values of {', '.join(names)} were found without {text}, and may be far from the best here; tune again"
 
 
 def _batches(groups: Groups) -> Iterator[str]:

@@ -313,12 +313,13 @@ class Round:
 
         ages: how many rounds late each client is.
         """
-        sent, who = self._federation.ledger.sent, self.participation
+        if self.participation.punctual:
+            return {0: message}
+        sent = self._federation.ledger.sent
         name = getattr(client_fn, "__qualname__", type(client_fn).__name__)
         exchange = f"{name}.{self._calls[name]}"
         self._calls[name] += 1
-        if not who.punctual:
-            sent.keep(message, exchange, self.r, self.r - int(np.max(who.late)))
+        sent.keep(message, exchange, self.r, self.r - int(np.max(self.participation.late)))
         return {age: sent.message(message, exchange, self.r, self.r - age) for age in np.unique(ages).tolist()}
 
     def _mine(self, cohort: np.ndarray, ages: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:

@@ -85,14 +85,13 @@ class ClientWeights(SupervisedBilevel):
             f"problem.wrong redraws the training labels of {len(self.wrong_clients)} of {M} clients",
         ]
         (y,), self.judges = self._start, len(targets)
-        self._judges = self.world.tensor(np.isin(everyone, targets) * M / len(targets))
+        self._shares = np.isin(everyone, targets) / len(targets)
+        self._judges = self.world.tensor(M * self._shares)
         place = np.where(np.isin(everyone, kept), np.searchsorted(kept, everyone), len(kept))
         self._kept, self._place = (torch.from_numpy(v).to(y.device) for v in (kept, place))
         s = [math.sqrt(self.judges) * max(self.client_losses(y))] if self.worst else []
-        self._start, self.direct = (
-            (torch.cat([y.new_zeros(M), self.world.tensor(np.array(s))]), y),
-            self.rho > 0 or self.worst,
-        )
+        self._start = torch.cat([y.new_zeros(M), self.world.tensor(np.array(s))]), y
+        self.direct = self.rho > 0 or self.worst
         if data.real:
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
@@ -107,8 +106,8 @@ class ClientWeights(SupervisedBilevel):
 
     def client_losses(self, y: Tensor) -> list[float]:
         """Return v_i of each client that validates."""
-        of_clients = zip(self.splits["val"], self._judges, strict=True)
-        return [self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows, judge in of_clients if judge]
+        of_clients = zip(self.splits["val"], self._shares, strict=True)
+        return [self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows, share in of_clients if share]
 
     def judged(self, batch: Batch) -> Batch:
         """Return a batch of validation examples, with M times the weight of its client in v, over all clients."""
@@ -143,10 +142,12 @@ class ClientWeights(SupervisedBilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
-        v, loss_and_accuracy = self.client_losses(point[1]), self.test_metrics(partial(self.net, point[1]))
+        net = partial(self.net, point[1])
+        v = max(self.client_losses(point[1])) if self.worst else self.client_loss("val", net, weights=self._shares)
+        loss_and_accuracy = self.test_metrics(net)
         real = {"test_rmse": math.sqrt(2 * loss_and_accuracy["test_loss"])}
         return {
-            "val_loss": max(v) if self.worst else float(np.mean(v)),
+            "val_loss": v,
             "wrong_weight": float(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
             **(loss_and_accuracy if self.classes else real),
         }

@@ -98,10 +98,13 @@ class Labelled(Problem):
         shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
         return np.where(shares > 0, shares, 1)
 
-    def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
+    def client_loss(
+        self, split: str, logits: Logits, class_weight: Tensor | None = None, weights: np.ndarray | None = None
+    ) -> float:
         """Return sum_i p_i (the mean of class_weight[y_j] CE_j over client i's examples of a split).
 
-        logits: a function from inputs to logits [B, classes]. class_weight: [classes], by default 1.
+        logits: a function from inputs to logits [B, classes]. class_weight: [classes], by default 1. weights: p_i, [M], by
+            default the problem's.
         """
 
         def of_examples(batch: Batch) -> tuple[Tensor]:
@@ -109,7 +112,8 @@ class Labelled(Problem):
             return (loss if class_weight is None else loss * class_weight[batch.y],)
 
         of = self.splits[split]
-        return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
+        weights = self.weights if weights is None else weights
+        return self.train.means(of_examples, of.rows, of.example_weights(weights))[0]
 
     def test_metrics(self, logits: Logits) -> dict[str, float]:
         """Return {test_loss, test_accuracy} over all test examples, the accuracy in percent.
@@ -288,8 +292,9 @@ class Supervised(Labelled):
         if self._own is None:
             return {}
         accuracies = self.own_accuracies(w)
-        above = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone or 0)))
-        better = {} if alone is None else {"better_than_alone": above}
+        better = {}
+        if alone is not None:
+            better["better_than_alone"] = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone)))
         personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
         return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
 
