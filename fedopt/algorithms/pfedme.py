@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
@@ -64,7 +65,8 @@ class PFedMe:
                     theta = client.gradient_step_(theta, xi, delta, lam * (theta - w_i))
                 return w_i - lam * eta * (w_i - theta), theta
 
-            return client.scan("local", local_round, (w, w))
+            w_i, theta = client.scan("local", local_round, (w, w))
+            return w_i, torch.where(client.own_steps("local") > 0, theta, client.memory)
 
         S = fed.cohort()
         trained = S if self.trained == "cohort" else fed.everyone()

@@ -30,7 +30,12 @@ class Availability:
         if self.pattern is None:
             return np.arange(self.clients)
         there = np.flatnonzero(self.pattern.there(r, self._groups, self._uniform))
-        return there if len(there) else self._uniform(r).argmin(0, keepdims=True)
+        # Not the one with the least of these numbers: it is a rare client mostly
+        return (
+            there
+            if len(there)
+            else keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
+        )
 
     def ages(self, r: int) -> np.ndarray:
         """Return how many rounds old the message is that each client answers in round r, [M]."""

@@ -42,13 +42,13 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
 def one_class(data: LabelledData, positive: int) -> LabelledData:
     """Return the data with the class 0 for negative and 1 for positive examples.
 
-    Raises UserError if the training set lacks positive or negative examples. positive: the index of the positive class.
+    Raises UserError if the training or the test set lacks positive or negative examples. positive: the index of the class.
     """
     y_train, y_test = ((y == positive).astype(np.int64) for y in (data.y_train, data.y_test))
-    if len(np.unique(y_train)) < 2:
+    if min(len(np.unique(y)) for y in (y_train, y_test)) < 2:
         raise UserError(
-            f"problem.positive={positive}: the training set must have examples of this class and of others; choose "
-            "another class"
+            f"problem.positive={positive}: the training set and the test set must have examples of this class and of "
+            "others; choose another class"
         )
     name = data.class_names[positive] if data.class_names else f"class {positive}"
     return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))

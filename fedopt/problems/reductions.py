@@ -1,6 +1,7 @@
 """The reductions between the classes of problems."""
 
 from abc import update_abstractmethods
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -115,6 +116,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
     variables = ("x",)
     indirect = False
     nested = False
+    own_models = False  # a method for bilevel problems finds none
     f_split = "train"
 
     def start(self) -> tuple[Tensor, ...]:
@@ -133,6 +135,9 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         return self.original.evaluate(point[0])
+
+    def of_clients(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
+        return self.original.of_clients(point[0])
 
 
 # Where an algorithm solves both classes, the first of two reductions is taken

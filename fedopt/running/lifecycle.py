@@ -26,7 +26,7 @@ from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
 from fedopt.running.launch import asked_processes, launched
-from fedopt.running.loop import Progress, begin, costs, loop
+from fedopt.running.loop import Progress, begin, costs, loop, point_of
 
 
 def execute(
@@ -126,10 +126,10 @@ class Run:
                 for sink in taking:
                     sink(moment)
             status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
+            point = point_of(e, moment.state, moment.round) if status in ("finished", "stopped") else ()
             if self.keeper is not None:
                 self.keeper.end(moment)
-                if status != "diverged":
-                    sinks.write_clients(self.folder, e.problem, moment.point)
+                sinks.write_clients(self.folder, e.problem, point)
                 self._summary(status, e)
         self.writing = False
         return status

@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from fedopt.algorithms.checks import first_state, first_step
+from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.problems import measured
 from fedopt.running.assemble import Experiment
 from fedopt.running.clock import clock
 
+IDLE = 100  # rounds, after which a run that spends nothing of its budget ends
 Row = dict[str, Any]  # of metrics.csv: a value for each column
 Status = Literal["finished", "diverged"] | None
 
@@ -91,6 +93,11 @@ def loop(
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
         spent, first = share_spent(e, progress), not progress.final
+        if progress.round >= IDLE and not spent:
+            raise UserError(
+                f"budget: {progress.round} rounds spend nothing of {' or '.join(e.budget.limits)}, by which the run would "
+                "never end; set budget.rounds"
+            )
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
         due = _due(e, progress)
         row, improved, point = None, False, ()

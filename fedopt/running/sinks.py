@@ -165,8 +165,11 @@ class Keeper:
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
     """Write clients.csv, a row a client, if there is more than one model to compare: own, common and alone.
 
-    folder: the run's. problem: as the algorithm sees it. point: the variables at an evaluation; () for none.
+    An earlier clients.csv and its picture are removed. folder: the run's. problem: as the algorithm sees it. point: the
+    variables at the end; () for none.
     """
+    for name in ("clients.csv", "clients.png"):
+        (folder.path / name).unlink(missing_ok=True)
     if point and problem.client_metric and len(columns := problem.of_clients(*point)) > 1:
         split, text = problem.splits["train"], StringIO()
         names = map(printable, split.names or map(str, range(len(split))))

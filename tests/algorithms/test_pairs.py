@@ -16,7 +16,11 @@ def file(tmp_path, monkeypatch):
     """Two classes that the sum of the features tells apart, for two clients."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((240, D)).astype(np.float32)
-    columns = {"x": x, "y": np.where(x.sum(1) > 0.8, ">50K", "<=50K"), "client": np.arange(240) % M}
+    columns = {
+        "x": x,
+        "y": np.where(x.sum(1) > 0.8, ">50K", "<=50K"),
+        "client": np.array(["Black", "White"])[np.arange(240) % M],
+    }
     parts = {"train": slice(0, 160), "test": slice(160, None)}
     path = tmp_path / "adult.npz"
     np.savez(path, **{f"{key}_{of}": v[part] for key, v in columns.items() for of, part in parts.items()})

@@ -227,6 +227,15 @@ def test_somebody_is_always_there():
     assert {i for (i,) in drawn} == {*range(6)}
 
 
+def test_who_is_drawn_if_nobody_is_there_is_drawn_evenly():
+    words = [pattern("{kind: diurnal, share: [0.02, 0.02, 0.3, 0.3], depth: 0, period: 24}"), "partitioner.clients=4"]
+    e = small("fedavg", "quadratic_minimisation", *words, "participation.cohort=null")
+    cohorts = [e.federation.at(r).cohort() for r in range(4000)]
+    shares, nobody = np.array([0.02, 0.02, 0.3, 0.3]), (0.98 * 0.7) ** 2
+    found = np.bincount(np.concatenate(cohorts)) / len(cohorts)
+    np.testing.assert_allclose(found, shares + nobody / 4, atol=0.03)
+
+
 # Configs
 
 

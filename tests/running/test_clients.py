@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
+from support.cases import few
 from support.command import fedopt
 
 from fedopt import load
@@ -13,10 +14,13 @@ from fedopt.drawing import run as drawing
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE
 from fedopt.problems.linear_regression import LinearRegression
 from fedopt.results.folder import RunFolder
+from fedopt.running.loop import point_of
+from fedopt.testing.harness import pairs, small, steps
 
 FEW = ["budget.rounds=3", "eval.every=2", "hardware.threads=1", "participation.cohort=2", "partitioner.clients=4"]
 SHARDS = ["dataset=digits", "partitioner=shards", "problem.own_test=0.25", "problem.model=softmax"]
 PERSONAL = ["pfedme", "ditto", "fedrep", "per_fedavg", "per_fedavg_hvp", "local_only"]
+OTHERS = [algo for algo, problem in pairs() if problem == "linear_regression" and algo not in PERSONAL]
 
 
 @pytest.fixture
@@ -108,9 +112,39 @@ def test_clients_csv_has_accuracies(run):
     assert RunFolder(folder).card()["client_metric"] == CLIENT_ACCURACY
 
 
-def test_clients_csv_of_methods_without_models_of_clients(run):
+@pytest.mark.parametrize("algo", ["fedavg", "simfbo"])
+def test_clients_csv_of_methods_without_models_of_clients(algo, run):
     """The common model against alone, if that is known; else there is nothing to compare."""
-    assert [*clients_of(run("fedavg")[0])[0]] == ["client", "examples", "common", "alone"]
+    folder, seen = run(algo, "preset=none")
+    assert [*clients_of(folder)[0]] == ["client", "examples", "common", "alone"]
+    assert [*load(folder).variables] == ["x"]
+    assert torch.equal(load(folder).variables["x"], seen[-1][0])
+
+
+@pytest.mark.parametrize("algo", few(OTHERS, ["acc_fcsg_m", "fedmsa", "scaffold"].count))
+def test_models_of_clients_of_every_method(algo):
+    e = small(algo, "linear_regression")
+    point = point_of(e, steps(e, 1)[-1], 1)
+    common = e.original.errors_of_clients(point[0], point[0].expand(e.problem.clients, -1))["common"]
+    assert e.problem.of_clients(*point)["common"] == pytest.approx(common, nan_ok=True)
+
+
+def test_a_run_that_diverges_in_the_end_leaves_no_clients(run, monkeypatch, capsys):
+    steps = "algo.eta={kind: piecewise, boundaries: [3], values: [0.05, 1e9]}"
+    folder, _ = run("fedavg", steps)
+    assert (folder / "clients.csv").exists()
+    words = ["algo=fedavg", "problem=linear_regression", *FEW, steps, "budget.rounds=40", "resume=true"]
+    assert fedopt(monkeypatch, capsys, *words, f"output_dir={folder}").code == 3
+    assert not (folder / "clients.csv").exists()
+
+
+def test_tests_of_unknown_clients_alone_are_refused(sites, monkeypatch, capsys, tmp_path):
+    parts, words = sites
+    np.savez(tmp_path / "sites.npz", **parts | {"client_test": np.repeat(["Dublin", "Elba"], 20)})
+    words = ["algo=pfedme", "problem=linear_regression", *FEW, *words, f"output_dir={tmp_path / 'run'}"]
+    result = fedopt(monkeypatch, capsys, *words)
+    assert result.code == 2
+    assert "no test example is of a client that has training examples" in result.err
 
 
 @pytest.mark.parametrize("words", [["algo=fedavg", "problem=classification", *SHARDS], ["algo=fedbio_local"]])

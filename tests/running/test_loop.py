@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from fedopt.errors import UserError
 from fedopt.running.loop import begin, loop
 from fedopt.testing.harness import small
 
@@ -75,6 +76,15 @@ def test_the_best_evaluation_and_what_the_target_took():
     assert improved == [value for n, value in enumerate(values) if all(value < other for other in values[:n])]
     assert progress.best["distance"] == min(values)
     assert progress.to_target["round"] == 0
+
+
+def test_a_budget_of_which_nothing_is_spent():
+    """local_only sends nothing, and would go on for ever; with another limit it ends."""
+    words = ["budget.rounds=null", "budget.bytes=1000"]
+    with pytest.raises(UserError, match="nothing of bytes"):
+        rows_of(loop(e := small("local_only", "linear_regression", *words), *begin(e)))
+    e = small("local_only", "linear_regression", "budget.rounds=120", "budget.bytes=1000")
+    assert rows_of(loop(e, *begin(e)))[-1]["round"] == 120
 
 
 @pytest.mark.full
