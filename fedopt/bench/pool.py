@@ -134,10 +134,8 @@ class Pools:
         for run in runs:
             if not RunFolder(run.folder).settled:
                 words = [*run.words, f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                title, stop = (
-                    str(run.folder.relative_to(self.out)),
-                    AllReached(task.metric, task.targets, task.relative),
-                )
+                title = str(run.folder.relative_to(self.out))
+                stop = AllReached(task.metric, task.targets, task.relative)
                 jobs.append(Job(run.folder, compose(words, self.folders), title, stop))
         refuse_unfinished(jobs, run_all(jobs, launcher))
 

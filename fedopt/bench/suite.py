@@ -34,16 +34,8 @@ NAMES = {  # of the currencies; what counts a product twice has the limit of wha
 }
 CURRENCIES = (*NAMES,)
 EVALUATIONS = 30  # of a run between a hundredth and all of each limit
-FIXED = (
-    "version",
-    "words",
-    "metric",
-    "targets",
-    "relative",
-    "budget",
-    "smoothness",
-    "twin",
-)  # of a task, before it is run
+# Of a task, before it is run
+FIXED = ("version", "words", "metric", "targets", "relative", "budget", "smoothness", "twin")
 
 # What most files leave out
 UNUSUAL: dict[str, Any] = {"version": VERSION, "facts": {}, "refuses": {}, "claims": [], "twin": [], "null": []}

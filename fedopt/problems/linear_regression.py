@@ -77,10 +77,7 @@ class Table(Labelled):
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
         self._owner = self._owners_of_tests(data)
         if (self._owner < 0).all():
-            raise UserError(
-                f"problem={choice}: no test example is of a client that has training examples, and each client's model is "
-                "tested on its own; choose another division into training and test examples"
-            )
+            raise UserError(f"problem={choice}: no client has both training and test examples; divide them otherwise")
 
     def _made(self, held_out: float | None) -> LabelledData:
         """Return a table whose targets are linear in the features, with coefficients of each client."""

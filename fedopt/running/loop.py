@@ -94,10 +94,7 @@ def loop(
     while True:
         spent, first = share_spent(e, progress), not progress.final
         if progress.round >= IDLE and not spent:
-            raise UserError(
-                f"budget: {progress.round} rounds spend nothing of {' or '.join(e.budget.limits)}, by which the run would "
-                "never end; set budget.rounds"
-            )
+            raise UserError(f"budget: rounds spend nothing of {' or '.join(e.budget.limits)}; set budget.rounds")
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
         due = _due(e, progress)
         row, improved, point = None, False, ()

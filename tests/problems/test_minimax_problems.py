@@ -8,10 +8,12 @@ from support.derivatives import F64, Given, central_differences, full, mean, nor
 from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
+from fedopt.errors import UserError
 from fedopt.problems.fair_classification import FairClassification
 from fedopt.problems.quadratic_minimax import QuadraticMinimax
 from fedopt.problems.robust_nn import RobustNn
 from fedopt.results.identity import digits
+from fedopt.testing.harness import small
 
 pytestmark = pytest.mark.smoke
 
@@ -227,3 +229,13 @@ def test_fair_metrics():
     assert [metrics[f"weight_{c}"] for c in range(3)] == pytest.approx([0.2, 0.7, 0.1])
     assert (p.project(normal(3, seed=1)) >= 0).all()
     assert float(p.project(normal(3, seed=1)).sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("algo", "problem"), [("codasca", "auc"), ("fedxl", "x_risk")])
+def test_a_test_set_without_the_class_has_no_auc(algo, problem, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{of}": rng.normal(size=(40, 3)) for of in ("train", "test")}
+    np.savez(tmp_path / "table.npz", y_train=np.arange(40) % 2, y_test=np.zeros(40, dtype=int), **arrays)
+    table = ["dataset=npz", f"dataset.path={tmp_path / 'table.npz'}", "problem.positive=1", "problem.model=linear"]
+    with pytest.raises(UserError, match="training set and the test set must have examples of this class"):
+        small(algo, problem, *table, "partitioner.clients=2")

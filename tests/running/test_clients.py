@@ -144,7 +144,7 @@ def test_tests_of_unknown_clients_alone_are_refused(sites, monkeypatch, capsys, 
     words = ["algo=pfedme", "problem=linear_regression", *FEW, *words, f"output_dir={tmp_path / 'run'}"]
     result = fedopt(monkeypatch, capsys, *words)
     assert result.code == 2
-    assert "no test example is of a client that has training examples" in result.err
+    assert "no client has both training and test examples" in result.err
 
 
 @pytest.mark.parametrize("words", [["algo=fedavg", "problem=classification", *SHARDS], ["algo=fedbio_local"]])
