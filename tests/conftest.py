@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedopt.running import apart
-
 settings.register_profile("fedopt", deadline=None, derandomize=True, database=None)
 settings.load_profile("fedopt")
 
@@ -36,7 +34,6 @@ def pictures(request, monkeypatch):
     """Pictures are drawn in tests that are marked `pictures`: it takes ten times as long as a small run. In the others runs draw
     none, and commands lay them out without a file's pixels or paths."""
     drawn = int(request.node.get_closest_marker("pictures") is not None)
-    monkeypatch.setattr(apart, "PICTURES", drawn)
     monkeypatch.setenv("FEDOPT_PICTURES", str(drawn))  # for the processes that the test starts
     if not drawn:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", unrendered)

@@ -18,7 +18,6 @@ from typing import Any
 from fedopt.console import ctrl_c_later, end_with
 from fedopt.machine import cores, number_of, short_spins
 
-PICTURES = number_of("FEDOPT_PICTURES", 1)  # 0 leaves them out: a small run takes a tenth of their time
 DRAWS = "fedopt.drawing.run"  # the module
 
 
@@ -74,7 +73,8 @@ class Drawing:
     """
 
     def __init__(self, apart: bool = False, later: bool = False):
-        self.wanted, self.later = bool(PICTURES), later
+        self.wanted = number_of("FEDOPT_PICTURES", 1) > 0  # a small run without them takes a tenth of the time
+        self.later = later
         self.apart = apart and self.wanted and cores() > 1 and multiprocessing.parent_process() is None
         self._pool: ProcessPoolExecutor | None = None
         self._going: dict[Path, list[tuple[Future[None], tuple[Any, ...]]]] = defaultdict(list)

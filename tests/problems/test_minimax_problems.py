@@ -238,4 +238,4 @@ def test_a_test_set_without_the_class_has_no_auc(algo, problem, tmp_path):
     np.savez(tmp_path / "table.npz", y_train=np.arange(40) % 2, y_test=np.zeros(40, dtype=int), **arrays)
     table = ["dataset=npz", f"dataset.path={tmp_path / 'table.npz'}", "problem.positive=1", "problem.model=linear"]
     with pytest.raises(UserError, match="training set and the test set must have examples of this class"):
-        small(algo, problem, *table, "partitioner.clients=2")
+        small(algo, problem, *table, "partitioner.clients=4")
