@@ -5,6 +5,7 @@ import runpy
 
 import numpy as np
 import pytest
+from support.cases import few
 from support.command import ROOT
 
 SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "pairs")), ROOT / "docs" / "algorithms" / "fedxl.md"
@@ -39,16 +40,16 @@ def test_a_budget_pays_for_whole_rounds_alone(file):
     assert aucs[-1] > 0.95 > aucs[0]
 
 
-@pytest.mark.parametrize("title", SCRIPT["METHODS"])
+@pytest.mark.parametrize("title", few(SCRIPT["METHODS"], ["FeDXL, all pairs"].count))
 def test_every_method_learns_to_rank_the_test_rows(title, file):
     tried = [
-        SCRIPT["run"](title, ["problem.model=linear", *values], file, 0, [15_000])[0]
+        SCRIPT["run"](title, ["problem.model=linear", *values], file, 0, [10_000])[0]
         for values in SCRIPT["trials"](title, 4)
     ]
     auc, partial, rounds = max(tried)
     assert auc > 0.95
     assert partial > 0.9
-    assert rounds > 2
+    assert rounds > 1
 
 
 @pytest.mark.full
