@@ -30,12 +30,9 @@ class Availability:
         if self.pattern is None:
             return np.arange(self.clients)
         there = np.flatnonzero(self.pattern.there(r, self._groups, self._uniform))
-        # Not the one with the least of these numbers: it is a rare client mostly
-        return (
-            there
-            if len(there)
-            else keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
-        )
+        if not len(there):  # drawn anew: by the numbers that decided who is there, it would mostly be a rare client
+            there = keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
+        return there
 
     def ages(self, r: int) -> np.ndarray:
         """Return how many rounds old the message is that each client answers in round r, [M]."""

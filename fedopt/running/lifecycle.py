@@ -126,7 +126,9 @@ class Run:
                 for sink in taking:
                     sink(moment)
             status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
-            point = point_of(e, moment.state, moment.round) if status in ("finished", "stopped") else ()
+            point = ()
+            if status in ("finished", "stopped"):  # a run that was killed after its last row does not take it again
+                point = moment.point or point_of(e, moment.state, moment.round)
             if self.keeper is not None:
                 self.keeper.end(moment)
                 sinks.write_clients(self.folder, e.problem, point)

@@ -129,6 +129,16 @@ def test_models_of_clients_of_every_method(algo):
     assert e.problem.of_clients(*point)["common"] == pytest.approx(common, nan_ok=True)
 
 
+def test_a_run_that_was_killed_after_its_last_row_has_its_clients(run, monkeypatch, capsys):
+    folder, _ = run("ditto")
+    before = (folder / "clients.csv").read_bytes()
+    for name in ("clients.csv", "summary.json"):
+        (folder / name).unlink()
+    words = ["algo=ditto", "problem=linear_regression", *FEW, "resume=true", f"output_dir={folder}"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    assert (folder / "clients.csv").read_bytes() == before
+
+
 def test_a_run_that_diverges_in_the_end_leaves_no_clients(run, monkeypatch, capsys):
     steps = "algo.eta={kind: piecewise, boundaries: [3], values: [0.05, 1e9]}"
     folder, _ = run("fedavg", steps)
