@@ -1,4 +1,4 @@
-"""The description of a metric: its name, its label and unit, which values are better, how it is drawn. Imports no torch.
+"""The costs of a run, and the description of a metric: its label and unit, which values are better. Imports no torch.
 
 A problem declares its metrics as values of `Metric`; a run records them beside its numbers (run.json), so that nothing else
 needs to know any metric by its name.
@@ -8,28 +8,77 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 from fedopt.errors import UserError
 
-COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, its label, and what it counts
-    "comm_rounds": (("comm_rounds",), "communication rounds", "trips from the server to clients and back"),
-    "bytes": (("bytes_down", "bytes_up"), "communication", "bytes down and up, of all clients"),
-    "seconds": (("train_seconds",), "training time (s)", "seconds without evaluations"),
-    "round": (("round",), "rounds", "steps of the server"),
-    "grad_calls": (("grad_calls",), "client gradients", "gradients of all clients"),
-    "oracle_calls": (
+
+@dataclass(frozen=True)
+class Cost:
+    """Something that a run spends. `COSTS` lists all costs: budgets, axes, tables and the benchmark take them from there.
+
+    Args:
+        name: The name of the cost axis, and the key of ``summary.json``.
+        columns: The columns of ``metrics.csv`` whose sum it is.
+        label: The label of an axis.
+        meaning: What it counts.
+        limit: The key of ``budget`` that limits it; empty if none does.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    label: str
+    meaning: str
+    limit: str = ""
+
+    def of(self, row: Any) -> Any:
+        """Return what was spent by then: one number for a row of ``metrics.csv``, one for each row of a data frame."""
+        return sum(row[column] for column in self.columns)
+
+    def counted(self, row: Any) -> bool:
+        """Return whether a row or a data frame has all columns of the cost."""
+        return all(column in row for column in self.columns)
+
+
+EVERY_COST = [
+    Cost("round", ("round",), "rounds", "steps of the server", "rounds"),
+    Cost(
+        "comm_rounds",
+        ("comm_rounds",),
+        "communication rounds",
+        "trips from the server to clients and back",
+        "comm_rounds",
+    ),
+    Cost("bytes", ("bytes_down", "bytes_up"), "communication", "bytes down and up, of all clients", "bytes"),
+    Cost("seconds", ("train_seconds",), "training time (s)", "seconds without evaluations", "seconds"),
+    Cost("grad_calls", ("grad_calls",), "client gradients", "gradients of all clients"),
+    Cost(
+        "oracle_calls",
         ("grad_calls", "hvp_calls", "jvp_calls"),
         "client gradients and vector products",
         "gradients, Hessian- and Jacobian-vector products of all clients",
+        "oracle_calls",
     ),
-    "example_calls": (
+    Cost(
+        "example_calls",
         ("grad_examples", "hvp_examples", "jvp_examples"),
         "gradients and vector products of one example",
         "gradients, Hessian- and Jacobian-vector products of all clients, times the examples of each",
+        "example_calls",
     ),
-    "client_visits": (("client_visits",), "client visits", "clients that took part, summed over communication rounds"),
-}
+    Cost(
+        "client_visits",
+        ("client_visits",),
+        "client visits",
+        "clients that took part, summed over communication rounds",
+        "client_visits",
+    ),
+]
+COSTS = {cost.name: cost for cost in EVERY_COST}
+# The columns of metrics.csv that are no metrics
+COUNTS = {column for cost in EVERY_COST for column in cost.columns}
+# The costs that a budget can limit, by its keys
+LIMITS = {cost.limit: cost for cost in EVERY_COST if cost.limit}
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,14 @@ def test_tables_are_up_to_date(page, script):
     assert script["written"](page.read_text()) == page.read_text()
 
 
+def test_tables_have_rows_as_long_as_their_heads():
+    for page in PAGES:
+        tables = re.findall(r"(?m)(?:^\|.*\n)+", re.sub(r"(?s)```.*?```", "", page.read_text() + "\n"))
+        for head, *rows in (table.splitlines() for table in tables):
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in [head, *rows]}
+            assert len(cells) == 1, (page, head)
+
+
 def test_the_notebook_is_up_to_date(script):
     tutorial, kept = ROOT / "docs" / "tutorial.md", script["NOTEBOOK"].read_text()
     assert script["notebook_text"](script["notebook"](tutorial.read_text(), json.loads(kept))) == kept

@@ -27,7 +27,7 @@ def frame(runs: Sequence[Recorded]) -> pd.DataFrame:
     parts = []
     for run in runs:
         facts = {column: run.keys.get(key) for key, column in keys.items()}
-        costs = {x: run.cost(x) for x in ("round", *COSTS) if {*COSTS[x][0]} <= {*run.table}}
+        costs = {x: run.cost(x) for x, cost in COSTS.items() if cost.counted(run.table)}
         values = {name: run.values(name) for name in run.metrics if name in run.table}
         parts.append(pd.DataFrame({"run": str(run.folder), **facts, **costs, **values}))
     table = pd.concat(parts, ignore_index=True)

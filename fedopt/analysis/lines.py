@@ -162,4 +162,4 @@ def explained(
         text = f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[band]}{scale}"
     if smooth > 1:
         text += f"; values: {'geometric ' if log else ''}means of {smooth} evaluations, centred"
-    return f"{text}; x: {COSTS[x][2]}" if x in COSTS else text
+    return f"{text}; x: {COSTS[x].meaning}" if x in COSTS else text

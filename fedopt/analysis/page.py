@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
 
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
-SPENT = {x: f"{label} (bytes)" if x == "bytes" else label for x, (_, label, _) in COSTS.items()}
+SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
@@ -125,7 +125,7 @@ def _differences(groups: Runs) -> Table:
 def _table_of_runs(groups: Runs) -> Table:
     rows = []
     for label, run in ((label, run) for label, members in groups.items() for run in members):
-        spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x in COSTS if {*COSTS[x][0]} <= {*run.table}}
+        spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x, cost in COSTS.items() if cost.counted(run.table)}
         last = {run.metric(y).title: f"{run.values(y)[-1]:.4g}" for y in run.metrics if y in run.table}
         facts = {"line": label, "seed": run.keys.get("seed", ABSENT), "status": run.status, "rows": str(len(run.table))}
         rows.append({**facts, **last, **spent, "folder": str(run.folder)})

@@ -76,12 +76,12 @@ class Recorded:
 
     def cost(self, x: str = "") -> np.ndarray:
         """Return the cumulative cost at each row, [rows]. x: a key of `COSTS`; empty: the run's x."""
-        columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x][0])
+        columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x].columns)
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
         """Return whether the run has the columns of this cost, with finite values in all rows."""
-        return {*COSTS[x][0]} <= {*self.table} and bool(np.isfinite(self.cost(x)).all())
+        return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
@@ -97,7 +97,7 @@ class Recorded:
         """
         if {*self.table} != {*other.table}:
             return False
-        columns = [name for name in self.table if name not in COSTS["seconds"][0]]
+        columns = [name for name in self.table if name not in COSTS["seconds"].columns]
         shared = np.intersect1d(self.table["round"], other.table["round"])
         rows, others = (run.table.loc[run.table["round"].isin(shared), columns] for run in (self, other))
         return np.array_equal(rows, others, equal_nan=True)
@@ -244,7 +244,7 @@ def read(folder: Path, x: str) -> Recorded:
         raise UserError("metrics.csv has no rows")
     for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
         table[name] = pd.to_numeric(table[name], errors="coerce")
-    columns = COSTS[x][0]
+    columns = COSTS[x].columns
     if lacking := [name for name in ("round", *columns) if name not in table]:
         raise UserError(f"metrics.csv lacks the column {lacking[0]}")
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method

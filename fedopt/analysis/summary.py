@@ -62,13 +62,13 @@ def shown_table(
     of_spent = in_bytes if x == "bytes" else plus_minus
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
     values = {
-        "spent": Measured(COSTS[x][1], f"spent_{x}", of_spent, "neither"),
+        "spent": Measured(COSTS[x].label, f"spent_{x}", of_spent, "neither"),
         "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
     }
     if described.better != "neither":
         values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, described.better)
     if target is not None:
-        values["to_target"] = Measured(f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", of_spent, "lower")
+        values["to_target"] = Measured(f"{COSTS[x].label} to {target:g}", f"{x}_to_target", of_spent, "lower")
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     present = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in present]:

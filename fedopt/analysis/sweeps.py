@@ -14,6 +14,7 @@ from fedopt.analysis.tables import plus_minus, print_table, write_table
 from fedopt.config import GROUPS, Composed, flat
 from fedopt.console import counted, tell
 from fedopt.errors import UserError
+from fedopt.metrics import COSTS
 from fedopt.results import RunFolder, described, numbers_of
 
 MOST_SHOWN = 50  # rows of the table that is printed
@@ -45,7 +46,7 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
         # data: a column if there are several
         swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
         row |= given | {"data": (card.get("data") or "")[:8]}
-        row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
+        row |= {name: summary.get(name) for name in COSTS}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})

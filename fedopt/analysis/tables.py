@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.console import columns, csv_cell, latex_cell, markdown_cell, printable, show
+from fedopt.console import columns, csv_cell, latex_cell, markdown_cell, markdown_table, printable, show
 from fedopt.files import write_atomically
 
 LEAST = 18  # characters of a column of texts, which is folded to no less
@@ -154,5 +154,4 @@ def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")
-    rows = [[markdown_cell(str(name)) for name in table], ["---"] * table.shape[1], *cells.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(markdown_table([markdown_cell(str(name)) for name in table], cells.to_numpy().tolist()))

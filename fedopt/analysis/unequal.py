@@ -214,5 +214,5 @@ def with_status(label: str, runs: Sequence[Recorded]) -> str:
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
     """Format a cost with its unit, such as '300 communication rounds'. x: a key of `COSTS`. std: nan leaves it out."""
-    what = COSTS[x][1].removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x][1]
+    what = COSTS[x].label.removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x].label
     return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

@@ -39,13 +39,6 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
 QUARTILES = (0.25, 0.5, 0.75)
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 PHASE = "phase"  # the board of the diagram of drift and participation
-SHORT = {
-    "comm_rounds": "rounds",
-    "bytes": "bytes",
-    "client_visits": "visits",
-    "calls": "calls",
-    "calls_2": "calls, products twice",
-}
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,7 @@ def _firsts(one: Judged, unranked: Sequence[str]) -> dict[str, str]:
     row = {"task": one.task.name}
     for currency in CURRENCIES:
         name, share = first(one.searches(currency), unranked)
-        row[SHORT[currency]] = (
+        row[CURRENCIES[currency].short] = (
             name
             if name == "none"
             else f"{name} in {share:.0%}"
@@ -403,7 +396,7 @@ def _floors(one: Judged) -> pd.DataFrame:
 
 def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
     """Draw the metric against the share of each budget, for the point that searches choose most often."""
-    task, shown, log = one.task, CURRENCIES[:4], one.task.relative
+    task, shown, log = one.task, [*CURRENCIES][:4], one.task.relative
     with figures.pictures([path], len(shown), len(shown), 2.6 * len(shown)) as axes:
         for axis, currency in zip(axes, shown, strict=True):
             searches, lines = one.searches(currency), {}

@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.special import gammaln
 
 from fedopt.analysis import holm
+from fedopt.bench.release import COUNTS
 from fedopt.bench.suite import CURRENCIES, Task
 
 BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which a goal has worth
@@ -30,9 +31,8 @@ FIRM = 0.9  # the share of searches in which an order must hold to be called one
 
 def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
     """Return what each row of a table of runs has spent by then, in a currency."""
-    columns = {"bytes": ("bytes_up", "bytes_down"), "calls": ("grad", "hvp", "jvp")}
-    columns["calls_2"] = (*columns["calls"], "hvp", "jvp")
-    return np.sum([table[name].to_numpy(float) for name in columns.get(currency, (currency,))], axis=0)
+    names = {column: name for name, column in COUNTS.items()}
+    return np.sum([table[names[column]].to_numpy(float) for column in CURRENCIES[currency].columns], axis=0)
 
 
 def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:

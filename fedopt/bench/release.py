@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.bench.suite import VERSION
+from fedopt.bench.suite import CURRENCIES, VERSION
 from fedopt.config import CONF
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
-COUNTS = {  # columns of the table, and of metrics.csv
-    "step": "round",
-    "comm_rounds": "comm_rounds",
-    "client_visits": "client_visits",
-    "bytes_up": "bytes_up",
-    "bytes_down": "bytes_down",
-    "grad": "grad_examples",
-    "hvp": "hvp_examples",
-    "jvp": "jvp_examples",
-}
+COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
+# Columns of the table, and of metrics.csv
+COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 NAMES = (
     "bench_version",
     "commit",

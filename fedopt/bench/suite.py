@@ -22,17 +22,48 @@ from fedopt.bench.space import Point, Range, read_range, roles, words_of
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
+from fedopt.metrics import COSTS, Cost
 
 VERSION = "2.0"
-LIMITS = ("comm_rounds", "bytes", "client_visits", "example_calls")  # of a budget; a run ends when all are spent
-NAMES = {  # of the currencies; what counts a product twice has the limit of what counts it once
-    "comm_rounds": "communication rounds",
-    "bytes": "bytes",
-    "client_visits": "client visits",
-    "calls": "calls, a product as one gradient",
-    "calls_2": "calls, a product as two gradients",
+
+
+@dataclass(frozen=True)
+class Currency:
+    """What entries are compared by.
+
+    Args:
+        label: Its name.
+        short: Its name in the head of a narrow table.
+        cost: The cost whose limit in a task's budget is the whole of it.
+        again: The columns of the cost that count once more.
+    """
+
+    label: str
+    short: str
+    cost: Cost
+    again: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of ``metrics.csv`` whose sum it is."""
+        return self.cost.columns + self.again
+
+
+CURRENCIES = {
+    "comm_rounds": Currency("communication rounds", "rounds", COSTS["comm_rounds"]),
+    "bytes": Currency("bytes", "bytes", COSTS["bytes"]),
+    "client_visits": Currency("client visits", "visits", COSTS["client_visits"]),
+    "calls": Currency("calls, a product as one gradient", "calls", COSTS["example_calls"]),
+    "calls_2": Currency(
+        "calls, a product as two gradients",
+        "calls, products twice",
+        COSTS["example_calls"],
+        again=("hvp_examples", "jvp_examples"),
+    ),
 }
-CURRENCIES = (*NAMES,)
+NAMES = {name: currency.label for name, currency in CURRENCIES.items()}
+# Of a budget; a run ends when all are spent
+LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
 EVALUATIONS = 30  # of a run between a hundredth and all of each limit
 # Of a task, before it is run
 FIXED = ("version", "words", "metric", "targets", "relative", "budget", "smoothness", "twin")
@@ -137,7 +168,7 @@ class Task:
         return self.words + ([f"dataset.path={quoted(str(self.file))}"] if self.data else [])
 
     def limit(self, currency: str) -> float:
-        return self.budget["example_calls" if currency in ("calls", "calls_2") else currency]
+        return self.budget[CURRENCIES[currency].cost.limit]
 
     def command(self, entry: Entry, point: Point, twin: bool = False) -> list[str]:
         """Return the overrides of a run, without seed and folder. twin: whether all clients are equal."""

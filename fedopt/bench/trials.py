@@ -333,7 +333,7 @@ class Search:
         spent = spent[spent >= WARM_UP * max(run.cost()[-1] for run in runs)]
         rows = [run.values(self.metric.name)[np.searchsorted(run.cost(), spent, side="right") - 1] for run in runs]
         limits = np.nanmedian(rows, axis=0)
-        return Worse(self.metric, COSTS[self.x][0], tuple(spent.tolist()), tuple(limits.tolist()))
+        return Worse(self.metric, COSTS[self.x].columns, tuple(spent.tolist()), tuple(limits.tolist()))
 
 
 def ended(path: Path, x: str) -> Recorded:

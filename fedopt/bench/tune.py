@@ -14,10 +14,10 @@ from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
 from fedopt.files import read_json, refuse_inner_links
 from fedopt.jobs import Job, Launcher, Outcome, run_all
+from fedopt.metrics import LIMITS
 from fedopt.results import OVER, RunFolder
 
 POINTS = 40  # evaluations of a run, unless the command says when
-COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another name
 
 
 def planned_searches(
@@ -95,8 +95,7 @@ def _search(
         names = [one.name for one in goals]
         raise UserError(f"--metric {metric}: there is no such metric{among(str(metric), names)}")
     chosen.check_goal(f"--metric {chosen.name}")
-    limit = next(iter(composed.settings.budget.limits))
-    x = COLUMN.get(limit, limit)
+    x = LIMITS[next(iter(composed.settings.budget.limits))].name
     words = (*fixed, f"eval.metric={chosen.name}")
     return Search(algo, words, folders, ranges, chosen, x, how, folder / algo)
 

@@ -22,7 +22,7 @@ from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
 from fedopt.machine import number_of
-from fedopt.metrics import COSTS
+from fedopt.metrics import LIMITS
 from fedopt.results import RunFolder, numbers_of
 from fedopt.running import Drawing
 from fedopt.running.configured import configured
@@ -141,7 +141,7 @@ def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
 
     It is '' if the budget has only one limit, or the run has not finished.
     """
-    sums = ((x, sum(summary.get(column) or 0 for column in COSTS[x][0])) for x in ("oracle_calls", "example_calls"))
-    spent = {**summary, "rounds": summary.get("round"), **dict(sums)}
-    reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if (spent.get(key) or 0) >= limit]
-    return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(budget.limits) > 1 else ""
+    spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
+    reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]
+    several = summary.get("status") == "finished" and len(budget.limits) > 1
+    return f", by {' and '.join(reached)}" if several and reached else ""

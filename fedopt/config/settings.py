@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.config.build import STRICT
 from fedopt.config.patterns import Pattern
 from fedopt.console import counted
+from fedopt.metrics import LIMITS
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -41,19 +42,19 @@ class Budget:
     @model_validator(mode="after")
     def _some_limit(self) -> "Budget":
         if not self.limits:
-            raise ValueError(f"set at least one of {', '.join(key for key in asdict(self) if key != 'until')}")
+            raise ValueError(f"set at least one of {', '.join(LIMITS)}")
         return self
 
     @cached_property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
-        return {name: limit for name, limit in asdict(self).items() if name != "until" and limit is not None}
+        return {name: limit for name in LIMITS if (limit := getattr(self, name)) is not None}
 
-    def spent(self, **used: float) -> float:
-        """Return the fraction of the budget that is used; the run ends at 1. used: what was used of each limit, by name."""
-        return (max if self.until == "first" else min)(self._shares(used))
+    def spent(self, row: Mapping[str, float]) -> float:
+        """Return the fraction of the budget that is used; the run ends at 1. row: the counts, by the columns of metrics.csv."""
+        return (max if self.until == "first" else min)(self._shares(row))
 
-    def parts(self, points: int, **used: float) -> int:
+    def parts(self, points: int, row: Mapping[str, float]) -> int:
         """Return how many of ``points`` equal parts of the budget are spent.
 
         With ``until=last``, each limit has ``points`` parts, and the spent parts of all limits are added. These parts are
@@ -61,15 +62,15 @@ class Budget:
 
         Args:
             points: The number of parts.
-            used: What was used of each limit, by name.
+            row: The counts, by the columns of metrics.csv.
         """
         if self.until == "first":
-            return int(self.spent(**used) * points + 1e-9)  # 0.29 of 100 is 29
-        shares = (min(max(share, 0.01), 1.0) for share in self._shares(used))
+            return int(self.spent(row) * points + 1e-9)  # 0.29 of 100 is 29
+        shares = (min(max(share, 0.01), 1.0) for share in self._shares(row))
         return sum(int(points * (1 + math.log10(share) / 2) + 1e-9) for share in shares)
 
-    def _shares(self, used: Mapping[str, float]) -> list[float]:
-        return [used[name] / limit if limit else 1.0 for name, limit in self.limits.items()]
+    def _shares(self, row: Mapping[str, float]) -> list[float]:
+        return [LIMITS[name].of(row) / limit if limit else 1.0 for name, limit in self.limits.items()]
 
 
 @dataclass(frozen=True, config=STRICT)

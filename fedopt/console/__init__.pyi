@@ -18,4 +18,5 @@ from fedopt.console.texts import html_text as html_text
 from fedopt.console.texts import is_mathematics as is_mathematics
 from fedopt.console.texts import latex_cell as latex_cell
 from fedopt.console.texts import markdown_cell as markdown_cell
+from fedopt.console.texts import markdown_table as markdown_table
 from fedopt.console.texts import printable as printable

@@ -4,6 +4,7 @@ metrics.
 
 import html
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
@@ -42,6 +43,20 @@ def csv_cell(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """Return a text for a cell of a Markdown table: HTML, links and further cells are escaped."""
     return re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(").replace("|", "\\|")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table, each row as it comes. head, rows: the cells, escaped where they need it.
+
+    Raises:
+        ValueError: A row has another number of cells than the head.
+    """
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        if len(row) != len(head):
+            raise ValueError(f"a row of {len(row)} cells in a table of {len(head)} columns: {' | '.join(row)}")
+        yield f"| {' | '.join(row)} |"
 
 
 def html_text(text: str) -> str:

@@ -89,7 +89,7 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     """Set the labels, title, ticks and grid of a picture. x: a key of `COSTS`, or a label. y: a label. title: above the
     picture.
     """
-    axis.set_xlabel(COSTS[x][1] if x in COSTS else cut(x))
+    axis.set_xlabel(COSTS[x].label if x in COSTS else cut(x))
     axis.set_ylabel(cut(y))
     if x == "bytes":
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))

@@ -13,6 +13,9 @@ from fedopt.federation import ranks
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.late import Sent
 
+# The order of the counts in checkpoints that do not name them
+UNNAMED = "comm_rounds", "grad", "hvp", "jvp", "grad_examples", "hvp_examples", "jvp_examples", "visits"
+
 
 def size_in_bytes(message: object) -> int:
     """Return the bytes of all tensors in a (nested) message. Numbers cost nothing: they are hyperparameters, which all know."""
@@ -62,22 +65,31 @@ class Ledger:
         calls = {k if k.endswith("_examples") else f"{k}_calls": n for k, n in vars(self.calls).items()}
         return {"comm_rounds": self.comm_rounds, **totals, **calls, "client_visits": self.visits}
 
+    def _counts(self) -> dict[str, int]:
+        """Return the counts that are one number for all clients, by their names in checkpoints."""
+        return {"comm_rounds": self.comm_rounds, **vars(self.calls), "visits": self.visits}
+
     def tensors(self) -> dict[str, Tensor]:
-        """Return the counts as tensors, for a checkpoint; without `sent`."""
-        counts = torch.tensor([self.comm_rounds, *vars(self.calls).values(), self.visits])
-        down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
-        return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
+        """Return the counts as tensors, each by its name, for a checkpoint; without `sent`."""
+        counts = {f"ledger.{name}": torch.tensor(n) for name, n in self._counts().items()}
+        return {**counts, "ledger.down": torch.from_numpy(self.down), "ledger.up": torch.from_numpy(self.up)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the counts, and the messages, from a dict of tensors as a checkpoint has it.
 
+        What an older version did not count begins at 0.
+
         Raises ValueError if they are of a different number of clients, not whole, or negative.
         """
+        if "ledger.counts" in tensors:  # of versions that did not name them
+            named = zip(UNNAMED, tensors["ledger.counts"], strict=True)
+            tensors = {**tensors, **{f"ledger.{name}": count for name, count in named}}
+        found = {f"ledger.{name}": torch.tensor(0) for name in self._counts()} | dict(tensors)
         for name, like in self.tensors().items():
-            found = tensors[name]
-            if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():
+            if found[name].shape != like.shape or found[name].dtype != like.dtype or (found[name] < 0).any():
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
-        self.comm_rounds, *calls, self.visits = tensors["ledger.counts"].tolist()
-        self.calls = Calls(*calls)
+        counts = {name: int(found[f"ledger.{name}"]) for name in self._counts()}
+        self.comm_rounds, self.visits = counts.pop("comm_rounds"), counts.pop("visits")
+        self.calls = Calls(**counts)
         self.sent.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("sent.")}
-        self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()
+        self.down, self.up = found["ledger.down"].numpy().copy(), found["ledger.up"].numpy().copy()

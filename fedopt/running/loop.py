@@ -11,6 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from fedopt.algorithms.checks import first_state, first_step
 from fedopt.errors import UserError
 from fedopt.federation import ranks
+from fedopt.metrics import COSTS
 from fedopt.problems import measured
 from fedopt.running.assemble import Experiment
 from fedopt.running.clock import clock
@@ -120,7 +121,7 @@ def _due(e: Experiment, progress: Progress) -> bool:
     evaluation = e.evaluation
     if evaluation.points is None:
         return progress.round % evaluation.every == 0 or progress.round in evaluation.at
-    before, progress.points = progress.points, e.budget.parts(evaluation.points, **_used(e, progress))
+    before, progress.points = progress.points, e.budget.parts(evaluation.points, _counts(e, progress))
     return progress.points > before or progress.round in evaluation.at
 
 
@@ -153,8 +154,7 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, 
         metric = next(metric for metric in e.problem.metrics if metric.name == wanted)
         if progress.to_target is None and target is not None and metric.reached(progress.final[wanted], target):
             progress.to_target = costs(e, progress)
-    columns = e.federation.ledger.columns()
-    return {"round": progress.round, **columns, "train_seconds": progress.seconds, **progress.final}, improved, point
+    return {**_counts(e, progress), **progress.final}, improved, point
 
 
 def diverged(e: Experiment, progress: Progress) -> bool:
@@ -169,25 +169,15 @@ def diverged(e: Experiment, progress: Progress) -> bool:
 
 def share_spent(e: Experiment, progress: Progress) -> float:
     """Return the fraction of the budget that is spent, as `Budget.spent` computes it. The run ends at 1."""
-    return e.budget.spent(**_used(e, progress))
+    return e.budget.spent(_counts(e, progress))
 
 
-def _used(e: Experiment, progress: Progress) -> dict[str, float]:
-    """Return what was used of each limit that a budget can have, by name."""
-    ledger = e.federation.ledger
-    return {
-        "rounds": progress.round,
-        "comm_rounds": ledger.comm_rounds,
-        "bytes": ledger.total_bytes,
-        "seconds": progress.seconds,
-        "oracle_calls": ledger.calls.total,
-        "example_calls": ledger.calls.examples,
-        "client_visits": ledger.visits,
-    }
+def costs(e: Experiment, progress: Progress) -> dict[str, float]:
+    """Return what the run has spent so far of each of `COSTS`, by name."""
+    counts = _counts(e, progress)
+    return {name: round(cost.of(counts), 3) for name, cost in COSTS.items()}
 
 
-def costs(e: Experiment, progress: Progress) -> dict[str, Any]:
-    """Return the rounds, communication rounds, bytes to and from all clients, and seconds of training so far."""
-    ledger = e.federation.ledger
-    spent = {"round": progress.round, "comm_rounds": ledger.comm_rounds, "bytes": ledger.total_bytes}
-    return spent | {"seconds": round(progress.seconds, 3)}
+def _counts(e: Experiment, progress: Progress) -> Row:
+    """Return what the run has spent so far, by the columns of metrics.csv."""
+    return {"round": progress.round, **e.federation.ledger.columns(), "train_seconds": progress.seconds}

@@ -90,7 +90,7 @@ def test_what_the_target_took(tmp_path, command, x, mean, std):
     assert row[f"{x}_to_target_mean"] == pytest.approx(mean)
     assert row[f"{x}_to_target_std"] == pytest.approx(std)
     assert "2 of 3" in out
-    assert f"{COSTS[x][1]} to 85" in out
+    assert f"{COSTS[x].label} to 85" in out
 
 
 def test_distances_go_down(tmp_path, command):

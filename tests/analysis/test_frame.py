@@ -6,6 +6,7 @@ from support.records import record
 
 import fedopt
 from fedopt.errors import UserError
+from fedopt.metrics import COSTS
 
 
 def test_a_row_an_evaluation(tmp_path):
@@ -20,6 +21,19 @@ def test_a_row_an_evaluation(tmp_path):
     assert table["test_accuracy"].tolist() == pytest.approx([90, np.nan, 90, np.nan, 91, np.nan], nan_ok=True)
     described = table.attrs["metrics"]["test_accuracy"]
     assert (described["unit"], described["better"]) == ("%", "higher")
+
+
+def test_what_a_run_has_spent(tmp_path):
+    """Sums of columns, which are powers of two here."""
+    names = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
+    names += ["grad_examples", "hvp_examples", "jvp_examples", "client_visits", "train_seconds", "test_accuracy"]
+    folder = record(tmp_path / "run", (90,))
+    row = ",".join(str(2**k) for k in range(len(names)))
+    (folder / "metrics.csv").write_text(f"{','.join(names)}\n{row}\n")
+    table = fedopt.frame([folder])
+    spent = {"round": 1, "comm_rounds": 2, "bytes": 4 + 8, "seconds": 2048, "grad_calls": 16}
+    spent |= {"oracle_calls": 16 + 32 + 64, "example_calls": 128 + 256 + 512, "client_visits": 1024}
+    assert {name: table[name][0] for name in COSTS} == spent
 
 
 def test_nothing_to_read(tmp_path):

@@ -2,12 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedopt.bench.rank import BUDGETS, FIRM, Searches, best_of, board, chances, claims, first, hits, worth
+from fedopt.bench.rank import BUDGETS, FIRM, Searches, best_of, board, chances, claims, first, hits, spent, worth
 from fedopt.bench.suite import CURRENCIES, LIMITS, UNUSUAL, Task
 
 TARGETS = [0.5, 0.1, 0.01]
@@ -46,6 +47,17 @@ def searches(*pools, draws=4000, some=None):
     table = pd.concat(pools, ignore_index=True)
     reached = hits(of, table)
     return of, table, Searches(of, table, reached[reached["currency"] == "comm_rounds"], some=some, draws=draws)
+
+
+def test_what_has_been_spent():
+    """Sums of columns, which are powers of two here; a product of both kinds counts twice in calls_2."""
+    names = ["comm_rounds", "client_visits", "bytes_up", "bytes_down", "grad", "hvp", "jvp"]
+    table = pd.DataFrame({name: [2**k] for k, name in enumerate(names)})
+    sums = {"comm_rounds": 1, "bytes": 4 + 8, "client_visits": 2, "calls": 16 + 32 + 64, "calls_2": 16 + 64 + 128}
+    assert {currency: float(spent(table, currency)[0]) for currency in CURRENCIES} == sums
+    asked = {"comm_rounds": 1.0, "bytes": 2.0, "client_visits": 3.0, "example_calls": 4.0}
+    limits = {currency: replace(task(), budget=asked).limit(currency) for currency in CURRENCIES}
+    assert limits == {"comm_rounds": 1.0, "bytes": 2.0, "client_visits": 3.0, "calls": 4.0, "calls_2": 4.0}
 
 
 def test_a_target_is_reached_when_it_is_kept():

@@ -15,7 +15,7 @@ from support.records import record
 from fedopt.analysis.sweeps import report
 from fedopt.analysis.tables import latex, markdown, write_table
 from fedopt.commands import compare
-from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
+from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, markdown_table, printable
 from fedopt.drawing.figures import cut
 
 EVIL = "\x1b]0;title\x07\x1b[2J\u202eabc\r\x9b31m<script>alert(1)</script>[a](javascript:x)|$\\input{/etc/passwd}$"
@@ -27,6 +27,13 @@ def test_what_a_spreadsheet_would_take_as_a_formula(text, tmp_path):
     write_table(tmp_path / "t.csv", pd.DataFrame({text: [text, "a"]}))
     rows = csv.reader((tmp_path / "t.csv").read_text().splitlines())
     assert not any(cell[0] in "=+-@\t" for row in rows for cell in row)
+
+
+def test_a_row_is_as_long_as_the_head_of_its_table():
+    assert [*markdown_table(["a", "b"], [["1", "2"]])] == ["| a | b |", "|---|---|", "| 1 | 2 |"]
+    for row in (["1"], ["1", "2", "3"]):
+        with pytest.raises(ValueError, match=f"a row of {len(row)} cells in a table of 2 columns"):
+            [*markdown_table(["a", "b"], [row])]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from support.command import TINY, fedopt, one_line, without_time
 from fedopt.drawing import run
 from fedopt.errors import UserError
 from fedopt.federation import round as of_round
+from fedopt.federation.ledger import Ledger
 from fedopt.federation.memory import Memory
 from fedopt.randomness import keyed_rng
 from fedopt.results import checkpoint, journal
 from fedopt.results.journal import Journal
+from fedopt.results.metrics_file import MetricsFile
 from fedopt.running import apart
 from fedopt.testing.harness import small, steps
 
@@ -58,6 +60,45 @@ def test_uneven_work_is_drawn_for_the_cohort_alone(uneven, monkeypatch):
     monkeypatch.setattr(of_round, "keyed_rng", counting)
     e.algorithm.step(state, e.problem, e.federation.at(0))
     assert len(asked) < 20
+
+
+# Counts
+
+
+@pytest.fixture
+def counted_run():
+    """A run of two rounds, with gradients and products, and the tensors of its ledger."""
+    e = small("fednest", "quadratic_bilevel", "participation.cohort=2")
+    steps(e, 2)
+    return e, e.federation.ledger.tensors()
+
+
+def test_counts_of_a_checkpoint_that_does_not_name_them(counted_run):
+    """Older versions store eight numbers in this order."""
+    e, tensors = counted_run
+    columns = e.federation.ledger.columns()
+    examples = [columns[name] for name in ("grad_examples", "hvp_examples", "jvp_examples")]
+    calls = [columns[name] for name in ("grad_calls", "hvp_calls", "jvp_calls")]
+    old = {"ledger.counts": torch.tensor([columns["comm_rounds"], *calls, *examples, columns["client_visits"]])}
+    ledger = Ledger(e.problem.clients)
+    ledger.restore({**old, "ledger.down": tensors["ledger.down"], "ledger.up": tensors["ledger.up"]})
+    assert ledger.columns() == columns
+    assert all(columns.values())
+
+
+def test_a_count_of_a_later_version_begins_at_0(counted_run, tmp_path):
+    """Its column is not in the metrics.csv of a run that began before, and is not added to it."""
+    e, tensors = counted_run
+    columns, ledger = e.federation.ledger.columns(), Ledger(e.problem.clients)
+    ledger.restore({name: count for name, count in tensors.items() if name != "ledger.jvp_examples"})
+    assert ledger.columns() == {**columns, "jvp_examples": 0}
+    (tmp_path / "metrics.csv").write_text(before := "round,grad_calls,loss\n0,0,1\n")
+    file = MetricsFile(tmp_path / "metrics.csv", len(before))
+    file.append({"round": 1, "grad_calls": 4, "jvp_examples": 7, "loss": 0.5})
+    with pytest.raises(UserError, match="columns round, grad_calls, loss, and this run has"):
+        file.append({"round": 2, "grad_calls": 8, "jvp_examples": 7, "loss": 0.5, "accuracy": 1.0})
+    file.close()
+    assert (tmp_path / "metrics.csv").read_text() == before + "1,4,0.5\n"
 
 
 # The journal

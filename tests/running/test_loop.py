@@ -1,14 +1,35 @@
 """The loop as a script calls it: no folder, no config file, rows as they come."""
 
 import copy
+import time
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 
+from fedopt.config.files import CONF, content
+from fedopt.config.settings import Budget
 from fedopt.errors import UserError
-from fedopt.running.loop import begin, loop
+from fedopt.metrics import COSTS, COUNTS, LIMITS
+from fedopt.papers.published import Published
+from fedopt.running.loop import begin, costs, loop
 from fedopt.testing.harness import small
 
 WORDS = ["algo=fedmsa", "problem=mco", "budget.rounds=7", "eval.every=3", "eval.at=[1]"]
+
+
+CALLS = ["grad_calls", "hvp_calls", "jvp_calls"]
+EXAMPLES = ["grad_examples", "hvp_examples", "jvp_examples"]
+SUMS = {  # of columns of metrics.csv: what each cost is, and the key of the budget that limits it
+    "round": (["round"], "rounds"),
+    "comm_rounds": (["comm_rounds"], "comm_rounds"),
+    "bytes": (["bytes_down", "bytes_up"], "bytes"),
+    "seconds": (["train_seconds"], "seconds"),
+    "grad_calls": (["grad_calls"], ""),
+    "oracle_calls": (CALLS, "oracle_calls"),
+    "example_calls": (EXAMPLES, "example_calls"),
+    "client_visits": (["client_visits"], "client_visits"),
+}
 
 
 def experiment(*more):
@@ -107,3 +128,53 @@ def test_until_the_last_limit():
         for name, mark in zip(names, marks, strict=True)
     }
     assert rows == sorted({0, *first})
+
+
+def test_all_that_knows_a_cost_knows_the_same_ones():
+    """The list of costs, the keys of a budget, the rows of a run, its summary, and the axes of a paper's figure."""
+    assert {name: ([*cost.columns], cost.limit) for name, cost in COSTS.items()} == SUMS
+    limits = [limit for _, limit in SUMS.values() if limit]
+    assert [*LIMITS] == [field.name for field in fields(Budget) if field.name != "until"] == limits
+    assert {*content(CONF / "config.yaml")["budget"]} == {*limits, "until"}
+    e = experiment()
+    *_, last = loop(e, *(begun := begin(e)))
+    assert {*last.row} - {metric.name for metric in e.problem.metrics} == COUNTS
+    spent = {name: round(sum(last.row[column] for column in columns), 3) for name, (columns, _) in SUMS.items()}
+    assert costs(e, begun[1]) == spent
+    assert {*get_args(get_type_hints(Published)["x"])} < {*SUMS}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, limit) in SUMS.items() if limit])
+def test_a_run_ends_when_the_sum_of_the_columns_reaches_its_limit(name):
+    """FedNest takes gradients and products of both kinds, with full and small batches."""
+    columns, limit = SUMS[name]
+    words = ["budget.rounds=null", "eval.every=1", "algo.B=4"]
+    e = small("fednest", "quadratic_bilevel", *words, f"budget.{limit}={(1 if name == 'seconds' else 10**9)}")
+    rows = []
+    for moment in loop(e, *begin(e)):
+        rows.append(moment.row)
+        if moment.round == 3:
+            break
+    spent = [sum(row[column] for column in columns) for row in rows]
+    assert name in ("round", "seconds") or all(rows[-1][column] for column in columns)
+    e = small("fednest", "quadratic_bilevel", *words, f"budget.{limit}={spent[2]}")
+    ended = [sum(moment.row[column] for column in columns) for moment in loop(e, *begin(e))]
+    assert ended[-2] < spent[2] <= ended[-1]
+
+
+def test_neither_evaluations_nor_whoever_takes_the_rows_are_training(monkeypatch):
+    """The clock of training stands still while metrics are taken, and while a row is written."""
+    e = experiment("budget.rounds=3", "eval.every=1", "eval.at=[]")
+    asleep, evaluate = [], type(e.problem).evaluate
+
+    def slow(*point):
+        asleep.append(time.sleep(0.1))
+        return evaluate(*point)
+
+    monkeypatch.setattr(type(e.problem), "evaluate", slow)
+    began, (state, progress) = time.perf_counter(), begin(e)
+    for _ in loop(e, state, progress):
+        asleep.append(time.sleep(0.1))
+    whole = time.perf_counter() - began
+    assert len(asleep) == 8
+    assert 0 < progress.seconds < whole - 0.8

@@ -258,7 +258,7 @@ def test_evaluations_at_equal_spends(budget, column, monkeypatch, capsys, tmp_pa
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["budget"]["rounds"] is None) == (column != "round")
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    spent = table[list(COSTS[column][0])].sum(axis=1)
+    spent = table[list(COSTS[column].columns)].sum(axis=1)
     limit = int(budget.partition("=")[2])
     a_round = (spent.diff() / table["round"].diff()).max()
     wanted = np.arange(11) * limit / 10
