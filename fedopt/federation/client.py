@@ -1,16 +1,16 @@
 """What a client function sees: one client, with its examples, draws and memory, and the oracles of its problem."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedopt.errors import UserError, gives
-from fedopt.federation.derivatives import Calls
+from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Oracles, for_problems
 from fedopt.problems import Hierarchical, Minimax, Nested, Problem
@@ -44,10 +44,7 @@ class Client(Oracles):
         self._steps: dict[str, list[int]] = {name: sorted(d.steps.tolist()) for name, d in drawn.items()}
         self._at_hand: dict[str, tuple[int, Any]] = {name: (0, share["positions"][name]) for name in drawn}
         self._held: Any = None
-        self._samples: dict[str, dict[int, Any]] = {}
-        self._origins: dict[int, tuple[str, int]] = {}  # id of a sample -> its draws, and its place in them
-        self._latest: tuple[str, int] | None = None
-        self._busy: Any = slice(None)  # the clients of the stack that an oracle call counts for
+        self._samples: dict[str, dict[int, tuple[Any, np.ndarray]]] = {}  # and the examples of each client in them
 
     @property
     def memory(self) -> Any:
@@ -141,13 +138,12 @@ class Client(Oracles):
         Raises:
             UserError: There are no draws of that name, or a step returns another structure, or None.
         """
-        everyone, steps, of_each = self._counted, self._taken(name), self._drawn[name].steps
+        everyone, steps, of_each = self._counter.busy, self._taken(name), self._drawn[name].steps
         kept = None  # the carries of clients that have finished; they go on with the others, for nothing
         for k in range(skip, steps[-1]):
-            self._counted = len(steps) - bisect_right(steps, k)
-            if self._counted < everyone:
-                self._busy = of_each > k
-            if kept is None and self._counted < everyone:
+            if steps[0] <= k:
+                self._counter.busy = everyone & (of_each > k)
+            if steps[0] <= k and kept is None:
                 kept = tree_map(_cloned, carry)
             elif k in steps:
                 kept = self._those_of(name, k, carry, kept)
@@ -155,7 +151,7 @@ class Client(Oracles):
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
             carry = new
-        self._counted, self._busy = everyone, slice(None)
+        self._counter.busy = everyone
         self._own.clear()  # what is returned is not written over
         return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
 
@@ -211,22 +207,9 @@ class Client(Oracles):
         samples = self._samples.get(name, {})
         if k not in samples:
             number = list(self._drawn).index(name)
-            fetched = self._fetch(name, k).items()
-            samples = self._samples[name] = {j: self._keyed(sample, number, j) for j, sample in fetched}
-            self._origins |= {id(sample): (name, j) for j, sample in samples.items()}
-        self._latest = name, k
-        return samples[k]
-
-    def _examples(self, sample: Any) -> int:
-        """Return the number of examples of a sample, summed over the clients that are still busy.
-
-        A sample that these draws did not make counts as the last one that they made.
-        """
-        of_draws = self._origins.get(id(sample), self._latest)
-        if of_draws is None:
-            return self._counted
-        name, k = of_draws
-        return self._drawn[name].examples(k, self._busy)
+            fetched, examples = self._fetch(name, k).items(), self._drawn[name].examples
+            samples = self._samples[name] = {j: (self._keyed(sample, number, j), examples(j)) for j, sample in fetched}
+        return self._counter.hand_out(*samples[k])
 
     def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
         """Attach the key of its random numbers to a sample, if the problem draws any.

@@ -1,38 +1,14 @@
 """Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedopt.federation.counting import Calls, Counter
+
 T = TypeVar("T")
-
-
-@dataclass
-class Calls:
-    """The oracle calls so far: gradients, Hessian-vector products and Jacobian-vector products, summed over clients.
-
-    A Jacobian-vector product is a cross derivative times a vector in bilevel problems. In compositional ones it is a vector
-    times the Jacobian of one level. A call on a sample of B examples adds B to the second count of its kind.
-    Counters of the same calls are equal.
-    """
-
-    grad: int = 0
-    hvp: int = 0
-    jvp: int = 0
-    grad_examples: int = field(default=0, compare=False)
-    hvp_examples: int = field(default=0, compare=False)
-    jvp_examples: int = field(default=0, compare=False)
-
-    @property
-    def total(self) -> int:
-        return self.grad + self.hvp + self.jvp
-
-    @property
-    def examples(self) -> int:
-        return self.grad_examples + self.hvp_examples + self.jvp_examples
 
 
 class Derivatives:
@@ -44,11 +20,8 @@ class Derivatives:
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
-        self._calls = calls or Calls()
         self._stacked = stack is not None
-        self._counted = stack or 1  # clients that an oracle call counts for
-        self._points = 1  # at which `at_each` computes at once
-        self._depth = 0  # derivatives that are being taken of what is computed now
+        self._counter = Counter(calls or Calls(), stack or 1)
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Return the gradient of ``fn(..., x, sample)``, a scalar, in x, ``[d]``. It counts as one gradient call.
@@ -60,7 +33,7 @@ class Derivatives:
             arguments: The function's arguments; the last two are x and the sample.
         """
         *fixed, x, sample = arguments
-        self._count(sample, grad=1)
+        self._counter.count(sample, grad=1)
         if (gradient := self._form(fn, "gradient")) is not None:
             return gradient(*arguments)
         return self._grad(lambda x: fn(*fixed, x, sample), x)
@@ -74,7 +47,7 @@ class Derivatives:
         """
         *points, sample = arguments
         if (gradients := getattr(fn, "gradients", None)) is not None:
-            self._count(sample, grad=len(points[0]))
+            self._counter.count(sample, grad=len(points[0]))
             return gradients(*arguments)
         return self.at_each(lambda *point: self.grad(fn, *point, sample), *points)
 
@@ -111,10 +84,10 @@ class Derivatives:
         return value, self._counting(pull, sample, jvp=1)
 
     def _counting(self, product: Callable[[Any], T], sample: Any, *each: int, **by_name: int) -> Callable[[Any], T]:
-        """Wrap the map `product` so that each use is counted as `_count` does."""
+        """Wrap the map `product` so that each use is counted as `Counter.count` does."""
 
         def counting(v: Any) -> T:
-            self._count(sample, *each, **by_name)
+            self._counter.count(sample, *each, **by_name)
             return product(v)
 
         return counting
@@ -124,7 +97,7 @@ class Derivatives:
 
         None also inside a derivative, since the form may not be differentiable.
         """
-        return getattr(fn, name, None) if self._depth == 0 else None
+        return getattr(fn, name, None) if self._counter.depth == 0 else None
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
@@ -137,39 +110,21 @@ class Derivatives:
         """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])
-        around, self._points = self._points, self._points * len(points[0])
+        around = self._counter.points
+        self._counter.points *= len(points[0])
         values = torch.func.vmap(fn)(*points)
-        self._points = around
+        self._counter.points = around
         return values
-
-    def _count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
-        """Count grad gradient calls, hvp Hessian-vector and jvp Jacobian-vector products on a sample."""
-        if self._depth:
-            return
-        calls, clients = self._calls, self._counted * self._points
-        calls.grad, calls.hvp, calls.jvp = (
-            calls.grad + grad * clients,
-            calls.hvp + hvp * clients,
-            calls.jvp + jvp * clients,
-        )
-        examples = self._examples(sample) * self._points
-        calls.grad_examples += grad * examples
-        calls.hvp_examples += hvp * examples
-        calls.jvp_examples += jvp * examples
-
-    def _examples(self, sample: Any) -> int:
-        """Return the number of examples of a sample, summed over the clients that it counts for. Here each has one."""
-        return self._counted
 
     def _inside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap fn so that oracle calls made inside it are not counted. The derivative that calls it is counted already."""
 
         def inside(*arguments: Any) -> Any:
-            self._depth += 1
+            self._counter.depth += 1
             try:
                 return fn(*arguments)
             finally:
-                self._depth -= 1
+                self._counter.depth -= 1
 
         return inside
 
@@ -178,7 +133,7 @@ class Derivatives:
         if self._stacked:
             value, pull_back = torch.func.vjp(fn, *primals)[:2]
             return value, pull_back
-        nested = self._depth > 0 or any(
+        nested = self._counter.depth > 0 or any(
             p.requires_grad for p in primals
         )  # another derivative is taken through this one
         primals = tuple(p if p.requires_grad else p.detach().requires_grad_() for p in primals)
@@ -199,7 +154,7 @@ class Derivatives:
         fn = self._inside(fn)
         if self._stacked:
             return torch.func.grad(fn)(x)
-        nested = self._depth > 0 or x.requires_grad  # another derivative is taken through this one
+        nested = self._counter.depth > 0 or x.requires_grad  # another derivative is taken through this one
         if not x.requires_grad:
             x = x.detach().requires_grad_()
         value = fn(x)

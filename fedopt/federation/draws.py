@@ -17,6 +17,9 @@ from fedopt.data import Ragged
 from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
+Stretch = tuple[
+    Weighted, np.ndarray
+]  # some samples of a stack of clients, [clients, samples, B], and the examples of each
 Splits = Mapping[str, Ragged]
 # One number for all clients, [M], or as a function of some of them
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
@@ -66,10 +69,6 @@ class Steps:
     def full(self, sizes: np.ndarray) -> bool:
         """Tell whether every sample is all examples of its client. sizes: the clients' numbers of examples."""
         return self.B is None or (not self.replace and bool((sizes <= self.B).all()))
-
-    def examples(self, sizes: np.ndarray, k: int) -> np.ndarray:
-        """Return the number of examples in the k-th sample of clients that have these numbers of examples."""
-        return sizes if self.B is None else np.full_like(sizes, self.B) if self.replace else np.minimum(sizes, self.B)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
         """Return the next ``count`` samples, as positions among a client's n examples.
@@ -126,13 +125,6 @@ class Epochs:
     def full(self, sizes: np.ndarray) -> bool:
         """Tell whether every sample is all examples of its client, and none is drawn. sizes: the numbers of examples."""
         return self.B is None
-
-    def examples(self, sizes: np.ndarray, k: int) -> np.ndarray:
-        """Return the number of examples in the k-th sample of clients that have these numbers of examples."""
-        if self.B is None:
-            return sizes
-        before = np.maximum(-(-sizes // self.B), 1) - 1  # samples of a pass before the last one
-        return np.where(k % (before + 1) == before, sizes - before * self.B, self.B)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """Return the next ``count`` samples, as positions among a client's n examples.
@@ -192,6 +184,7 @@ class Drawn:
     length: the number of samples in a stretch.
     positions: for each split the positions of each sample in the first stretch and their weights, [clients, length, B]. Empty
         if every sample takes all rows.
+    lengths: for each split the number of examples of each sample in the stretch at hand, [clients, length].
     later: if there are more stretches, for each split the function that makes the positions of all of them, and its
         generators at the start.
     """
@@ -203,22 +196,20 @@ class Drawn:
     samples: int | None
     length: int
     positions: dict[str, Weighted] = field(default_factory=dict)
-    later: dict[str, tuple[Callable[[Rngs], Iterator[Weighted]], Rngs]] = field(default_factory=dict)
+    lengths: dict[str, np.ndarray] = field(default_factory=dict)
+    later: dict[str, tuple[Callable[[Rngs], Iterator[Stretch]], Rngs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Weighted]]()
-        self._of_all = dict[int, int]()  # sample -> its examples, of all clients
+        self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Stretch]]()
 
-    def examples(self, k: int, clients: np.ndarray | slice) -> int:
-        """Return the number of examples in the k-th sample, summed over these clients: the mean over the splits drawn from."""
-        if isinstance(clients, slice) and k in self._of_all:
-            return self._of_all[k]
-        of_splits = [self.wanted.examples(sizes[clients], k) for sizes in self.sizes]
+    def examples(self, k: int) -> np.ndarray:
+        """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from.
+
+        The sample must be in the stretch that was asked for last.
+        """
+        of_splits = [lengths[:, k % self.length] for lengths in self.lengths.values()] or self.sizes
         # Whole numbers of each client, so that the engine makes no difference
-        total = int(np.rint(np.mean(of_splits, axis=0)).sum()) if of_splits else 0
-        if isinstance(clients, slice):
-            self._of_all[k] = total
-        return total
+        return np.rint(np.mean(of_splits or [0 * self.steps], axis=0)).astype(np.int64)
 
     def stretch(self, k: int) -> tuple[int, dict[str, Weighted]]:
         """Return the index of the first sample in the stretch that holds sample k, and the positions of that stretch."""
@@ -227,7 +218,9 @@ class Drawn:
             self._due = {split: stretches(deepcopy(rngs)) for split, (stretches, rngs) in self.later.items()}
             self._number = -1
         while self._number < number:
-            self._at_hand = {split: next(stretches) for split, stretches in self._due.items()}
+            at_hand = {split: next(stretches) for split, stretches in self._due.items()}
+            self._at_hand = {split: positions for split, (positions, _) in at_hand.items()}
+            self.lengths = {split: lengths for split, (_, lengths) in at_hand.items()}
             self._number += 1
         return number * self.length, self._at_hand
 
@@ -253,7 +246,7 @@ def draw(
         if not all(map(wanted.full, sizes)):
             random.add(name)
     rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}
-    before: Iterator[Weighted] = iter(())
+    before: Iterator[Stretch] = iter(())
     for split, ragged in splits.items():
         if not any(split in of_name.splits for of_name in drawn.values()):
             continue
@@ -268,13 +261,13 @@ def draw(
                 if counts.max() > of_name.length:
                     of_name.later[split] = stretches, deepcopy(rngs)
                 before = stretches(rngs)
-                of_name.positions[split] = next(before)
+                of_name.positions[split], of_name.lengths[split] = next(before)
     return whole, drawn
 
 
 def _stretches(
     wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
-) -> Iterator[Weighted]:
+) -> Iterator[Stretch]:
     """Yield the positions of the clients' samples and their weights, `length` samples at a time.
 
     sizes, counts, rngs: each client's number of examples, number of samples, and generator.
@@ -285,8 +278,11 @@ def _stretches(
         yield _stacked(wanted.of_clients(rngs, sizes.tolist(), due, left), width, like)
 
 
-def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> Weighted:
-    """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says."""
+def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> Stretch:
+    """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says.
+
+    Also return the number of examples of each sample, [clients, samples].
+    """
     sizes, numbers = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64), [np.zeros(0, dtype=np.int64)]
     for c, of_client in enumerate(lists):
         if isinstance(of_client, np.ndarray):
@@ -295,7 +291,7 @@ def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> 
         else:
             sizes[c, : len(of_client)] = [*map(len, of_client)]
             numbers += of_client
-    return _padded(np.concatenate(numbers), sizes, width, like)
+    return _padded(np.concatenate(numbers), sizes, width, like), sizes
 
 
 def _padded(numbers: np.ndarray, sizes: np.ndarray, width: int, like: Tensor) -> Weighted:

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from fedopt.errors import UserError
 from fedopt.federation.client import Client, ClientFn
-from fedopt.federation.derivatives import Calls
+from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.problems import Problem
 

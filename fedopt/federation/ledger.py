@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedopt.federation import ranks
-from fedopt.federation.derivatives import Calls
+from fedopt.federation.counting import Calls
 from fedopt.federation.late import Sent
 
 # The order of the counts in checkpoints that do not name them

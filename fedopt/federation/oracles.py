@@ -10,7 +10,8 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from fedopt.errors import UserError
-from fedopt.federation.derivatives import Calls, Derivatives
+from fedopt.federation.counting import Calls
+from fedopt.federation.derivatives import Derivatives
 from fedopt.federation.inverse import Inverse
 from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
@@ -127,7 +128,7 @@ class Oracles(Derivatives):
         It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
         """
         if self._owns(x) and not isinstance(eta, Tensor) and hasattr(self.f, "outer_step"):
-            self._count(sample, grad=1)
+            self._counter.count(sample, grad=1)
             return self.f.outer_step(x, y, sample, eta)
         g_x, g_y = self.outer_gradients(x, y, sample)
         return self.moved_(x, g_x, eta), g_y
@@ -139,7 +140,7 @@ class Oracles(Derivatives):
         It counts as P gradient calls, and may overwrite y as `gradient_step_` may overwrite x. gamma: the step size.
         """
         if self._owns(y) and hasattr(self.h, "steps"):
-            self._count(sample, grad=len(y))
+            self._counter.count(sample, grad=len(y))
             y = self.h.steps(x, y, sample, gamma)
         else:
             y = moved(y, self.gradients(self.h, x, y, sample), gamma)
@@ -171,7 +172,7 @@ class Oracles(Derivatives):
         """
         *fixed, x, sample = arguments
         if self._owns(x) and not isinstance(eta, Tensor) and hasattr(fn, "step"):
-            self._count(sample, grad=1 if anchor is None else 2)
+            self._counter.count(sample, grad=1 if anchor is None else 2)
             return fn.step(*arguments, eta, plus, anchor)
         direction = self.grad(fn, *arguments)
         if anchor is not None:
@@ -225,7 +226,7 @@ class Oracles(Derivatives):
 
     def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         if (both := self._form(fn, "both")) is not None:
-            self._count(sample, grad=1)
+            self._counter.count(sample, grad=1)
             return both(x, y, sample)
         value, product = self.vjp(lambda x, y: fn(x, y, sample), x, y, grad=1, sample=sample)
         grad_x, grad_y = product(torch.ones_like(value))
@@ -254,11 +255,11 @@ class Oracles(Derivatives):
         if not self._problem.nested:
             return torch.zeros_like(y), v, torch.zeros_like(x)
         if (second := self._form(self.g, "second")) is not None:
-            self._count(sample, grad=1, hvp=1, jvp=1)
+            self._counter.count(sample, grad=1, hvp=1, jvp=1)
             gradient, hessian, cross = second(x, y, sample)
             return gradient, hessian(v), cross(v)
         gradient, product = self.vjp(lambda x, y: self.grad(self.g, x, y, sample), x, y, hvp=1, jvp=1, sample=sample)
-        self._count(sample, grad=1)
+        self._counter.count(sample, grad=1)
         of_x, of_y = product(v)
         return gradient, of_y, of_x
 
@@ -271,7 +272,7 @@ class Oracles(Derivatives):
         if not self._problem.nested:
             return torch.zeros_like(x)
         if (second := self._form(self.g, "second")) is not None:
-            self._count(sample, jvp=1)
+            self._counter.count(sample, jvp=1)
             return second(x, y, sample).cross(v)
         _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1, sample=sample)
         return product(v)[0]

@@ -17,7 +17,7 @@ from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
 from fedopt.federation.availability import Availability
 from fedopt.federation.client import ClientFn
-from fedopt.federation.derivatives import Calls
+from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
 from fedopt.federation.engines import Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes

@@ -15,6 +15,7 @@ from support.cases import few
 from support.samples import rows_of
 
 from fedopt.config.settings import Participation
+from fedopt.data import Ragged
 from fedopt.errors import UserError
 from fedopt.federation import draws, fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
@@ -435,6 +436,123 @@ def test_examples_of_oracle_calls_are_counted(problem):
         of_scan = (few[cohort] * (1 + cohort % 2)).sum()
         assert fed.ledger.calls.grad_examples == of_scan + few[cohort].sum() + problem.sizes()[cohort].sum()
         assert fed.ledger.visits == len(cohort)
+
+
+@pytest.fixture
+def few_examples():
+    """Three clients with 3, 12 and 20 examples."""
+    problem = small("fedavg", "classification", "partitioner.clients=3").problem
+    problem.splits = {"train": Ragged(np.split(np.arange(35), [3, 15]))}
+    return problem
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("wanted", "counts"),  # gradients, examples
+    [
+        (Steps(4, 5), (12, 4 * 3 + 4 * 5 + 4 * 5)),  # who has fewer than B takes all
+        (Steps(4, 5, replace=True), (12, 4 * 5 + 4 * 5 + 4 * 5)),
+        (Steps(4), (12, 4 * 3 + 4 * 12 + 4 * 20)),
+        (Steps(lambda i: 2 * i, 5), (6, 0 + 2 * 5 + 4 * 5)),  # one takes no step
+        (Epochs(2, 5), (2 + 6 + 8, 2 * 3 + 2 * 12 + 2 * 20)),  # of 3, of 5, 5, 2, and of 5, 5, 5, 5
+        (Epochs(lambda i: np.array([1, 0.6, 0.25])[i], 5), (1 + 2 + 1, 3 + 10 + 5)),
+        (Epochs(2), (6, 2 * 3 + 2 * 12 + 2 * 20)),
+    ],
+)
+def test_examples_of_clients_with_few(few_examples, engine, wanted, counts):
+    def local(client, x):
+        return client.scan("local", lambda x, xi: x - 0.1 * client.gradient(x, xi), x)
+
+    fed = Federation(few_examples, engine, 0)
+    fed.at(0).exchange(local, *few_examples.start(), np.arange(3), local=wanted)
+    columns = fed.ledger.columns()
+    assert (columns["grad_calls"], columns["grad_examples"]) == counts
+    assert [columns[name] for name in ("hvp_calls", "jvp_calls", "hvp_examples", "jvp_examples")] == [0] * 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_examples_of_a_fixed_batch(few_examples, engine):
+    """The last batch of a client has what is left of its examples: two of twelve in batches of five."""
+
+    def local(client, x):
+        zeros = torch.zeros(2, dtype=torch.float64)
+        sizes = client.scan("xi", lambda n, xi: n + (xi["train"].weight > 0).sum(), zeros[0])
+        return client.scan("xi", lambda x, xi: x - client.gradient(x, xi), x) * 0 + sizes
+
+    fed = Federation(few_examples, engine, 0)
+    of_all = fed.at(0).exchange(
+        local, *few_examples.start(), np.arange(3), weights=np.ones(3), xi=Steps(30, 5, fixed=True)
+    )
+    assert fed.ledger.columns()["grad_examples"] == float(of_all[0]) < 30 * (3 + 5 + 5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_examples_of_samples_that_a_client_makes(few_examples, engine):
+    """They count as the sample that it was given last. Each lives for one step, and so do those of the other draws."""
+
+    def own(sample):
+        return {"train": sample["train"]._replace(x=sample["train"].x * 2, weight=sample["train"].weight * 1)}
+
+    def local(client, x):
+        def step(x, few):
+            x = x - 0.1 * client.gradient(x, own(few))
+            return x - 0.1 * client.gradient(x, own(client.sample("whole")))
+
+        return client.scan("few", step, x)
+
+    fed = Federation(few_examples, engine, 0)
+    fed.at(0).exchange(local, *few_examples.start(), np.arange(3), few=Steps(100, 4), whole=Steps())
+    assert fed.ledger.columns()["grad_calls"] == 2 * 3 * 100
+    assert fed.ledger.columns()["grad_examples"] == 100 * (3 + 4 + 4) + 100 * (3 + 12 + 20)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_examples_of_a_sample_that_a_client_keeps(few_examples, engine):
+    """However many others it has been given since, and whatever is taken out of it."""
+
+    def local(client, x):
+        kept = list(client.steps("epoch"))  # of five, five and two where there are twelve
+        x = client.scan("few", lambda x, xi: x - 0.1 * client.gradient(x, xi), x)
+        for sample in kept[::-1]:
+            x = x - 0.1 * client.grad(lambda x, batch: client.f(x, {"train": batch}), x, sample["train"])
+        return x
+
+    fed = Federation(few_examples, engine, 0)
+    fed.at(0).exchange(local, *few_examples.start(), np.array([1]), epoch=Epochs(1, 5), few=Steps(40, 4))
+    assert fed.ledger.columns()["grad_examples"] == 40 * 4 + 12
+
+
+def test_copies_of_a_client_count_for_those_that_still_work():
+    """What `hold` returns, in a scan of the client or of its own, and a scan in a scan."""
+    e = small("fednest", "hyper_representation")
+    x, y = e.problem.start()
+
+    def of_client(client, y):
+        held = client.hold(x_of(y))
+        return client.scan("local", lambda y, xi: y - 0.01 * held.inner_gradient(x_of(y), y, xi), y)
+
+    def of_copy(client, y):
+        held = client.hold(x_of(y))
+        y = held.scan("local", lambda y, xi: y - 0.01 * client.inner_gradient(x_of(y), y, xi), y)
+        return y - 0.01 * client.inner_gradient(x_of(y), y, client.sample("one"))
+
+    def nested(client, y):
+        def outer(y, _):
+            return client.scan("two", lambda y, xi: y - 0.01 * client.inner_gradient(x_of(y), y, xi), y)
+
+        return client.scan("local", outer, y)
+
+    def x_of(y):
+        return y.new_zeros(size)
+
+    size, steps = len(x), np.arange(e.problem.clients) % 4
+    local, one, two = Steps(steps, 3), Steps(1, 3), Steps(2, 3)
+    wanted = {of_client: sum(steps), of_copy: sum(steps) + len(steps), nested: 2 * sum(steps)}
+    for client_fn, count in wanted.items():
+        for engine in ENGINES:
+            fed = Federation(e.problem, engine, 0)
+            fed.at(0).exchange(client_fn, y, np.arange(len(steps)), local=local, one=one, two=two)
+            assert (fed.ledger.calls.grad, fed.ledger.calls.grad_examples) == (count, 3 * count), client_fn
 
 
 def test_mean_has_the_problems_weights(problem):

@@ -14,7 +14,7 @@ from fedopt.algorithms.fedmsa import chain_maps
 from fedopt.errors import UserError
 from fedopt.federation import inverse
 from fedopt.federation.client import Client
-from fedopt.federation.derivatives import Calls
+from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Steps
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
@@ -195,7 +195,7 @@ def test_minimisation_without_an_inner_problem():
     assert [gradient.shape for gradient in client.inner_gradients(x, y, a)] == [x.shape, y.shape]
     assert client.inner_hessian(x, y, a)(y).shape == y.shape
     torch.testing.assert_close(client.cross_product(x, y, y, a), torch.zeros_like(x))
-    assert client._calls == Calls(grad=1)
+    assert client._counter.calls == Calls(grad=1)
     assert p.hypergradient_samples(0) == 1
 
 

@@ -163,7 +163,7 @@ def test_products_by_hand_count_as_calls():
     oracles.outer_gradients(x, y, xi)
     oracles.outer_gradient_x(x, y, xi)
     oracles.inner_gradients(x, y, xi)
-    assert (oracles._calls.grad, oracles._calls.hvp, oracles._calls.jvp) == (3, 1, 1)
+    assert (oracles._counter.calls.grad, oracles._counter.calls.hvp, oracles._counter.calls.jvp) == (3, 1, 1)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
