@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-CARRIED = "_fedopt_examples"  # the attribute by which a sample knows its examples
-
 
 @dataclass
 class Calls:
@@ -52,17 +50,19 @@ class Counter:
 
     def hand_out(self, sample: Any, examples: np.ndarray) -> Any:
         """Return a sample that knows its numbers of examples, ``[clients]``."""
-        self._latest = _attributes(sample)[CARRIED] = examples
+        attributes, name = _mark(sample)
+        self._latest = attributes[name] = examples
         return sample
 
     def count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
         """Count gradients, Hessian-vector and Jacobian-vector products on a sample.
 
-        A sample that a client function made counts as the one that it was handed out last.
+        A sample that a client function made, or a part of one, counts as the one that was handed out last.
         """
         if self.depth:
             return
-        examples = _attributes(sample).get(CARRIED, self._latest)
+        attributes, name = _mark(sample)
+        examples = attributes.get(name, self._latest)
         calls, number = self.calls, self.points * int(np.count_nonzero(self.busy))
         size = self.points * int(examples @ self.busy)
         calls.grad += grad * number
@@ -73,8 +73,12 @@ class Counter:
         calls.jvp_examples += jvp * size
 
 
-def _attributes(sample: Any) -> dict[str, Any]:
-    """Return the attributes of a sample that has some, else of the first of its parts."""
+def _mark(sample: Any) -> tuple[dict[str, Any], str]:
+    """Return where a sample keeps its numbers of examples: the attributes of the first leaf, and the name of one of them.
+
+    The name has the depth of the leaf, so that a part of a sample is another sample.
+    """
+    depth = 0
     while isinstance(sample, dict | list | tuple) and sample:
-        sample = next(iter(sample.values() if isinstance(sample, dict) else sample))
-    return getattr(sample, "__dict__", {})
+        sample, depth = next(iter(sample.values() if isinstance(sample, dict) else sample)), depth + 1
+    return getattr(sample, "__dict__", {}), f"_fedopt_examples_{depth}"

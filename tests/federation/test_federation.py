@@ -508,18 +508,18 @@ def test_examples_of_samples_that_a_client_makes(few_examples, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_examples_of_a_sample_that_a_client_keeps(few_examples, engine):
-    """However many others it has been given since, and whatever is taken out of it."""
+    """However many others it has been given since. A part of one counts as the one that it was given last."""
 
     def local(client, x):
         kept = list(client.steps("epoch"))  # of five, five and two where there are twelve
         x = client.scan("few", lambda x, xi: x - 0.1 * client.gradient(x, xi), x)
         for sample in kept[::-1]:
-            x = x - 0.1 * client.grad(lambda x, batch: client.f(x, {"train": batch}), x, sample["train"])
-        return x
+            x = x - 0.1 * client.gradient(x, sample)
+        return x - client.grad(lambda x, batch: client.f(x, {"train": batch}), x, kept[-1]["train"])
 
     fed = Federation(few_examples, engine, 0)
     fed.at(0).exchange(local, *few_examples.start(), np.array([1]), epoch=Epochs(1, 5), few=Steps(40, 4))
-    assert fed.ledger.columns()["grad_examples"] == 40 * 4 + 12
+    assert fed.ledger.columns()["grad_examples"] == 40 * 4 + 12 + 4
 
 
 def test_copies_of_a_client_count_for_those_that_still_work():
