@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.config.build import STRICT
 from fedopt.config.patterns import Pattern
 from fedopt.console import counted
+from fedopt.decimals import exact
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -64,9 +65,9 @@ class Budget:
             used: What was used of each limit, by name.
         """
         if self.until == "first":
-            return int(self.spent(**used) * points + 1e-9)  # 0.29 of 100 is 29
+            return int(exact(self.spent(**used) * points))
         shares = (min(max(share, 0.01), 1.0) for share in self._shares(used))
-        return sum(int(points * (1 + math.log10(share) / 2) + 1e-9) for share in shares)
+        return sum(int(exact(points * (1 + math.log10(share) / 2))) for share in shares)
 
     def _shares(self, used: Mapping[str, float]) -> list[float]:
         return [used[name] / limit if limit else 1.0 for name, limit in self.limits.items()]

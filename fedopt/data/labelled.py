@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from fedopt.decimals import exact
 from fedopt.errors import UserError, some
 
 Pixels = Literal["standardised", "unit", "raw"]
@@ -154,7 +155,7 @@ class LabelledData:
             why = "only one of the training and the test examples have owners, so that they cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
-        held_out, rest = np.split(rng.permutation(len(y)), [round(test * len(y))])
+        held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
         if self.owners is None or self.owners_test is None:
             return data

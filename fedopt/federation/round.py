@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedopt.config import Participation, Work
+from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
@@ -209,9 +210,9 @@ class Round:
         if who.least is not None:
             r = 0 if who.work == "once" else self.r + 1  # 0 is no round's
             rngs = [keyed_rng(self._federation.seed, Purpose.WORK, r, client=int(i)) for i in clients]
-            work = np.array([rng.integers(who.least, int(m) + 1) for rng, m in zip(rngs, work, strict=True)])
+            work = np.array([rng.integers(who.least, int(exact(m)) + 1) for rng, m in zip(rngs, work, strict=True)])
         if who.stragglers:
-            late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
+            late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(exact(who.stragglers * M))]
             work = np.where(np.isin(clients, late), 0, work)
         return work
 

@@ -24,6 +24,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy
+from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
@@ -76,7 +77,7 @@ class ClientWeights(SupervisedBilevel):
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
-        self.wrong_clients = np.sort(rng.permutation(M)[: round(self.wrong * M)])
+        self.wrong_clients = np.sort(rng.permutation(M)[: round(exact(self.wrong * M))])
         rows = split.rows[np.isin(owner[split.rows], self.wrong_clients)]
         labels[rows] = self.train.y.cpu().numpy()[rng.choice(split.rows, len(rows))]
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))

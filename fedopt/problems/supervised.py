@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, tuned
+from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
@@ -198,11 +199,11 @@ class Supervised(Labelled):
         if test is not None:
             data = data.redivided(test, world.rng(Part.REDIVISION))
         n = len(data.y_train)
-        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
+        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(exact(server * n)))):
             if fraction and not count:
                 raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
-        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(server * n)]))
+        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
         self.set_up(data, at_clients, own_test)
         self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
