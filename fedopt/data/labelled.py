@@ -87,8 +87,10 @@ class LabelledData:
         """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
 
         Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels have the
-        scale 1.
+        scale 1. Examples that are kept for validation do not count.
         """
+        if self.validates is not None:
+            return self.without_validation().normalisation()
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
