@@ -32,6 +32,12 @@ PRETRAIN_BATCH = 128
 SHOWN = 256  # examples that a network of a user's may be tried on
 
 
+def length(y: Tensor) -> Tensor:
+    """Return the norm of a vector, a scalar, whose first and second derivatives at 0 are 0."""
+    zero = ~y.any()
+    return torch.linalg.vector_norm(torch.where(zero, 1.0, y)) * ~zero
+
+
 class Labelled(Problem):
     """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
 
@@ -360,7 +366,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         if self.ridge:
             loss = loss + 0.5 * self.ridge * torch.sum(y**2)
         if self.norms:
-            loss = loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(self.inner_net.sizes)))
+            loss = loss + self.norms * sum(map(length, y.split(self.inner_net.sizes)))
         return loss
 
     @g.gradient
@@ -413,7 +419,10 @@ class SupervisedBilevel(Supervised, Bilevel):
             product = product.add(v, alpha=self.ridge)
         if self.norms:
             layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
-            turns = [(v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) / y_l.norm() for y_l, v_l in layers]
+            turns = [
+                torch.where(y_l.any(), (v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) / y_l.norm(), 0.0)
+                for y_l, v_l in layers
+            ]
             product = product.add(torch.cat(turns), alpha=self.norms)
         return product
 
