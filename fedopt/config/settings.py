@@ -82,7 +82,8 @@ class Evaluation:
         at: Further rounds.
         metric: The metric that keep=best and the target use. None: they are not used.
         target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
-        diverged: A run is stopped if a loss, objective or distance exceeds this in magnitude, or if any metric is not finite.
+        diverged: A run is stopped if a loss, objective or distance exceeds, in magnitude, this times its value at the start
+            (or times 1 if that is larger), or if any metric is not finite.
         points: The number of equal parts of the budget. Metrics are taken each time another part is spent, in place of
             ``every``. Methods with unequal costs per round are then evaluated at equal costs. None: metrics are taken by
             rounds.

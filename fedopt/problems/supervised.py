@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, tuned
+from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, of_finite, tuned
 from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
@@ -34,8 +34,7 @@ SHOWN = 256  # examples that a network of a user's may be tried on
 
 def length(y: Tensor) -> Tensor:
     """Return the norm of a vector, a scalar, whose first and second derivatives at 0 are 0."""
-    zero = ~y.any()
-    return torch.linalg.vector_norm(torch.where(zero, 1.0, y)) * ~zero
+    return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
 class Labelled(Problem):
@@ -298,12 +297,12 @@ class Supervised(Labelled):
         """
         if self._own is None:
             return {}
-        accuracies = self.own_accuracies(w)
-        better = {}
+        accuracies = torch.tensor(self.own_accuracies(w), dtype=torch.float64)
+        values = {"personal_accuracy": accuracies.mean(), "worst_personal_accuracy": accuracies.min()}
         if alone is not None:
-            better["better_than_alone"] = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone)))
-        personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
-        return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
+            better = accuracies > (1 + EQUAL) * accuracies.new_tensor(alone)
+            values["better_than_alone"] = of_finite(better, accuracies).mean()
+        return {name: 100 * float(value) for name, value in values.items()}
 
 
 @dataclass(eq=False)
@@ -419,10 +418,8 @@ class SupervisedBilevel(Supervised, Bilevel):
             product = product.add(v, alpha=self.ridge)
         if self.norms:
             layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
-            turns = [
-                torch.where(y_l.any(), (v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) / y_l.norm(), 0.0)
-                for y_l, v_l in layers
-            ]
+            turned = [(y_l.norm(), v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) for y_l, v_l in layers]
+            turns = [torch.where(norm != 0, turn / norm, 0.0) for norm, turn in turned]
             product = product.add(torch.cat(turns), alpha=self.norms)
         return product
 
