@@ -92,7 +92,7 @@ class Metric:
         better: Whether ``lower`` or ``higher`` values are better. ``neither``: the metric is only watched, and cannot be a
             goal.
         scale: The scale of an axis.
-        bounds: Whether a run is stopped when a value exceeds ``eval.diverged`` in magnitude.
+        bounds: Whether a run is stopped when a value exceeds, in magnitude, ``eval.diverged`` times its value at the start.
     """
 
     name: str
@@ -130,13 +130,13 @@ class Metric:
         return reduce(max if self.better == "higher" else min, finite) if finite else math.nan
 
     def reached(self, value: float, target: float) -> bool:
-        """Return whether a value is at least as good as the target.
+        """Return whether a value is finite and at least as good as the target.
 
         Raises:
             UserError: ``better`` is ``neither``.
         """
         self.check_goal(f"target {target:g}")
-        return value >= target if self.better == "higher" else value <= target
+        return math.isfinite(value) and self.sign * value <= self.sign * target
 
     def check_goal(self, asked: str) -> None:
         """Check that the metric can be a goal: that lower or higher values are better.

@@ -292,9 +292,9 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
         **_columns(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
     }
     if described.better != "neither":
-        row |= _columns(f"best_{metric}", [described.best(run.values(metric)) for run in runs])
+        row |= _columns(f"best_{metric}", [described.best(run.good(metric)) for run in runs])
     if target is not None:
-        hits = [[described.reached(value, target) for value in run.values(metric)] for run in runs]
+        hits = [[described.reached(value, target) for value in run.good(metric)] for run in runs]
         costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
         row |= {"target": target, "reached": len(costs), **_columns(f"{x}_to_target", costs)}
     return row

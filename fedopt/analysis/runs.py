@@ -45,6 +45,7 @@ class Recorded:
         tuned: Whether a tuned value took effect.
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
         elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
+        bad: The round of the evaluation at which the run diverged; nan if it did not.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Recorded:
     tuned: bool = False
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
     elsewhere: str = ""
+    bad: float = np.nan
 
     def metric(self, name: str) -> Metric:
         """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
@@ -73,6 +75,10 @@ class Recorded:
         """Return the values of a metric, [rows]; infinite values become nan."""
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
+
+    def good(self, metric: str) -> np.ndarray:
+        """Return the values of a metric that can be the best or reach a target, [rows]: nan at the evaluation that diverged."""
+        return np.where(self.table["round"] == self.bad, np.nan, self.values(metric))
 
     def cost(self, x: str = "") -> np.ndarray:
         """Return the cumulative cost at each row, [rows]. x: a key of `COSTS`; empty: the run's x."""
@@ -269,6 +275,7 @@ def read(folder: Path, x: str) -> Recorded:
         tuned.effective,
         sources,
         " ".join(tuned.beside),
+        table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")

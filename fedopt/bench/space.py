@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
+from fedopt.decimals import exact
 from fedopt.errors import UserError
 
 Kind = Literal["log", "uniform", "int", "choice"]
@@ -219,7 +220,7 @@ def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
     """
     choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
     numbers = [values for values in ranges.values() if values.kind != "choice"]
-    levels = int((count / choices) ** (1 / len(numbers)) + 1e-9) if numbers else 1
+    levels = int(exact((count / choices) ** (1 / len(numbers)))) if numbers else 1
     if levels < 1 or choices > count or (numbers and levels < 2):
         least = choices * 2 ** len(numbers)
         raise UserError(

@@ -115,10 +115,8 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     final = numbers_of(summary.get("final")).items()  # below 0 with what it is, where the name does not say so
     shown = (f"{k} {v:.5g}{labels.get(k, '') if v < 0 and k not in labels.get(k, k) else ''}" for k, v in final)
     values = "  ".join(shown)
-    line = (
-        f"{status} after {counted(summary.get('round', 0), 'round')}{_limit(settings.budget, summary)} "
-        f"({summary.get('seconds')} s)"
-    )
+    why = f", since {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
+    line = f"{status} after {counted(summary.get('round', 0), 'round')}{why} ({summary.get('seconds')} s)"
     lines = [line + (f": {values}" if values else "")]
     if settings.eval.target is not None:
         reached = numbers_of(summary.get("to_target"))

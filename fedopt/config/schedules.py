@@ -17,6 +17,8 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
+from fedopt.decimals import exact
+
 _config = ConfigDict(extra="forbid")
 MOST_STEPS = 10**6  # of a client in a round, or epochs
 Steps = Annotated[float, Field(gt=0, le=MOST_STEPS)]
@@ -149,7 +151,8 @@ class Growing:
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
         """Return the steps in round r: one number for all clients, or [clients] if tau is a list."""
-        steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).clip(max=MOST_STEPS).astype(np.int64)
+        amounts = exact(np.resize(self.tau, clients) * (r + 1) ** self.power)
+        steps = np.ceil(amounts).clip(max=MOST_STEPS).astype(np.int64)
         return steps if isinstance(self.tau, list) else int(steps[0])
 
 

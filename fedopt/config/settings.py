@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.config.build import STRICT
 from fedopt.config.patterns import Pattern
 from fedopt.console import counted
+from fedopt.decimals import exact
 from fedopt.metrics import LIMITS
 
 
@@ -65,9 +66,9 @@ class Budget:
             row: The counts, by the columns of metrics.csv.
         """
         if self.until == "first":
-            return int(self.spent(row) * points + 1e-9)  # 0.29 of 100 is 29
+            return int(exact(self.spent(row) * points))
         shares = (min(max(share, 0.01), 1.0) for share in self._shares(row))
-        return sum(int(points * (1 + math.log10(share) / 2) + 1e-9) for share in shares)
+        return sum(int(exact(points * (1 + math.log10(share) / 2))) for share in shares)
 
     def _shares(self, row: Mapping[str, float]) -> list[float]:
         return [LIMITS[name].of(row) / limit if limit else 1.0 for name, limit in self.limits.items()]
@@ -82,7 +83,8 @@ class Evaluation:
         at: Further rounds.
         metric: The metric that keep=best and the target use. None: they are not used.
         target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
-        diverged: A run is stopped if a loss, objective or distance exceeds this in magnitude, or if any metric is not finite.
+        diverged: A run is stopped if a loss, objective or distance exceeds, in magnitude, this times its value at the start
+            (or times 1 if that is larger), or if any metric is not finite.
         points: The number of equal parts of the budget. Metrics are taken each time another part is spent, in place of
             ``every``. Methods with unequal costs per round are then evaluated at equal costs. None: metrics are taken by
             rounds.

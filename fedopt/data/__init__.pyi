@@ -5,6 +5,7 @@ from fedopt.data.examples import Examples as Examples
 from fedopt.data.examples import Logits as Logits
 from fedopt.data.examples import cross_entropy as cross_entropy
 from fedopt.data.examples import losses as losses
+from fedopt.data.examples import of_finite as of_finite
 from fedopt.data.examples import tuned as tuned
 from fedopt.data.labelled import LabelledData as LabelledData
 from fedopt.data.ragged import Ragged as Ragged

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedopt.data.labelled import SHOWN, LabelledData
 from fedopt.data.names import identifiers, numbered, one_number
+from fedopt.decimals import exact
 from fedopt.errors import UserError, first_line, some
 from fedopt.machine import memory
 from fedopt.randomness import Purpose, keyed_rng
@@ -86,7 +87,7 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
     Raises:
         UserError: No example would be left for one of the two.
     """
-    held_out = round(test * count)
+    held_out = round(exact(test * count))
     if not 0 < held_out < count:
         why = f"{test} of {count} examples leaves none to train on, or none to test on"
         raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")

@@ -54,6 +54,16 @@ def losses(logits: Tensor, batch: Batch) -> Tensor:
     return F.cross_entropy(logits, batch.y, reduction="none")
 
 
+def of_finite(judged: Tensor, scores: Tensor) -> Tensor:
+    """Return what comparisons of scores have given, as numbers, and nan where a score is not finite.
+
+    Args:
+        judged: ``[B]``, such as whether the largest score is that of an example's class. A nan has an answer there, too.
+        scores: ``[B]`` or ``[B, classes]``.
+    """
+    return judged.to(scores).where(scores.isfinite().reshape(len(judged), -1).all(1), torch.nan)
+
+
 def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
     """Return the weighted cross-entropy ``sum_j weight_j class_weight[y_j] CE_j``, a scalar.
 
@@ -131,7 +141,7 @@ class Examples:
         return list(map(float, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
-        """Return [mean cross-entropy, accuracy], the accuracy from 0 to 1.
+        """Return [mean cross-entropy, accuracy], the accuracy from 0 to 1; nan if a logit is not finite.
 
         Args:
             logits: A function from ``x`` ``[B, features]`` to logits ``[B, classes]``.
@@ -140,6 +150,6 @@ class Examples:
 
         def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
             out = logits(batch.x)
-            return losses(out, batch), out.argmax(1) == batch.y
+            return losses(out, batch), of_finite(out.argmax(1) == batch.y, out)
 
         return self.means(loss_and_hit, rows)

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from fedopt.decimals import exact
 from fedopt.errors import UserError, some
 
 Pixels = Literal["standardised", "unit", "raw"]
@@ -86,8 +87,10 @@ class LabelledData:
         """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
 
         Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels have the
-        scale 1.
+        scale 1. Examples that are kept for validation do not count.
         """
+        if self.validates is not None:
+            return self.without_validation().normalisation()
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
@@ -154,7 +157,7 @@ class LabelledData:
             why = "only one of the training and the test examples have owners, so that they cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
-        held_out, rest = np.split(rng.permutation(len(y)), [round(test * len(y))])
+        held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
         if self.owners is None or self.owners_test is None:
             return data

@@ -18,6 +18,7 @@ from fedopt.data.arrays import with_owners
 from fedopt.data.labelled import LabelledData
 from fedopt.data.names import LONGEST, spelt
 from fedopt.data.ragged import cut
+from fedopt.decimals import exact
 from fedopt.errors import UserError, first_line
 from fedopt.files import expanded, read_text
 
@@ -118,7 +119,7 @@ class Proportions:
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         _check(self.clients, count, least)
         shares = np.cumsum((self.shares + self.clients * self.shares[-1:])[: self.clients])
-        return np.split(rng.permutation(count), np.rint(count * shares[:-1] / shares[-1]).astype(int))
+        return np.split(rng.permutation(count), np.rint(exact(count * shares[:-1] / shares[-1])).astype(int))
 
 
 @dataclass(frozen=True, config=_config)
@@ -292,7 +293,7 @@ class QHeterogeneity:
             )
         sizes = [len(part) for part in np.array_split(np.empty(count), C)]
         own = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
-        own = [mine[: round(self.q * n)] for mine, n in zip(own, sizes, strict=True)]
+        own = [mine[: round(exact(self.q * n))] for mine, n in zip(own, sizes, strict=True)]
         rest = rng.permutation(np.setdiff1d(np.arange(count), np.concatenate(own)))
         ends = np.cumsum([n - len(mine) for n, mine in zip(sizes, own, strict=True)])
         groups = [np.concatenate(pair) for pair in zip(own, np.split(rest, ends[:-1]), strict=True)]

@@ -8,6 +8,7 @@ import torch
 from fedopt.data.labelled import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged, cut
+from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
@@ -133,6 +134,6 @@ class World:
         rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
         for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
             rng.shuffle(rows)  # in place, and so in own.rows
-        held_out = np.clip(np.rint(validation * own.sizes), 1, own.sizes - 1).astype(np.int64)
+        held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)
         pieces = cut(own.rows, np.stack([held_out, own.sizes - held_out], 1).ravel())
         return {"train": Ragged(pieces[1::2], names), "val": Ragged(pieces[::2], names)}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedopt.data import Ragged
+from fedopt.decimals import exact
 from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
@@ -64,7 +65,7 @@ class Steps:
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """Return the number of local steps of each of these clients, as whole numbers."""
-        return np.ceil(_of(self.steps, clients)).astype(np.int64)
+        return np.ceil(exact(_of(self.steps, clients))).astype(np.int64)
 
     def full(self, sizes: np.ndarray) -> bool:
         """Tell whether every sample is all examples of its client. sizes: the clients' numbers of examples."""
@@ -120,7 +121,7 @@ class Epochs:
         """
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
-        return np.ceil(steps).astype(np.int64)
+        return np.ceil(exact(steps)).astype(np.int64)
 
     def full(self, sizes: np.ndarray) -> bool:
         """Tell whether every sample is all examples of its client, and none is drawn. sizes: the numbers of examples."""

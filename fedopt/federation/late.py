@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 class Sent:
     """The messages of the last rounds.
 
-    Each message belongs to an exchange: the client function's name, and how often the round has called it before.
+    Each message belongs to an exchange: the names of its draws, and how many exchanges with these names the round made before.
 
     Attributes:
         tensors: All tensors, by names that begin with sent.ROUND.EXCHANGE, as a checkpoint stores them.

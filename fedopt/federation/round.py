@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedopt.config import Participation, Work
+from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
@@ -76,7 +77,7 @@ class Round:
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
-        self._calls = Counter[str]()  # exchanges of each client function so far
+        self._made = Counter[str]()  # exchanges so far, by the names of their draws
 
     def __init_subclass__(cls) -> None:
         raise UserError(
@@ -209,9 +210,9 @@ class Round:
         if who.least is not None:
             r = 0 if who.work == "once" else self.r + 1  # 0 is no round's
             rngs = [keyed_rng(self._federation.seed, Purpose.WORK, r, client=int(i)) for i in clients]
-            work = np.array([rng.integers(who.least, int(m) + 1) for rng, m in zip(rngs, work, strict=True)])
+            work = np.array([rng.integers(who.least, int(exact(m)) + 1) for rng, m in zip(rngs, work, strict=True)])
         if who.stragglers:
-            late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
+            late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(exact(who.stragglers * M))]
             work = np.where(np.isin(clients, late), 0, work)
         return work
 
@@ -288,7 +289,7 @@ class Round:
             weights = weights / weights.sum()
         number, ages = next(self._exchanges), self._federation.availability.ages(self.r)[cohort]
         mine, steps, idle = self._mine(cohort, ages, draws)
-        messages = self._by_age(client_fn, message, ages[mine])
+        messages = self._by_age(message, draws, ages[mine])
         before = versions(messages)
         answers = Answers(weights, idle, apart=combine is not None)
         client_fn_checked = partial(checked_answer, client_fn, memory is not None)
@@ -308,17 +309,17 @@ class Round:
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
-    def _by_age(self, client_fn: ClientFn, message: Any, ages: np.ndarray) -> dict[int, Any]:
+    def _by_age(self, message: Any, draws: Draws, ages: np.ndarray) -> dict[int, Any]:
         """Return the message that clients answer, by how many rounds late they are, in rising order. Keep today's for later.
 
-        ages: how many rounds late each client is.
+        draws: of the exchange; those with the same names are counted. ages: how many rounds late each client is.
         """
         if self.participation.punctual:
             return {0: message}
         sent = self._federation.ledger.sent
-        name = getattr(client_fn, "__qualname__", type(client_fn).__name__)
-        exchange = f"{name}.{self._calls[name]}"
-        self._calls[name] += 1
+        names = "+".join(draws)
+        exchange = f"{names}.{self._made[names]}"
+        self._made[names] += 1
         sent.keep(message, exchange, self.r, self.r - int(np.max(self.participation.late)))
         return {age: sent.message(message, exchange, self.r, self.r - age) for age in np.unique(ages).tolist()}
 

@@ -31,12 +31,13 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 def area(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the area under the ROC curve: the share of pairs (positive, negative) in which the positive example scores higher.
 
-    A tie counts one half. Without pairs it is nan. positive: of bool, like scores [n].
+    A tie counts one half. Without pairs, or with scores that are not finite, it is nan. positive: of bool, like scores [n].
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     n, m = positive.sum(), (~positive).sum()
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
+    pairs = n * m * np.isfinite(scores).all()
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / pairs) if pairs else float("nan")
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:

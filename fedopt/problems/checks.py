@@ -1,6 +1,7 @@
 """What every problem is held to once, before a run: flat vectors, objectives that are one number, functions that leave no state
 behind."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -74,12 +75,13 @@ def check(problem: Problem) -> None:
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
-    """Return metric -> value at a point of a problem, in the order of its ``metrics``.
+    """Return metric -> value at a point of a problem, in the order of its ``metrics``. All are nan if the point is not finite.
 
     original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError if `evaluate` does not
         return one number for each metric, and nothing else.
     """
-    values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
+    names = [metric.name for metric in problem.metrics]
+    values = problem.evaluate(*point) if all(v.isfinite().all() for v in point) else dict.fromkeys(names, math.nan)
     if not isinstance(values, dict) or set(values) != set(names):
         given = values if isinstance(values, dict) else [str(values)]
         raise WrongFunction(

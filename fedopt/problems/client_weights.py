@@ -24,6 +24,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy
+from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
@@ -76,7 +77,7 @@ class ClientWeights(SupervisedBilevel):
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
-        self.wrong_clients = np.sort(rng.permutation(M)[: round(self.wrong * M)])
+        self.wrong_clients = np.sort(rng.permutation(M)[: round(exact(self.wrong * M))])
         rows = split.rows[np.isin(owner[split.rows], self.wrong_clients)]
         labels[rows] = self.train.y.cpu().numpy()[rng.choice(split.rows, len(rows))]
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))
@@ -89,7 +90,7 @@ class ClientWeights(SupervisedBilevel):
         self._judges = self.world.tensor(M * self._shares)
         place = np.where(np.isin(everyone, kept), np.searchsorted(kept, everyone), len(kept))
         self._kept, self._place = (torch.from_numpy(v).to(y.device) for v in (kept, place))
-        s = [math.sqrt(self.judges) * max(self.client_losses(y))] if self.worst else []
+        s = [math.sqrt(self.judges) * self.client_losses(y).max()] if self.worst else []
         self._start = torch.cat([y.new_zeros(M), self.world.tensor(np.array(s))]), y
         self.direct = self.rho > 0 or self.worst
         if data.real:
@@ -104,10 +105,10 @@ class ClientWeights(SupervisedBilevel):
         log = torch.log_softmax(x.index_select(0, self._kept), 0)
         return log.exp() @ log + math.log(len(log))
 
-    def client_losses(self, y: Tensor) -> list[float]:
+    def client_losses(self, y: Tensor) -> np.ndarray:
         """Return v_i of each client that validates."""
-        of_clients = zip(self.splits["val"], self._shares, strict=True)
-        return [self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows, share in of_clients if share]
+        own = [rows for rows, share in zip(self.splits["val"], self._shares, strict=True) if share]
+        return np.array([self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows in own])
 
     def judged(self, batch: Batch) -> Batch:
         """Return a batch of validation examples, with M times the weight of its client in v, over all clients."""
@@ -143,7 +144,7 @@ class ClientWeights(SupervisedBilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
         net = partial(self.net, point[1])
-        v = max(self.client_losses(point[1])) if self.worst else self.client_loss("val", net, weights=self._shares)
+        v = self.client_losses(point[1]).max() if self.worst else self.client_loss("val", net, weights=self._shares)
         loss_and_accuracy = self.test_metrics(net)
         real = {"test_rmse": math.sqrt(2 * loss_and_accuracy["test_loss"])}
         return {

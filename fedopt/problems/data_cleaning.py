@@ -17,7 +17,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy
+from fedopt.data import Batch, Batches, cross_entropy, of_finite
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Weighting
@@ -91,9 +91,9 @@ class DataCleaning(SupervisedBilevel):
         """
         x, y = point[:2]
         rows = self.splits["train"].rows
-        distrusted, wrong = (x < 0).cpu().numpy()[self._place.cpu().numpy()[rows]], self.wrong[rows]
+        distrusted, wrong = of_finite(x < 0, x).cpu().numpy()[self._place.cpu().numpy()[rows]], self.wrong[rows]
         return {
             "val_loss": self.client_loss("val", partial(self.net, y)),
-            "detection_f1": 2 * float(np.sum(distrusted & wrong)) / max(float(distrusted.sum() + wrong.sum()), 1.0),
+            "detection_f1": 2 * float(np.sum(distrusted * wrong)) / max(float(distrusted.sum() + wrong.sum()), 1.0),
             **self.test_metrics(partial(self.net, y)),
         }

@@ -11,7 +11,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy, losses
+from fedopt.data import Batch, Batches, cross_entropy, losses, of_finite
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.function import function
 from fedopt.problems.projections import simplex
@@ -89,8 +89,8 @@ class FairClassification(SupervisedMinimax):
 
         def loss_and_hits(batch: Batch) -> tuple[Tensor, ...]:
             logits = self.net(x, batch.x)
-            hit = logits.argmax(1) == batch.y
-            return losses(logits, batch), *(hit & (batch.y == c) for c in range(self.classes))
+            hit = of_finite(logits.argmax(1) == batch.y, logits)
+            return losses(logits, batch), *(hit * (batch.y == c) for c in range(self.classes))
 
         loss, *hits = self._test.means(loss_and_hits)
         present = self._test_shares > 0

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, tuned
+from fedopt.decimals import exact
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
 from fedopt.problems.supervised import SupervisedBilevel
@@ -25,7 +26,7 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     They are the first n_c of class c, n_c = largest * imbalance^(c / (C-1)), rounded, or all if the class has fewer.
     """
     classes = np.unique(labels)
-    sizes = [round(largest * imbalance ** (j / max(len(classes) - 1, 1))) for j in range(len(classes))]
+    sizes = [round(exact(largest * imbalance ** (j / max(len(classes) - 1, 1)))) for j in range(len(classes))]
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.data import of_finite
 from fedopt.metrics import OBJECTIVE, Metric
 from fedopt.problems.classes import Conditional, Rows
 from fedopt.problems.keyed import normal
@@ -83,9 +84,10 @@ class InvariantLogistic(Conditional):
         """Return the metrics of the exact objective, with the expectation over eta."""
         everything = self.sample(0, {"train": self.pooled()})
         gradient, objective = torch.func.grad_and_value(self.f)(point[0], everything)
-        wrong = (everything.a @ point[0]).sign() != everything.b
+        margins = everything.a @ point[0]
+        wrong = of_finite(margins.sign() != everything.b, margins)
         return {
             "objective": float(objective),
             "gradient_norm": float(torch.linalg.norm(gradient)),
-            "error": 100 * float(everything.weight @ wrong.to(everything.weight)),
+            "error": 100 * float(everything.weight @ wrong),
         }

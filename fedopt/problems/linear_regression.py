@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, LabelledData
+from fedopt.data import Batch, Batches, LabelledData, of_finite
 from fedopt.errors import UserError
 from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, EQUAL, TRAIN_LOSS, Metric
 from fedopt.problems.classes import Minimisation, Weighting
@@ -132,7 +132,7 @@ class Table(Labelled):
             "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
             "personal_rmse": float(of_clients.mean()),
             "worst_personal_rmse": float(of_clients.max()),
-            "better_than_alone": 100 * float((of_clients < (1 - EQUAL) * of_alone).to(errors).mean()),
+            "better_than_alone": 100 * float(of_finite(of_clients < (1 - EQUAL) * of_alone, of_clients).mean()),
         }
 
     def errors_of_clients(self, common: Tensor, alone: Tensor, *own: Tensor) -> dict[str, list[float]]:

@@ -14,8 +14,10 @@ Norm = Literal["l1", "l2", "linf"]
 def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
     """Return the point of {z >= 0, sum z = total} nearest to y, a vector. total: more than 0.
 
-    It is max(y - t, 0) with t = max_k ((sum of the k largest y) - total) / k.
+    It is max(y - t, 0) with t = max_k ((sum of the k largest y) - total) / k. A shift of y changes nothing: its largest entry is
+    moved to 0 first, since sums of large numbers lose the total.
     """
+    y = y - y.amax()
     falling = torch.sort(y, descending=True).values
     k = torch.arange(1, len(y) + 1, device=y.device, dtype=y.dtype)
     return torch.relu(y - ((falling.cumsum(0) - total) / k).amax())
@@ -34,5 +36,7 @@ def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":
-        return y * (radius / torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp(min=radius))
+        scale = y.abs().amax(-1, keepdim=True).clamp(min=radius)  # whose squares are no numbers if they are large
+        share = radius / scale
+        return y * (share / torch.linalg.vector_norm(y / scale, dim=-1, keepdim=True).clamp(min=share))
     return torch.where(y.abs().sum() <= radius, y, y.sign() * simplex(y.abs(), radius))

@@ -76,7 +76,7 @@ class RobustNn(SupervisedMinimax):
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
-        robust = {"robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
+        robust = {"robust_accuracy": np.minimum(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
         return {
             "train_loss": self.client_loss("train", lambda images: self.net(x, images + y)),
             **self.test_metrics(partial(self.net, x)),

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, tuned
+from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, of_finite, tuned
+from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
@@ -29,6 +30,11 @@ Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody c
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 SHOWN = 256  # examples that a network of a user's may be tried on
+
+
+def length(y: Tensor) -> Tensor:
+    """Return the norm of a vector, a scalar, whose first and second derivatives at 0 are 0."""
+    return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
 class Labelled(Problem):
@@ -198,11 +204,11 @@ class Supervised(Labelled):
         if test is not None:
             data = data.redivided(test, world.rng(Part.REDIVISION))
         n = len(data.y_train)
-        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
+        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(exact(server * n)))):
             if fraction and not count:
                 raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
-        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(server * n)]))
+        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
         self.set_up(data, at_clients, own_test)
         self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
@@ -291,12 +297,12 @@ class Supervised(Labelled):
         """
         if self._own is None:
             return {}
-        accuracies = self.own_accuracies(w)
-        better = {}
+        accuracies = torch.tensor(self.own_accuracies(w), dtype=torch.float64)
+        values = {"personal_accuracy": accuracies.mean(), "worst_personal_accuracy": accuracies.min()}
         if alone is not None:
-            better["better_than_alone"] = 100 * float(np.mean(accuracies > (1 + EQUAL) * np.array(alone)))
-        personal = {"personal_accuracy": 100 * float(np.mean(accuracies))}
-        return {**personal, "worst_personal_accuracy": 100 * min(accuracies), **better}
+            better = accuracies > (1 + EQUAL) * accuracies.new_tensor(alone)
+            values["better_than_alone"] = of_finite(better, accuracies).mean()
+        return {name: 100 * float(value) for name, value in values.items()}
 
 
 @dataclass(eq=False)
@@ -359,7 +365,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         if self.ridge:
             loss = loss + 0.5 * self.ridge * torch.sum(y**2)
         if self.norms:
-            loss = loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(self.inner_net.sizes)))
+            loss = loss + self.norms * sum(map(length, y.split(self.inner_net.sizes)))
         return loss
 
     @g.gradient
@@ -412,7 +418,8 @@ class SupervisedBilevel(Supervised, Bilevel):
             product = product.add(v, alpha=self.ridge)
         if self.norms:
             layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
-            turns = [(v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) / y_l.norm() for y_l, v_l in layers]
+            turned = [(y_l.norm(), v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) for y_l, v_l in layers]
+            turns = [torch.where(norm != 0, turn / norm, 0.0) for norm, turn in turned]
             product = product.add(torch.cat(turns), alpha=self.norms)
         return product
 

@@ -32,10 +32,12 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
     """Return the area under the ROC curve up to a false positive rate, scaled so that chance is 1/2 and the best 1 [McClish 1989].
 
     Args:
-        scores: ``[n]``. A tie counts one half.
+        scores: ``[n]``. A tie counts one half. If one is not finite, the area is nan.
         positive: ``[n]`` of bool.
         most: The largest false positive rate, above 0 and at most 1.
     """
+    if not np.isfinite(scores).all():
+        return np.nan
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # of equal scores
     hits = np.cumsum(positive[order])[ends]

@@ -13,6 +13,7 @@ import torch
 from fedopt.algorithms import Algorithm
 from fedopt.config import Budget, Composed, Evaluation, Participation, build_target
 from fedopt.data import World
+from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import Federation, engines
 from fedopt.files import expanded
@@ -193,7 +194,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(
             f"participation.late={who.late}: {type(algorithm).__name__} needs all answers on time; set it to 0"
         )
-    if who.stragglers and not round(who.stragglers * clients):
+    if who.stragglers and not round(exact(who.stragglers * clients)):
         raise UserError(
             f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
         )

@@ -240,9 +240,10 @@ class Run:
         ledger, progress = e.federation.ledger, self.progress
         largest = {f"bytes_{way}_per_client_max": int(getattr(ledger, way).max()) for way in ("down", "up")}
         values = {"final": progress.final, "best": progress.best, "to_target": progress.to_target}
-        summary = {"status": status, **costs(e, progress), **ledger.columns(), **largest, **values}
+        error = {"error": progress.diverged} if progress.diverged else {}
+        summary = {"status": status, **costs(e, progress), **ledger.columns(), **largest, **values, **error}
         self.folder.write_json("summary.json", summary)
-        self.folder.log(f"{status} after {counted(progress.round, 'round')}")
+        self.folder.log(": ".join([f"{status} after {counted(progress.round, 'round')}", *error.values()]))
 
 
 def tuned_words(folder: RunFolder, composed: Composed) -> str:

@@ -30,18 +30,22 @@ class Progress:
         evaluated: Whether the metrics of this round were taken.
         seconds: Seconds of training.
         points: How many of the eval.points parts of the budget were spent at the last round.
+        start: The first value of each metric, by name.
         final: The last value of each metric, by name.
         best: The best value of each metric, by name, without metrics for which neither direction is better.
         to_target: What it cost to reach eval.target, as `costs` returns it. None: it is not reached yet.
+        diverged: How the last evaluation shows that the run diverges; empty if it does not.
     """
 
     round: NonNegativeInt = 0
     evaluated: bool = False
     seconds: NonNegativeFloat = 0.0
     points: NonNegativeInt = 0
+    start: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     to_target: dict[str, Any] | None = None
+    diverged: str = ""
 
 
 class Moment(NamedTuple):
@@ -93,16 +97,16 @@ def loop(
     now = clock()
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
-        spent, first = share_spent(e, progress), not progress.final
+        spent = share_spent(e, progress)
         if progress.round >= IDLE and not spent:
             raise UserError(f"budget: rounds spend nothing of {' or '.join(e.budget.limits)}; set budget.rounds")
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
         due = _due(e, progress)
         row, improved, point = None, False, ()
         status: Status = "finished" if ended else None
-        if not progress.evaluated and (first or due or ended):
+        if not progress.evaluated and (not progress.final or due or ended):
             row, improved, point = evaluate(e, state, progress)
-            if not first and diverged(e, progress):
+            if progress.diverged:
                 status = "diverged"
         yield Moment(progress.round, state, spent, row, improved, status, point)
         if status or ranks.agree(interrupted(), e.device):
@@ -137,19 +141,24 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
     """Take the metrics and note them in ``progress``, which changes in place.
 
+    An evaluation that shows divergence is no best one, and reaches no target. The first one only says where the run starts.
+
     Return the row of metrics.csv, whether eval.metric is better than at all earlier evaluations (False without
     eval.metric), and the variables.
     """
     point = point_of(e, state, progress.round)
     values = measured(e.problem, e.original, point)
     progress.evaluated = True
+    first = not progress.final
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv
+    progress.start = progress.start or progress.final
+    progress.diverged = "" if first else _divergence(e, progress)
     before = progress.best
-    goals = [metric for metric in e.problem.metrics if metric.better != "neither"]
-    progress.best = {m.name: m.best([progress.final[m.name], before.get(m.name, math.nan)]) for m in goals}
+    goals = [metric for metric in e.problem.metrics if metric.better != "neither" and not progress.diverged]
+    progress.best = before | {m.name: m.best([progress.final[m.name], before.get(m.name, math.nan)]) for m in goals}
 
     improved, wanted, target = False, e.evaluation.metric, e.evaluation.target
-    if wanted is not None:
+    if wanted is not None and not progress.diverged:
         improved = progress.final[wanted] == progress.best.get(wanted) != before.get(wanted)
         metric = next(metric for metric in e.problem.metrics if metric.name == wanted)
         if progress.to_target is None and target is not None and metric.reached(progress.final[wanted], target):
@@ -157,14 +166,20 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, 
     return {**_counts(e, progress), **progress.final}, improved, point
 
 
-def diverged(e: Experiment, progress: Progress) -> bool:
-    """Tell whether the last evaluation has a value that is not finite, or a bounded metric beyond eval.diverged in magnitude.
+def _divergence(e: Experiment, progress: Progress) -> str:
+    """Return how the last evaluation shows that the run diverges; '' if it does not.
 
-    A metric is bounded if its `Metric.bounds` is true.
+    A metric is not finite, or a bounded one (`Metric.bounds`) exceeds its limit in magnitude. The limit is eval.diverged times
+    the metric's magnitude at the start, or times 1 if that is larger.
     """
-    bounded = {metric.name for metric in e.problem.metrics if metric.bounds}
-    limit = e.evaluation.diverged
-    return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in progress.final.items())
+    for metric in e.problem.metrics:
+        name, value, most = metric.name, progress.final[metric.name], e.evaluation.diverged
+        limit = most * max(1.0, abs(progress.start.get(name, 0.0)))
+        if not math.isfinite(value):
+            return f"{name} is not finite"
+        if metric.bounds and abs(value) > limit:
+            return f"{name} {value:.5g} is beyond {limit:.5g}, eval.diverged={most:g} times its start (at least 1)"
+    return ""
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:

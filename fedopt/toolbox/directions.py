@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedopt.federation import Client
-from fedopt.problems import Minimax, Nested
+from fedopt.problems import Minimax, Nested, ball
 from fedopt.toolbox.vectors import Vectors
 
 
@@ -108,10 +108,4 @@ def descend_(client: Client, z: Vectors, D: Vectors, steps: Sequence[float], rad
 def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None) -> Vectors:
     """Return z with y projected onto Y, and v onto the ball of that radius. space, radius: as in `descend`."""
     x, y, *v = z
-    return Vectors((x, space.project(y), *(v_n if radius is None else in_ball(v_n, radius) for v_n in v)))
-
-
-def in_ball(v: Tensor, radius: float) -> Tensor:
-    """Return P_r(v): v if |v| <= r, else r v / |v|."""
-    norm = torch.linalg.vector_norm(v)
-    return v * torch.where(norm > radius, radius / norm, 1.0)
+    return Vectors((x, space.project(y), *(v_n if radius is None else ball(v_n, radius) for v_n in v)))

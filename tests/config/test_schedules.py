@@ -1,6 +1,9 @@
 """Step sizes against their formulas, built as a config's are."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,8 +12,9 @@ from fedopt.config.build import build
 from fedopt.config.composed import compose, recorded
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.data.ragged import Ragged
+from fedopt.decimals import exact
 from fedopt.errors import UserError
-from fedopt.federation.draws import Epochs
+from fedopt.federation.draws import Epochs, Steps
 
 pytestmark = pytest.mark.smoke
 
@@ -200,6 +204,19 @@ def test_parts_of_an_epoch(epochs, B, steps):
     whole = Epochs(2, B).positions(np.random.default_rng(0), 12, 6, [])
     for some, wanted in zip(drawn.positions(np.random.default_rng(0), 12, steps[0], []), whole, strict=False):
         np.testing.assert_array_equal(some, wanted)
+
+
+def test_decimals_are_those_on_paper():
+    """ceil, floor and round of what a user writes, against fractions: of Epochs, Steps and growing work, of parts of a budget."""
+    for cents, n in product(range(1, 130), (10, 25, 50, 75, 100)):
+        parts, decimal = Fraction(cents, 100) * n, cents / 100
+        splits = {"train": Ragged([np.arange(n)])}
+        assert Epochs(decimal, 1).steps_of(splits, np.arange(1)) == math.ceil(parts)
+        assert Steps(decimal * n).steps_of(splits, np.arange(1)) == math.ceil(parts)
+        assert local_work({"kind": "growing", "tau": decimal, "power": 1})(n - 1, 1) == math.ceil(parts)
+        assert (math.floor(exact(decimal * n)), round(exact(decimal * n))) == (math.floor(parts), round(parts))
+    assert exact(0.145 * 100) == 14.5  # 14.499999999999998
+    assert math.ceil(exact(7 + 1e-9)) == 8
 
 
 @pytest.mark.parametrize("tau", ["0.5", "0.5 steps", "-0.5 epochs", "0.0 epochs", "1e3 epochs", "nan epochs", 0.5])

@@ -671,6 +671,22 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
     assert problem.notes == ["problem.largest and problem.imbalance keep 112 of 240 training examples"]
 
 
+@pytest.mark.parametrize("pixels", ["standardised", "unit"])
+def test_examples_for_validation_do_not_enter_the_standardisation(pixels):
+    rng, validates = np.random.default_rng(0), np.arange(60) % 3 == 0
+    for shape in ((60, 2), (60, 2, 3, 3)):
+        x = rng.normal(size=shape)
+        x[validates] += 100
+        data = LabelledData(x, np.zeros(60, int), x[:3], np.zeros(3, int), pixels=pixels, validates=validates)
+        axes, train = (0, *range(2, x.ndim)), x[~validates]
+        shift, scale = data.normalisation()
+        if pixels == "unit":
+            assert (shift.any(), scale.max()) == (False, np.abs(train).max())
+        else:
+            np.testing.assert_allclose(shift, train.mean(axes), rtol=1e-12)
+            np.testing.assert_allclose(scale, train.std(axes), rtol=1e-12)
+
+
 def test_arrays_that_nothing_reads_are_said(saved):
     """Such as `val` where `val_train` was meant."""
     rng = np.random.default_rng(0)

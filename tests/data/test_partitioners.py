@@ -2,20 +2,23 @@
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fedopt.config import Participation
 from fedopt.config.build import build_target
+from fedopt.data.arrays import divided
 from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, Proportions, QHeterogeneity, Shards
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.testing.harness import small
 
 KINDS = ("iid", "shards", "dirichlet", "q_heterogeneity", "centralized")
 seeds = st.integers(0, 2**32 - 1)
@@ -257,6 +260,19 @@ def test_split(data, count, validation, seed):
         assert abs(len(held_out) - np.clip(target, 1, n - 1)) <= 0.5
     again = World(seed, partitioner).split(count, labels, validation)
     assert all(np.array_equal(again[name].rows, splits[name].rows) for name in splits)
+
+
+def test_halves_of_an_example_are_those_on_paper(tmp_path):
+    """0.575 of 100 is 57.5, which rounds to 58; in floating point it is 57.49999999999999. 0.285 of 100 rounds to 28."""
+    for share, wanted in ((0.575, 58), (0.285, 28)):
+        assert len(World(0, Centralized()).split(100, None, share)["val"][0]) == wanted
+        assert len(divided(100, share, 0, tmp_path)[1]) == wanted
+        assert len(divide(Proportions(2, [share, 1 - share]), np.zeros(100, dtype=int))[0]) == wanted
+        data = LabelledData(np.ones((60, 1)), np.zeros(60, int), np.ones((40, 1)), np.zeros(40, int))
+        assert len(data.redivided(share, np.random.default_rng(0)).y_test) == wanted
+        who = Participation(stragglers=share)
+        fed = small("fedavg", "quadratic_minimisation", "problem.examples=100", "partitioner.clients=100").federation
+        assert sum(replace(fed, participation=who).at(0).work(3) == 0) == wanted
 
 
 def test_a_split_of_many_clients(monkeypatch):

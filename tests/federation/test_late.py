@@ -10,8 +10,10 @@ from support.command import ROOT, TINY, fedopt, without_time
 
 from fedopt.config import Participation, compose
 from fedopt.errors import UserError
+from fedopt.federation.draws import Full, Steps
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.late import Sent
+from fedopt.federation.round import Round
 from fedopt.results import Checkpoint
 from fedopt.results.identity import stamp
 from fedopt.running import assemble
@@ -267,6 +269,36 @@ def test_what_is_answered():
     first = Sent()
     first.keep(torch.zeros(1), "steps.0", 0, -3)
     assert first.message(today[0], "steps.0", 1, -2) is today[0]
+
+
+def test_names_of_client_functions_change_nothing(monkeypatch):
+    """Another one in each round, and one for both exchanges of a round."""
+    exchange = Round.exchange
+
+    def renamed(fed, client_fn, *args, **more):
+        client_fn.__qualname__ = str(fed.r)
+        return exchange(fed, client_fn, *args, **more)
+
+    for algo, problem in (("scaffold", "classification"), ("fednest", "quadratic_bilevel")):
+        ends = []
+        for patch in (exchange, renamed):
+            monkeypatch.setattr(Round, "exchange", patch)
+            ends.append(leaves(steps(small(algo, problem, DRAWN), 5)[-1]))
+        assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_an_anchor_in_every_second_round_shifts_nothing():
+    """It has draws of its own name. All are a round late, and nobody looks back to round 0."""
+    e, answers = deterministic("fedavg", "quadratic_minimisation", "participation.late=[1,1,1,1,1,1]"), []
+
+    def echo(client, x):
+        return x + 0
+
+    for r in range(5):
+        fed, x = e.federation.at(r), torch.tensor([r], dtype=torch.float64)
+        anchored = fed.exchange(echo, 100 + x, fed.everyone(), anchor=Full()) if r % 2 == 0 else 100 + x
+        answers.append((float(anchored), float(fed.exchange(echo, x, fed.everyone(), local=Steps(1)))))
+    assert answers == [(100, 0), (101, 1), (102, 1), (103, 2), (104, 3)]
 
 
 def test_lateness_is_drawn_for_each_client_and_round():

@@ -71,6 +71,28 @@ def sampled(p, client, share):
     return p.sample(client, rows)
 
 
+@pytest.mark.parametrize("name", ["hyper_representation", "data_cleaning"])
+def test_the_penalty_of_norms_at_a_layer_of_zeros(name):
+    """Its gradient is 0 there, and so are products with its Hessian, by the forms and by autograd, also of stacked clients."""
+    p, plain = problem(name, "problem.norms=0.2"), problem(name)
+    x, y = p.start()
+    y = y + 0.1
+    first, v = p.inner_net.sizes[0], torch.ones_like(y)
+    y[:first] = 0
+    products = []
+    for one in (p, plain):
+        xi = sampled(one, 1, 0.5)
+        written = one.g.second(x, y, xi)[1](v)
+        by_autograd = grad(lambda y, one=one, xi=xi: grad(one.g, 1)(x, y, xi) @ v)(y)
+        torch.testing.assert_close(written, by_autograd, rtol=1e-10, atol=1e-11)
+        stacked = vmap(lambda y, one=one, xi=xi: one.g.second(x, y, xi)[1](v))(torch.stack([y, y + 1]))
+        torch.testing.assert_close(stacked[0], written, rtol=1e-10, atol=1e-11)
+        products.append(written)
+    assert torch.equal(products[0][:first], products[1][:first])
+    assert products[0].isfinite().all()
+    assert torch.dist(*products) > 0
+
+
 CLASSES = ["problem.classes=3", "problem.per=class"]
 PENALTIES = ["problem.ridge=0.3", "problem.norms=0.2"]
 

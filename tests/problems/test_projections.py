@@ -1,6 +1,7 @@
 """Projections against their definition, and where algorithms apply them."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from support.cases import few
 
 from fedopt.problems.projections import ball, box, simplex
 from fedopt.testing.harness import pairs, small, steps
+from fedopt.toolbox.directions import projected
+from fedopt.toolbox.vectors import Vectors
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 RADIUS = 1.5
@@ -59,6 +62,26 @@ def test_nearest_point(name, y):
     w = members(name, len(y), np.random.default_rng(0))
     assert float(((w - z) @ (y - z)).max()) <= 1e-8
     torch.testing.assert_close(project(z), z, **TIGHT)
+
+
+@pytest.mark.parametrize("scale", [1e8, 1e20, 1e30, 3e38])
+def test_large_numbers_in_single_precision(scale):
+    """Equal numbers share the set's total, a number far above the others has it all, and a ball keeps the direction."""
+    equal, apart = torch.full((4,), scale), torch.tensor([scale, 0.5 * scale, 0.0, -scale])
+    stacked = torch.func.vmap(simplex)(torch.stack([equal, apart]))
+    assert stacked.tolist() == [[0.25] * 4, [1, 0, 0, 0]]
+    assert simplex(equal, RADIUS).tolist() == [RADIUS / 4] * 4
+    assert simplex(equal, scale).tolist() == pytest.approx([scale / 4] * 4)
+    assert ball(equal, 2.0).tolist() == pytest.approx([1] * 4)
+    assert ball(-apart, 3.0).tolist() == pytest.approx([-2, -1, 0, 2])
+    assert ball(-equal, 2.0, "l1").tolist() == [-0.5] * 4
+    assert ball(apart, 2.0, "linf").tolist() == [2, 2, 0, -2]
+    assert in_radius(equal, 2.0).tolist() == pytest.approx([1] * 4)
+
+
+def in_radius(v, radius):
+    """The v of nested methods."""
+    return projected(SimpleNamespace(project=lambda y: y), Vectors((v, v, v)), radius)[2]
 
 
 @pytest.mark.parametrize("name", SETS)
