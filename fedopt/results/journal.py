@@ -39,7 +39,7 @@ class Journal:
     def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
         """Write the rows that changed since the last call.
 
-        Returns the entry for the checkpoint (file, size and hash), or None if a row is not finite. What earlier checkpoints
+        Returns the entry for the checkpoint (file, size and hash), or None if a row is not finite as `lost` says. What earlier checkpoints
         refer to stays as it was, also if OSError is raised.
         """
         changed, name, size, running = _changed(self._counted, memories), self._name, self._size, self._hash.copy()
@@ -51,7 +51,7 @@ class Journal:
             file.truncate(size)
             file.seek(size)
             for number, clients, rows in _blocks(changed):
-                if not bool(rows.isfinite().all()):
+                if lost(self._initial[number].rows(clients), rows):
                     return None
                 record = _record(number, clients, rows)
                 write_whole(file.fileno(), record)
@@ -91,8 +91,13 @@ class Journal:
                 raise ValueError("the memory has other clients, or rows of another length")
             # Rows without entries, of a problem without y, leave no bytes
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
-            self._counted[number] = memory.replaced(clients, rows.view(len(clients), like.numel()).to(like.device))
+            self._counted[number] = memory.replaced(clients, rows.view(len(clients), *memory.shape[1:]).to(like.device))
         return self._counted
+
+
+def lost(initial: Tensor, now: Tensor) -> bool:
+    """Tell whether an entry is not finite any more. What begins as infinity, such as a best value so far, may stay so."""
+    return not bool(now.isfinite().all()) and bool((initial.isfinite() & ~now.isfinite()).any())
 
 
 def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
