@@ -437,9 +437,33 @@ def test_a_skeleton_runs_and_passes_its_test(kind, of, monkeypatch, capsys, tmp_
     run = fedopt(monkeypatch, capsys, *shlex.split(last)[1:], "budget.rounds=2", "hardware.threads=1")
     assert "finished after 2 rounds" in run.out, run.err
     tests = [test for called, test in vars(import_module(f"test_{name}")).items() if called.startswith("test_")]
-    assert len(tests) == 3
+    assert len(tests) == 4
     for test in tests:
-        test()
+        test(*[tmp_path] * test.__code__.co_argcount)
+
+
+@pytest.mark.parametrize("row", ["s.x.sum()", "s.x.view(2, -1)"])
+def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp_path):
+    """A method whose clients keep a number, or a matrix, goes on as if nothing had happened."""
+    name = f"my_sgd_{next(COUNT)}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    new(["algo", name])
+    path = tmp_path / f"{name}.py"
+    changes = {
+        "x: Tensor": "x: Tensor; memory: Memory",
+        "return State(*problem.start())": f"s = State(*problem.start(), ()); return State(s.x, Memory([0 * {row}] * 99))",
+        GRADIENT: f"{GRADIENT} + 0.1 * client.memory.sum(), client.memory + 1",
+        "g = fed.exchange(gradient, s.x, fed.cohort()": "g, memory = fed.exchange(gradient, s.x, fed.cohort(), memory=s.memory",
+        NEW: NEW.replace("g)", "g, memory)"),
+        "from fedopt import ": "from fedopt import Memory, ",
+    }
+    text = path.read_text()
+    for right, other in changes.items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, other)
+    path.write_text(text)
+    import_module(f"test_{name}").test_a_stopped_run_is_resumed_and_read_back(tmp_path)
 
 
 @pytest.mark.parametrize(
