@@ -214,6 +214,22 @@ def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     assert "this is a bug" not in line
 
 
+UNCALLED = [
+    ("    def start(self):", "    def project(self, y):\n        return y\n\n    def start(self):", "MyRegression.project has project"),
+    ("    weighting =", '    f_split = "train"\n    weighting =', "MyRegression has f_split, which is of bilevel, local_bilevel"),
+]
+
+
+@pytest.mark.parametrize("change", UNCALLED)
+def test_a_hook_that_the_class_never_calls(change, monkeypatch, capsys, tmp_path):
+    right, wrong, said = change
+    named = None if "def" in right else "@dataclass"
+    result, place = mistaken("my_regression", (right, wrong, said, named), "vectorised", monkeypatch, capsys, tmp_path)
+    line = result.err.splitlines()[-1]
+    assert (result.code, line.startswith(place), said in line) == (2, True, True), line
+    assert "in a minimisation problem nothing calls it" in line
+
+
 OF_VMAP = [
     "if",
     "item",
