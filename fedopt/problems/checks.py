@@ -125,7 +125,7 @@ def _refuse_uncalled(problem: Problem) -> None:
     A hyperparameter may have any name.
     """
     cls, kind = type(problem), class_of(problem)
-    for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):  # type: ignore[arg-type]
+    for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):
         if users := [name(other) for other in CLASSES if hasattr(other, attribute)]:
             raise WrongFunction(
                 getattr(cls, attribute) if callable(getattr(cls, attribute)) else cls,

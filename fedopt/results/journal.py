@@ -39,8 +39,8 @@ class Journal:
     def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
         """Write the rows that changed since the last call.
 
-        Returns the entry for the checkpoint (file, size and hash), or None if a row is not finite as `lost` says. What earlier checkpoints
-        refer to stays as it was, also if OSError is raised.
+        Returns the entry for the checkpoint (file, size and hash), or None if a row is `lost`. What earlier checkpoints refer
+        to stays as it was, also if OSError is raised.
         """
         changed, name, size, running = _changed(self._counted, memories), self._name, self._size, self._hash.copy()
         anew = size + sum(len(clients) * memory.row_bytes for _, clients, memory in changed) > 2 * self._compact + SPARE

@@ -25,6 +25,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
+from fedopt.metrics import Metric
 from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
@@ -215,8 +216,16 @@ def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
 
 
 UNCALLED = [
-    ("    def start(self):", "    def project(self, y):\n        return y\n\n    def start(self):", "MyRegression.project has project"),
-    ("    weighting =", '    f_split = "train"\n    weighting =', "MyRegression has f_split, which is of bilevel, local_bilevel"),
+    (
+        "    def start(self):",
+        "    def project(self, y):\n        return y\n\n    def start(self):",
+        "MyRegression.project has project",
+    ),
+    (
+        "    weighting =",
+        '    f_split = "train"\n    weighting =',
+        "MyRegression has f_split, which is of bilevel, ",
+    ),
 ]
 
 
@@ -547,6 +556,18 @@ def test_the_gradient_that_a_function_owns_on_the_page():
     torch.testing.assert_close(p.f.gradient(x, (a, b, weight)), automatic)
 
 
+def test_the_metric_of_test_examples_on_the_page():
+    """The accuracy of the worst class, as NumPy finds it from the logits of all test examples."""
+    (block,) = re.findall(r"```python\n# in MyWeights, with [^\n]*\n(.*?)```", PAGE, re.DOTALL)
+    p, names = small("fedavg", "classification").original, {"Metric": Metric}
+    exec(block, names)
+    y = p.start()[0] + 0.3 * torch.sin(torch.arange(len(p.start()[0])))
+    of_test = p.test_examples
+    right = (p.net(y, of_test.x).argmax(1) == of_test.y).numpy()
+    expected = 100 * min(right[of_test.y.numpy() == c].mean() for c in range(p.classes))
+    assert names["evaluate"](p, None, y) == {"worst_class": pytest.approx(expected)}
+
+
 def test_the_memory_on_the_page():
     """Of each client it has the gradient of the last round."""
     e = small("fedavg", "classification")
@@ -564,7 +585,8 @@ def test_the_memory_on_the_page():
     assert sorted(third.memory.changed(second.memory)) == sorted(e.federation.at(1).cohort())
     assert not torch.equal(third.x, second.x)
     with pytest.raises(
-        UserError, match=r"a Memory's rows have shape \[\], and the new ones \[\d+\]; make it with a row for each"
+        UserError,
+        match=r"a Memory's rows have shape \[\] of torch.float32, and a new one \[\d+\] of .*; make it with a row for each",
     ):
         Memory(x.new_zeros(6)).replaced(cohort, second.memory.rows(cohort))
 

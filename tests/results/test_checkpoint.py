@@ -139,7 +139,10 @@ class Everything(NamedTuple):
 
 def everything(c: float) -> Everything:
     """A state with every kind of leaf that a round accepts. c: what differs between two states of a run."""
-    nested = {"memories": [Memory(torch.full((3,), c)), Memory(torch.full((3, 2, 2), math.inf))], "step": torch.tensor(c)}
+    nested = {
+        "memories": [Memory(torch.full((3,), c)), Memory(torch.full((3, 2, 2), math.inf))],
+        "step": torch.tensor(c),
+    }
     counts = (int(10 * c), c > 1, (), 0.1 * c)
     return Everything(torch.full((2, 3), c).T, nested, counts, Memory([torch.tensor([True, c > 1])] * 3))
 
