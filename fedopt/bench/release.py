@@ -47,7 +47,10 @@ TABLE, CARD = "results.parquet", "results.json"
 MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million
 WHOLE = "u?int(8|16|32|64)"
 TYPES = {**dict.fromkeys(NAMES, ".*string.*"), "value": "float|double"}  # Arrow's, of columns that are no counts
-TEXTS = {**dict.fromkeys(NAMES, r"\w[\w .+=,-]{0,99}"), **dict.fromkeys(("commit", "torch", "cpu", "words"), ".{0,2000}")}
+TEXTS = {
+    **dict.fromkeys(NAMES, r"\w[\w .+=,-]{0,99}"),
+    **dict.fromkeys(("commit", "torch", "cpu", "words"), ".{0,2000}"),
+}
 ABOUT = {
     "bench_version": "version of the rules",
     "commit": "of fedopt",
@@ -112,7 +115,9 @@ def read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
         return table
     except (ArrowException, OSError, ValueError, LookupError, UserError) as error:
         why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path}: cannot be read as a table of runs ({why}); put a good copy there, or delete it") from None
+        raise UserError(
+            f"{path}: cannot be read as a table of runs ({why}); put a good copy there, or delete it"
+        ) from None
 
 
 def write_release(folder: Path, table: pd.DataFrame) -> None:
