@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger, Memory
 from fedopt.files import read_bytes, write_atomically
+from fedopt.machine import memory
 from fedopt.results.journal import Journal, counted, lost
 
 # What reading a damaged file may raise
@@ -115,7 +116,7 @@ def read(path: Path) -> Stored:
         UserError: The file, or the part of the journal that it refers to, is damaged.
     """
     try:
-        tensors = load(read_bytes(path))
+        tensors = load(read_bytes(path, memory() // 3))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash does not fit its content")
         progress = dict(json.loads(bytes(tensors["progress"].tolist())))

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedopt.console import ctrl_c_later, end_with
+from fedopt.console import ctrl_c_later, end_with, note
 from fedopt.machine import cores, number_of, short_spins
 
 DRAWS = "fedopt.drawing.run"  # the module
+PATIENCE = 120  # seconds that a run waits for a picture, which takes one or two
 
 
 @contextmanager
@@ -70,12 +71,14 @@ class Drawing:
 
     Attributes:
         wanted: Whether anything is to be drawn.
+        stuck: Whether a process that draws hangs, so that no more pictures are drawn.
     """
 
     def __init__(self, apart: bool = False, later: bool = False):
         self.wanted = number_of("FEDOPT_PICTURES", 1) > 0  # a small run without them takes a tenth of the time
         self.later = later
         self.apart = apart and self.wanted and cores() > 1 and multiprocessing.parent_process() is None
+        self.stuck = False
         self._pool: ProcessPoolExecutor | None = None
         self._going: dict[Path, list[tuple[Future[None], tuple[Any, ...]]]] = defaultdict(list)
 
@@ -86,6 +89,8 @@ class Drawing:
 
     def __call__(self, what: str, path: Path, *given: Any) -> None:
         """Draw a picture, or begin to. what: a function of `drawing.run`. path: the file. given: its other arguments."""
+        if self.stuck:
+            return
         if not self.apart:
             _draw(what, path, *given)
             return
@@ -99,19 +104,30 @@ class Drawing:
         return all(future.done() for future, _ in self._going[folder])
 
     def wait(self, folder: Path) -> None:
-        """Wait for the pictures in a folder. Raises what drawing raised, such as OSError if the disk is full."""
+        """Wait for the pictures in a folder, for each at most `PATIENCE` seconds.
+
+        Raises what drawing raised, such as OSError if the disk is full.
+        """
         for future, work in self._going.pop(folder, ()):
             with self._here(*work):
-                future.result()
+                future.result(PATIENCE)
 
     @contextmanager
     def _here(self, *work: Any) -> Iterator[None]:
-        """Draw this and all later pictures in this process if somebody has killed one that draws."""
+        """Draw this and all later pictures in this process if somebody has killed one that draws; none if one hangs."""
         try:
             yield
+        except TimeoutError:
+            note(
+                f"{work[1]}: is not drawn after {PATIENCE} seconds; no more pictures are drawn, resume=true draws them"
+            )
+            self.stuck = True
+            for process in getattr(self._pool, "_processes").values():  # noqa: B009, private until Python 3.14
+                process.kill()
         except BrokenProcessPool:
             self.apart = False
-            _draw(*work)
+            if not self.stuck:
+                _draw(*work)
 
     def close(self) -> None:
         """Wait for all pictures. Errors of drawing are not raised: who wants to know them calls `wait` before."""
