@@ -47,10 +47,8 @@ TABLE, CARD = "results.parquet", "results.json"
 MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million
 WHOLE = "u?int(8|16|32|64)"
 TYPES = {**dict.fromkeys(NAMES, ".*string.*"), "value": "float|double"}  # Arrow's, of columns that are no counts
-TEXTS = {
-    **dict.fromkeys(NAMES, r"\w[\w .+=,-]{0,99}"),
-    **dict.fromkeys(("commit", "torch", "cpu", "words"), ".{0,2000}"),
-}
+FREE = dict.fromkeys(("commit", "torch", "cpu", "words"), ".{0,2000}")
+TEXTS = {**dict.fromkeys(NAMES, r"\w[\w .+=,-]{0,99}"), **FREE}
 ABOUT = {
     "bench_version": "version of the rules",
     "commit": "of fedopt",
@@ -134,19 +132,23 @@ def write_release(folder: Path, table: pd.DataFrame) -> None:
     write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
 
 
-def released(folder: Path, named: bool = False) -> pd.DataFrame:
+def released(folder: Path, results: Path | None = None) -> pd.DataFrame:
     """Return the table in a folder; without one there, the table that comes with fedopt; without that, an empty one.
 
+    Args:
+        folder: The folder. A note says so if it has no table.
+        results: Another folder, which must have one and is read in its place.
+
     Raises:
-        UserError: The table cannot be read. Or the folder has none, and it was ``named`` as the one with results.
+        UserError: The table cannot be read, or ``results`` has none.
     """
-    for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
+    for place in (results or folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
         if os.path.lexists(place / TABLE):
-            if place != folder:
+            if place not in (results, folder):
                 note(f"{folder}: has no {TABLE}, so that the results that come with fedopt are ranked")
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
-        if named:
-            raise UserError(f"--results {folder}: has no {TABLE}; give the folder of one, or leave out --results")
+        if results is not None:
+            raise UserError(f"--results {results}: has no {TABLE}; give the folder of one, or leave out --results")
     return pd.DataFrame(columns=COLUMNS)
 
 

@@ -14,7 +14,7 @@ from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, po
 from fedopt.config import CONF, file_of
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError
 
 SMOKE = ((1, 3, 0), 24)  # seeds and points of the smallest form
 CONTRACT = Path(__file__).parents[1] / "testing" / "test_contract.py"
@@ -58,9 +58,7 @@ def _main() -> int:
     here = pools.table([*chosen])
     if given.command == "run":
         write_release(out, here)
-    table = (
-        here if given.command == "run" else with_newer(released(given.results or out, given.results is not None), here)
-    )
+    table = here if given.command == "run" else with_newer(released(out, given.results), here)
     if given.command == "export":
         benchopt(table, given.file)
         show(f"results: {given.file}, in benchopt's columns")
@@ -68,13 +66,7 @@ def _main() -> int:
     chosen = [task for task in chosen if task.name in set(table["task"])]
     if not chosen:
         raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
-    try:
-        write_pages(table, chosen, entries, pages := given.pages or out / "pages", given.folders)
-    except (LookupError, ValueError) as error:
-        if given.results is None:
-            raise
-        why = f"its runs cannot be ranked ({type(error).__name__}: {first_line(error)})"
-        raise UserError(f"--results {given.results}: {why}; give a table that fedopt-bench run has written") from error
+    write_pages(table, chosen, entries, pages := given.pages or out / "pages", given.folders)
     show(f"results: {pages}/index.md, a page a task, and tables as CSV; the runs are in {out}")
     return 0
 

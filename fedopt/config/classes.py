@@ -21,8 +21,7 @@ from typing_extensions import TypedDict
 
 from fedopt.config.build import imported, typed
 from fedopt.config.settings import Settings
-from fedopt.errors import UserError
-from fedopt.files import read_json, refuse_links, write_atomically
+from fedopt.files import read_json, write_atomically
 
 
 class Answer(TypedDict):
@@ -69,10 +68,9 @@ def about_all(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
         answers[path] = answer
     known.update(new)
     if new and (file := _file()):
-        with suppress(OSError, UserError):  # a home that cannot be written to, is busy, or has other content
+        with suppress(OSError):  # a home that cannot be written to, or is busy
             file.parent.mkdir(parents=True, exist_ok=True)
-            refuse_links([lock := Path(f"{file}.lock")])
-            with FileLock(lock, timeout=5):  # other processes may add answers meanwhile
+            with FileLock(f"{file}.lock", timeout=5):  # other processes may add answers meanwhile
                 write_atomically(file, json.dumps(_read() | new).encode())
     return answers
 

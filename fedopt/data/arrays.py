@@ -17,10 +17,8 @@ from fedopt.randomness import Purpose, keyed_rng
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
 PACKED = (".gz", ".npz")
-MOST_UNCHECKED, MOST_TIMES = (
-    2**30,
-    500,
-)  # bytes of memory, and how many times the size of a packed file, that data may need
+MOST_UNCHECKED = 2**30  # bytes of memory that packed data may need, whatever the size of their file
+MOST_TIMES = 500  # beyond that: how many times its size
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")

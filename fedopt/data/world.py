@@ -116,9 +116,7 @@ class World:
             raise MemoryError(f"{count:,} examples")
         for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
             if isinstance(values, np.ndarray) and values.shape != (count,):
-                raise UserError(
-                    f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} examples"
-                )
+                raise UserError(f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} rows")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):

@@ -95,8 +95,7 @@ class Memory:
         some = rows[:1] if isinstance(rows, Tensor) else rows  # the rows of a tensor are alike
         for shape, dtype in {(row.shape, row.dtype) for row in some} - {(self._like.shape, self.dtype)}:
             raise UserError(
-                f"a Memory's rows have shape {list(self._like.shape)} of {self.dtype}, and a new one {list(shape)} of "
-                f"{dtype}; {EXAMPLE}"
+                f"a Memory's rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}; {EXAMPLE}"
             )
 
     def _check(self, clients: np.ndarray) -> None:

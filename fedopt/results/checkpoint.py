@@ -61,9 +61,7 @@ class Checkpoint:
         """
         tensors, initial = _tensors(state), _tensors(self._initial)
         if _kinds(state) != _kinds(self._initial):
-            raise UserError(
-                "the algorithm's step must return a state of the structure, shapes and dtypes that init returns"
-            )
+            raise UserError("the algorithm's step must keep the structure, shapes and dtypes of init's state")
         if any(lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
         metadata = dict(progress)
@@ -159,8 +157,8 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
     try:
         # A float would become a tensor of torch's default type, which may hold fewer digits
-        tensors = {name: torch.as_tensor(np.float64(v) if isinstance(v, float) else v) for name, v in leaves.items()}
-        return {name: tensor.detach() for name, tensor in tensors.items()}
+        exact = {name: np.float64(leaf) if isinstance(leaf, float) else leaf for name, leaf in leaves.items()}
+        return {name: torch.as_tensor(leaf).detach() for name, leaf in exact.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"the algorithm's state must hold only tensors and numbers ({first_line(error)}); change what "

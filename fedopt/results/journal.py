@@ -83,11 +83,7 @@ class Journal:
         for number, clients, raw in _read(self._folder / entry["file"], entry["size"]):
             memory = self._counted[number]
             like = memory.rows(np.zeros(1, dtype=np.int64))
-            if (
-                clients.min() < 0
-                or clients.max() >= len(memory)
-                or len(raw) != len(clients) * like.numel() * like.element_size()
-            ):
+            if clients.min() < 0 or clients.max() >= len(memory) or len(raw) != len(clients) * memory.row_bytes:
                 raise ValueError("the memory has other clients, or rows of another length")
             # Rows without entries, of a problem without y, leave no bytes
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)

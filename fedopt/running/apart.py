@@ -70,15 +70,13 @@ class Drawing:
         later: Whether a run may end before its last picture is drawn. Who makes this object then calls `wait`.
 
     Attributes:
-        wanted: Whether anything is to be drawn.
-        stuck: Whether a process that draws hangs, so that no more pictures are drawn.
+        wanted: Whether anything is to be drawn. No longer if a process that draws hangs.
     """
 
     def __init__(self, apart: bool = False, later: bool = False):
         self.wanted = number_of("FEDOPT_PICTURES", 1) > 0  # a small run without them takes a tenth of the time
         self.later = later
         self.apart = apart and self.wanted and cores() > 1 and multiprocessing.parent_process() is None
-        self.stuck = False
         self._pool: ProcessPoolExecutor | None = None
         self._going: dict[Path, list[tuple[Future[None], tuple[Any, ...]]]] = defaultdict(list)
 
@@ -89,7 +87,7 @@ class Drawing:
 
     def __call__(self, what: str, path: Path, *given: Any) -> None:
         """Draw a picture, or begin to. what: a function of `drawing.run`. path: the file. given: its other arguments."""
-        if self.stuck:
+        if not self.wanted:
             return
         if not self.apart:
             _draw(what, path, *given)
@@ -118,15 +116,13 @@ class Drawing:
         try:
             yield
         except TimeoutError:
-            note(
-                f"{work[1]}: is not drawn after {PATIENCE} seconds; no more pictures are drawn, resume=true draws them"
-            )
-            self.stuck = True
+            note(f"{work[1]}: is not drawn after {PATIENCE} seconds; resume=true draws it and all later pictures")
+            self.wanted = False
             for process in getattr(self._pool, "_processes").values():  # noqa: B009, private until Python 3.14
                 process.kill()
         except BrokenProcessPool:
             self.apart = False
-            if not self.stuck:
+            if self.wanted:
                 _draw(*work)
 
     def close(self) -> None:

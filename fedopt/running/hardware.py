@@ -18,7 +18,6 @@ from fedopt.running.launch import PLACE, RUN_ID
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-_forked = set[int]()  # this process, if it is a copy of one that has computed
 _all: Any = torch.backends
 BACKENDS = (  # that have a precision of float32 of their own
     *(_all, _all.cuda.matmul, _all.cudnn, _all.cudnn.conv, _all.cudnn.rnn),
@@ -95,8 +94,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     if os.environ.get("TORCHELASTIC_RUN_ID", RUN_ID) != RUN_ID and asked == "1":
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
-    _one_thread_in_forks()
-    torch.set_num_threads(1 if os.getpid() in _forked else hardware.threads or ours)
+    torch.set_num_threads((hardware.threads or ours) if _first_to_compute() == os.getpid() else 1)
     _set_precisions((["none"] * len(BACKENDS), ()))  # which would contradict the older names of the next line
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
@@ -110,17 +108,14 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
 
 
 @cache
-def _one_thread_in_forks() -> None:
-    """Let copies of this process compute with one thread: they lack its OpenMP threads, and would wait for them for ever.
+def _first_to_compute() -> int:
+    """Return the id of the process that computes first, and let all its copies by fork compute with one thread.
 
-    Such copies are a user's own, as `multiprocessing` makes them. Those of fedopt come from a process that computes nothing.
+    They lack its OpenMP threads, and would wait for them for ever. Such copies are a user's own, as `multiprocessing` makes
+    them; those of fedopt come from a process that computes nothing.
     """
-
-    def keep_to_one() -> None:
-        _forked.add(os.getpid())
-        torch.set_num_threads(1)
-
-    os.register_at_fork(after_in_child=keep_to_one)
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+    return os.getpid()
 
 
 def refuse_changed(who: str) -> None:

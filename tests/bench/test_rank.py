@@ -202,7 +202,7 @@ def test_a_table_that_is_none_or_too_large_is_refused(monkeypatch, tmp_path):
 def test_results_are_not_taken_from_elsewhere_without_a_word(monkeypatch, capsys, tmp_path):
     """A folder that is named must have some; else a note says whose they are."""
     with pytest.raises(UserError, match=f"--results {tmp_path}/none: has no {TABLE}"):
-        released(tmp_path / "none", named=True)
+        released(tmp_path, tmp_path / "none")
     released(tmp_path)
     assert (
         f"{tmp_path}: has no {TABLE}, so that the results that come with fedopt are ranked" in capsys.readouterr().err

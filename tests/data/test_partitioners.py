@@ -420,7 +420,7 @@ def test_by_a_column_that_is_not_there():
     ("given", "said"),
     [
         ({}, r"self.world.split\(n, owners=NAMES\), such as self.world.load\(\).owners"),
-        ({"owners": np.array([1, 2, 2])}, r"owners have shape \[3\]; give one for each of 4 examples"),
+        ({"owners": np.array([1, 2, 2])}, r"owners have shape \[3\]; give one for each of 4 rows"),
         ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels have shape \[4, 1\]; "),
         ({"owners": np.arange(4), "validation": np.array([True])}, r"validation have shape \[1\]; "),
     ],
