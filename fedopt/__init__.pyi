@@ -12,6 +12,8 @@ from fedopt.config.composed import compose as compose
 from fedopt.config.composed import recorded as recorded
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
+from fedopt.data.examples import Batch as Batch
+from fedopt.data.examples import Examples as Examples
 from fedopt.data.examples import cross_entropy as cross_entropy
 from fedopt.data.world import World as World
 from fedopt.errors import UserError as UserError

@@ -76,7 +76,7 @@ class BRFedBi:
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         sizes, S = [len(part) for part in s.z], fed.cohort()
-        hostile = np.isin(S, np.arange(self.hostile))
+        hostile = np.less(S, self.hostile)
         anew = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
         def directions(client: Client, z: Vectors) -> Any:

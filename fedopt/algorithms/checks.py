@@ -24,7 +24,8 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
         raise gives(algorithm.init, state, "a NamedTuple of tensors")
     point, start = algorithm.output(state), problem.start()
     for name, leaf in _named(state):
-        if isinstance(leaf, Tensor | Memory) and leaf.dtype.is_floating_point and leaf.dtype != start[0].dtype:
+        real = isinstance(leaf, Tensor | Memory) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+        if real and leaf.dtype != start[0].dtype:
             raise WrongFunction(
                 algorithm.init,
                 f"returns {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}; torch.zeros_like(x) has the type of x",

@@ -109,8 +109,7 @@ class Pools:
         path = self.kept(task, name)
         if not path.exists():
             return False
-        (digest,) = set(read_table(path, ["task_digest"])["task_digest"])
-        if digest != self.entries.digest(task, self.entries[name]):
+        if {*read_table(path, ["task_digest"])["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
             raise UserError(
                 f"{path}: its runs followed other rules than bench/{task.name}.yaml has now; choose another --out"
             )

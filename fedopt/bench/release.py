@@ -1,16 +1,23 @@
 """The table of all evaluations: its columns, how it is kept, and the results that come with fedopt."""
 
 import json
+import os
+import re
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pyarrow import ArrowException
+from pyarrow.parquet import ParquetFile
 
 from fedopt.bench.suite import CURRENCIES, VERSION
 from fedopt.config import CONF
-from fedopt.errors import UserError
-from fedopt.files import write_atomically
+from fedopt.console import note
+from fedopt.errors import UserError, first_line
+from fedopt.files import LARGEST, read_bytes, write_atomically
 
 COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
 # Columns of the table, and of metrics.csv
@@ -30,6 +37,11 @@ NAMES = (
 )
 COLUMNS = [*NAMES, "threads", "point", "seed", *COUNTS, "value"]
 TABLE, CARD = "results.parquet", "results.json"
+MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million
+WHOLE = "u?int(8|16|32|64)"
+TYPES = {**dict.fromkeys(NAMES, ".*string.*"), "value": "float|double"}  # Arrow's, of columns that are no counts
+FREE = dict.fromkeys(("commit", "torch", "cpu", "words"), ".{0,2000}")
+TEXTS = {**dict.fromkeys(NAMES, r"\w[\w .+=,-]{0,99}"), **FREE}
 ABOUT = {
     "bench_version": "version of the rules",
     "commit": "of fedopt",
@@ -72,13 +84,30 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_atomically(path, kept.to_parquet(None, compression="zstd", index=False))
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Read a table that `write_table` wrote. Raises UserError if it is damaged."""
+def read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Read a table that `write_table` wrote, or somebody has sent.
+
+    Raises:
+        UserError: It is damaged or too large, or its columns have other types or texts.
+    """
     try:
-        return pd.read_parquet(path, columns=columns)
-    except (OSError, ValueError, KeyError) as error:
+        file = ParquetFile(BytesIO(read_bytes(path, LARGEST)))
+        size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
+        if file.metadata.num_rows > MOST_ROWS or size > LARGEST:
+            raise ValueError(f"it has more than {MOST_ROWS:,} rows, or {LARGEST:,} bytes unpacked")
+        kinds = {name: str(file.schema_arrow.field(name).type) for name in columns}
+        if wrong := [name for name in columns if not re.fullmatch(TYPES.get(name, WHOLE), kinds[name])]:
+            raise ValueError(f"its column {wrong[0]} has the type {kinds[wrong[0]]}")
+        table: pd.DataFrame = file.read([*columns]).to_pandas(ignore_metadata=True)
+        for name in {*columns} - {"value"}:
+            some = table[name].unique() if name in NAMES else ["None"] * table[name].hasnans
+            if odd := [text for text in some if not re.fullmatch(TEXTS.get(name, r"\d+"), str(text))]:
+                raise ValueError(f"its column {name} has {odd[0]!r:.60}")
+        return table
+    except (ArrowException, OSError, ValueError, LookupError, UserError) as error:
+        why = first_line(error).removeprefix(f"{path}: ")
         raise UserError(
-            f"{path}: is damaged ({str(error).splitlines()[0]}); delete it and repeat the command"
+            f"{path}: cannot be read as a table of runs ({why}); put a good copy there, or delete it"
         ) from None
 
 
@@ -96,11 +125,23 @@ def write_release(folder: Path, table: pd.DataFrame) -> None:
     write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
 
 
-def released(folder: Path) -> pd.DataFrame:
-    """Return the table in a folder; without one there, the table that comes with fedopt; without that, an empty one."""
-    for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
-        if (place / TABLE).exists():
+def released(folder: Path, results: Path | None = None) -> pd.DataFrame:
+    """Return the table in a folder; without one there, the table that comes with fedopt; without that, an empty one.
+
+    Args:
+        folder: The folder. A note says so if it has no table.
+        results: Another folder, which must have one and is read in its place.
+
+    Raises:
+        UserError: The table cannot be read, or ``results`` has none.
+    """
+    for place in (results or folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
+        if os.path.lexists(place / TABLE):
+            if place not in (results, folder):
+                note(f"{folder}: has no {TABLE}, so that the results that come with fedopt are ranked")
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
+        if results is not None:
+            raise UserError(f"--results {results}: has no {TABLE}; give the folder of one, or leave out --results")
     return pd.DataFrame(columns=COLUMNS)
 
 

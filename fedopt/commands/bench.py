@@ -58,7 +58,7 @@ def _main() -> int:
     here = pools.table([*chosen])
     if given.command == "run":
         write_release(out, here)
-    table = here if given.command == "run" else with_newer(released(given.results or out), here)
+    table = here if given.command == "run" else with_newer(released(out, given.results), here)
     if given.command == "export":
         benchopt(table, given.file)
         show(f"results: {given.file}, in benchopt's columns")

@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from typing_extensions import TypedDict
 
 from fedopt.config.build import imported, typed
 from fedopt.config.settings import Settings
-from fedopt.files import write_atomically
+from fedopt.files import read_json, write_atomically
+
+
+class Answer(TypedDict):
+    files: dict[str, int]
+    fields: dict[str, str]
+    fits: list[str]
+    before: dict[str, Any]
+
 
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
 NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}
@@ -119,10 +128,8 @@ def _kept() -> dict[str, dict[str, Any]]:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """Return the answers in the user's cache; {} if there are none yet, or the file is damaged."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        return dict(json.loads(_file().read_bytes()))  # type: ignore[union-attr]
-    return {}
+    """Return the answers in the user's cache that have the right types; {} if there are none yet, or the file is damaged."""
+    return read_json(file, {}, Answer) if (file := _file()) else {}
 
 
 def _file() -> Path | None:

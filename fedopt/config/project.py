@@ -110,10 +110,12 @@ def trust() -> str:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
+        read_text(path, links=True)  # a pipe would wait for ever, and other content stays as it is
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{_mark()} {os.getcwd()!r}\n")
-    except OSError as error:
-        why = f"cannot be written ({error.strerror}); put PYTHONPATH=. before a command instead"
+    except (OSError, UserError) as error:
+        why = getattr(error, "strerror", None) or first_line(error).removeprefix(f"{path}: ")
+        why = f"cannot be written ({why}); put PYTHONPATH=. before a command instead"
         raise UserError(f"{path}: {why}") from None
     if not trusted():
         raise UserError(f"{path}: this list is ignored, since others may write to it; run chmod go-w {path}")

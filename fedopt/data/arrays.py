@@ -17,6 +17,9 @@ from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
+PACKED = (".gz", ".npz")
+MOST_UNCHECKED = 2**30  # bytes of memory that packed data may need, whatever the size of their file
+MOST_TIMES = 500  # beyond that: how many times its size
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
@@ -62,17 +65,21 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
 
 
 def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
-    """Raise UserError if data would need more memory than the machine has.
+    """Raise UserError if data would need more memory than the machine has, or, packed, far more than the size of their file.
 
     Args:
         path: The file, for the message.
         size: The bytes of its text or its arrays. Five times as many are needed, for copies.
         numbers: How many numbers its text has. Each is taken to need 48 bytes, a measured value with a margin of a fifth.
     """
-    if 5 * size + 48 * numbers > memory():
-        data, needed = f"{size / 1e9:.3g} GB of data", f"about {(5 * size + 48 * numbers) / 1e9:.3g} GB of memory"
+    needed = 5 * size + 48 * numbers
+    data, about = f"{size / 1e9:.3g} GB of data", f"about {needed / 1e9:.3g} GB of memory"
+    if needed > memory():
         has = f"this machine has {memory() / 1e9:.3g} GB; use fewer examples, or a machine with more memory"
-        raise UserError(f"{path}: {data} need {needed}, and {has}")
+        raise UserError(f"{path}: {data} need {about}, and {has}")
+    if path.suffix in PACKED and needed > max(MOST_UNCHECKED, MOST_TIMES * path.stat().st_size):
+        why = f"{data} need {about}, more than {MOST_TIMES} times the size of this file"
+        raise UserError(f"{path}: {why}; if you trust it, unpack it first (gunzip), or save it with numpy.savez")
 
 
 def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:

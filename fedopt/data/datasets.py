@@ -70,6 +70,8 @@ class Torchvision:
     def _torchvision(self, path: Path) -> LabelledData:
         from fedopt.networks import torchvision
 
+        if odd := next((inner for inner in path.rglob("*") if not (inner.is_file() or inner.is_dir())), None):
+            raise UserError(f"{odd}: must be a regular file, not a pipe or device; remove it")
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()
         socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run

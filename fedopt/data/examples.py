@@ -19,11 +19,12 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 class Batch(NamedTuple):
     """A minibatch.
 
-    x: [B, features], normalised, or token ids [B, length].
-    y: [B], the classes, or targets that are real numbers.
-    weight: [B], the weights of the examples in a mean. They sum to 1; padding has weight 0.
-    rows: [B], the indices of the examples in their data set.
-    keys: the key that determines the network's dropout masks; empty during evaluation.
+    Args:
+        x: ``[B, features]``, normalised, or token ids ``[B, length]``.
+        y: ``[B]``, the classes, or targets that are real numbers.
+        weight: ``[B]``, the weights of the examples in a mean. They sum to 1; padding has weight 0.
+        rows: ``[B]``, the indices of the examples in their data set.
+        keys: The key that determines the network's dropout masks; empty during evaluation.
     """
 
     x: Tensor
@@ -77,10 +78,17 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 
 
 class Examples:
-    """Labelled examples on the device. x is [n, features], normalised by the training set's statistics, or token ids; y is [n].
+    """Labelled examples on the device, such as ``problem.test_examples``.
 
-    x, y: the training or the test examples, as in ``data``. data: gives the normalisation. world: gives the device and the
-        type.
+    Attributes:
+        x: ``[n, features]``, normalised by the training set's statistics, or token ids ``[n, length]``.
+        y: ``[n]``, the classes, or targets that are real numbers.
+
+    Args:
+        x: The training or the test examples, as in ``data``.
+        y: Their classes or targets.
+        data: The data set, which gives the normalisation.
+        world: The device and the type.
     """
 
     normalisation: (

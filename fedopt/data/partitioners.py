@@ -191,8 +191,8 @@ class ByColumn:
         """
         if labels is None:
             raise UserError(
-                "partitioner=by_column needs dataset=csv, npz, leaf or images, since other data do not name clients; "
-                "use partitioner=iid"
+                "partitioner=by_column: this problem does not name the client of each example; use partitioner=iid, or, in a "
+                "problem of your own, self.world.split(n, owners=NAMES), such as self.world.load().owners"
             )
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):

@@ -113,6 +113,7 @@ class Csv:
         if self.separator is None and separator not in first and (other := next((s for s in ";\t|" if s in first), "")):
             separator = other
             notes.append(f"cells are separated by {'tabs' if other == chr(9) else other}")
+        refuse_larger(path, len(text), text.count(separator) + text.count("\n"))
         cells = csv.reader(lines_of(text), delimiter=separator, skipinitialspace=True)
         decimal = self.decimal or "."
         number = 0
@@ -139,7 +140,6 @@ class Csv:
             )
         if not number:
             raise UserError(f"{path}: has no rows below the column names; add examples")
-        refuse_larger(path, len(text), number * len(names))
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
         label = None if self.real else self.label
         texts = dict.fromkeys(filter(None, (label, self.client, self.split)), str)  # as they are written

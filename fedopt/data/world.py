@@ -105,14 +105,19 @@ class World:
             labels: ``[count]``, the classes, for partitioners that use them.
             validation: The fraction of a client's examples that goes to the split ``val``, at least one example; or
                 ``[count]`` of bool, True for examples in ``val``. None: the only split is ``train``.
-            owners: ``[count]``, the client of each example, for partitioners that follow the data.
+            owners: ``[count]``, the client of each example, such as ``self.world.load().owners``. ``partitioner=by_column``
+                needs them, and other partitioners ignore them.
 
         Raises:
-            UserError: The partition omits or repeats examples, or leaves a client without examples in a split.
+            UserError: The partition omits or repeats examples, or leaves a client without examples in a split. Or an array
+                has not an entry for each example, or ``owners`` are missing.
             MemoryError: There are more examples than memory can hold. It is raised before time is spent.
         """
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")
+        for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
+            if isinstance(values, np.ndarray) and values.shape != (count,):
+                raise UserError(f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} rows")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):

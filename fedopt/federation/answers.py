@@ -51,17 +51,22 @@ class Answers:
         self.sums = [total.add_(more) for total, more in zip(self.sums, sums, strict=True)] if self.sums else sums
 
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
-        """Return the weighted sum of the answers of all ranks, or the result of ``combine``, in the answers' dtypes.
+        """Return the weighted sum of the answers of all ranks, or the result of ``combine``.
 
-        like: a tensor whose dtype the result gets if answers are integers, since their mean is not.
+        Floating-point tensors get the dtypes of the answers, or of ``like``: if answers are integers, since their mean is
+        not, and in a result of ``combine`` that has another structure than the answers.
+
         combine: as in `Round.exchange`; None for the sum.
         """
         dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
-        sums = ranks.total(self.sums)
+        values, structure = ranks.total(self.sums), self.structure
         if combine is not None:
             weights = torch.from_numpy(self.weights).to(like.device)
-            sums = tree_leaves(combine(tree_unflatten(sums, self.structure), weights))
-        return tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], self.structure)
+            values, structure = tree_flatten(combine(tree_unflatten(values, structure), weights))
+            dtypes = dtypes if structure == self.structure else [like.dtype] * len(values)
+        real = [isinstance(value, Tensor) and value.is_floating_point() for value in values]
+        typed = zip(values, dtypes, real, strict=True)
+        return tree_unflatten([value.to(dtype) if is_real else value for value, dtype, is_real in typed], structure)
 
 
 def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
@@ -85,7 +90,8 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
     of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
     if not idle:
         of_all[mine.tolist()] = torch.stack(rows)
-    return memory.replaced(cohort, list(ranks.total([of_all])[0]))
+    (total,) = ranks.total([of_all.view(torch.uint8)])  # bytes, since those of other ranks are 0: exact in any dtype
+    return memory.replaced(cohort, list(total.view(of_all.dtype)))
 
 
 def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:

@@ -18,23 +18,31 @@ SHARE = (
     1 / 8
 )  # of the memory of the machine, or of the GPU: what the rows of all clients may take, else they are kept in a file
 GROUP = 1024  # clients whose rows are in one list
+EXAMPLE = "make it with a row for each client, such as Memory(x.new_zeros(problem.clients, len(x)))"
 
 
 class Memory:
-    """A row for each client, ``[M, d]``. It is a value, as tensors are: no method changes it.
+    """A row for each client, ``[M, ...]``. It is a value, as tensors are: no method changes it.
 
     `replaced` returns a new memory that shares all unchanged rows with this one. So the cost of a round depends on its cohort
     alone, and clients that never took part share one row. If all rows would take more than an eighth of the machine's or
     GPU's memory, replaced rows are kept in a temporary file.
 
     Args:
-        rows: ``[M, d]``, or a vector ``[d]`` for each client.
+        rows: A tensor for each client, all of one shape and dtype: vectors, numbers or matrices. Or one tensor of all rows,
+            such as ``[M, d]``.
+
+    Raises:
+        UserError: There is no row, or rows differ in shape or dtype.
     """
 
     def __init__(self, rows: Sequence[Tensor] | Tensor):
-        """Keep the rows as they are, not copied. rows: [d] for each client, or [M, d]."""
+        """Keep the rows as they are, not copied. rows: a tensor for each client, or one of all rows, [M, ...]."""
+        if len(rows) == 0 or not isinstance(rows[0], Tensor):
+            raise UserError(f"a Memory needs a tensor for each client; {EXAMPLE}")
         self._like = first = rows[0]
         self.shape, self.dtype = (len(rows), *first.shape), first.dtype
+        self._refuse_others(rows)
         self._groups: list[list[Tensor | _Row]] = [[*rows[k : k + GROUP]] for k in range(0, len(rows), GROUP)]
         self._file = _RowFile(first) if len(rows) * first.nbytes > SHARE * _memory(first.device) else None
 
@@ -47,7 +55,7 @@ class Memory:
         return self._like.nbytes
 
     def rows(self, clients: np.ndarray) -> Tensor:
-        """Return the rows of these clients, ``[n, d]``.
+        """Return the rows of these clients, ``[n, ...]``.
 
         Args:
             clients: The indices of n clients.
@@ -64,19 +72,14 @@ class Memory:
 
         Args:
             clients: The indices of the clients.
-            rows: A vector ``[d]`` for each of them, or ``[clients, d]``.
+            rows: A tensor for each of them, or one tensor ``[clients, ...]``.
 
         Raises:
-            UserError: A client has no row, a new row has a different shape, or the disk is full.
+            UserError: A client has no row, a new row has a different shape or dtype, or the disk is full.
             ValueError: There are more or fewer rows than clients.
         """
         self._check(clients)
-        if other := {row.shape for row in rows} - {self.shape[1:]}:
-            raise UserError(
-                f"a Memory's rows have shape {list(self.shape[1:])}, and the new ones {list(other.pop())}; make it "
-                f"with a row for each client, "
-                "such as Memory(x.new_zeros(problem.clients, len(x)))"
-            )
+        self._refuse_others(rows)
         new = copy(self)
         new._groups = list(self._groups)
         for i, row in zip(np.asarray(clients).tolist(), rows, strict=True):
@@ -86,6 +89,14 @@ class Memory:
             # A clone: a view would keep the cohort's tensor alive
             new._groups[group][place] = row.clone() if self._file is None else _Row(self._file, row)
         return new
+
+    def _refuse_others(self, rows: Sequence[Tensor] | Tensor) -> None:
+        """Raise UserError if a row has another shape or dtype than the memory's rows."""
+        some = rows[:1] if isinstance(rows, Tensor) else rows  # the rows of a tensor are alike
+        for shape, dtype in {(row.shape, row.dtype) for row in some} - {(self._like.shape, self.dtype)}:
+            raise UserError(
+                f"a Memory's rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}; {EXAMPLE}"
+            )
 
     def _check(self, clients: np.ndarray) -> None:
         last = np.max(clients, initial=-1)
@@ -103,7 +114,7 @@ class Memory:
         return np.array(clients, dtype=np.int64)
 
     def tensor(self) -> Tensor:
-        """Return all rows, ``[M, d]``, as one new tensor."""
+        """Return all rows, ``[M, ...]``, as one new tensor."""
         return self.rows(np.arange(len(self)))
 
 

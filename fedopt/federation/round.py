@@ -266,8 +266,8 @@ class Round:
                 returns (mean, new memory).
             own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
             combine: ``combine(answers, weights)``, which the server calls in place of the mean, such as a median. Each tensor
-                of ``answers`` has a leading dimension ``[cohort]``, in double precision. It returns the structure of one
-                answer.
+                of ``answers`` has a leading dimension ``[cohort]``, in double precision. What it returns, this returns: any
+                structure, with floating-point tensors in the type of the run.
             draws: The samples that clients take. ``local=Steps(5, B=32)`` makes draws that a client gets by the name
                 ``local``.
 

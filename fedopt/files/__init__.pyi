@@ -1,4 +1,5 @@
 from fedopt.files.reading import BROKEN as BROKEN
+from fedopt.files.reading import LARGEST as LARGEST
 from fedopt.files.reading import MOST_OF_A_CONFIG as MOST_OF_A_CONFIG
 from fedopt.files.reading import REMEDY as REMEDY
 from fedopt.files.reading import Loader as Loader

@@ -80,8 +80,9 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
         OSError, UserError: As in `opened`; UserError also for more bytes than ``most``.
     """
     with opened(path, links) as file:
-        content = file.read(-1 if most is None else most + 1)
-    if most is not None and len(content) > most:
+        large = most is not None and os.fstat(file.fileno()).st_size > most
+        content = b"" if large else file.read()
+    if large:
         raise UserError(f"{path}: is too large; such a file may have at most {most:,} bytes")
     return content
 

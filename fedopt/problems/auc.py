@@ -113,8 +113,8 @@ class Auc(SupervisedMinimax):
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
-        scores = torch.cat([self.scores(x[:-2], inputs) for inputs in self._test.x.split(2048)]).cpu().numpy()
+        scores = torch.cat([self.scores(x[:-2], inputs) for inputs in self.test_examples.x.split(2048)]).cpu().numpy()
         return {
-            "test_auc": area(scores, self._test.y.cpu().numpy() == 1),
+            "test_auc": area(scores, self.test_examples.y.cpu().numpy() == 1),
             "objective": float(self._value(squares, gap, best)),
         }

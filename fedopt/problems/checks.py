@@ -3,6 +3,7 @@ behind."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction, first_line, gives
 from fedopt.networks import FlatModule
-from fedopt.problems.classes import Composition, Hierarchical, Minimax, Minimisation, Nested, Problem
+from fedopt.problems.classes import (
+    CLASSES,
+    Composition,
+    Hierarchical,
+    Minimax,
+    Minimisation,
+    Nested,
+    Problem,
+    class_of,
+    name,
+)
 from fedopt.randomness import WRITES, Writes, untouched
 
 # A function, its arguments, the shape of its result
@@ -31,9 +42,10 @@ def check(problem: Problem) -> None:
         raise WrongFunction(
             type(problem), "has no splits; write self.splits = self.world.split(EXAMPLES) in __post_init__"
         )
+    _refuse_uncalled(problem)
     if isinstance(problem, Nested):
         _check_splits(problem)
-    name, start = type(problem).__name__, _start(problem)
+    start = _start(problem)
     rows = {split: torch.from_numpy(of[0][:2]).to(start[0].device) for split, of in problem.splits.items()}
     weighted = {split: (of, start[0].new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
     with untouched(problem.sample, weighted):
@@ -71,7 +83,7 @@ def check(problem: Problem) -> None:
     for key, of, part, was in before:
         if not torch.equal(part, was):
             why = f"its {of} changes when it is called, and all clients would share it"
-            raise UserError(f"{name}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
+            raise UserError(f"{type(problem).__name__}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
@@ -107,6 +119,21 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
     for vector in start:
         _check_type(problem.start, vector, problem.world.dtype)
     return start
+
+
+def _refuse_uncalled(problem: Problem) -> None:
+    """Raise UserError if the problem defines a function or attribute that only other classes of problems use.
+
+    A hyperparameter may have any name.
+    """
+    cls, kind = type(problem), class_of(problem)
+    for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):
+        if users := [name(other) for other in CLASSES if hasattr(other, attribute)]:
+            raise WrongFunction(
+                getattr(cls, attribute) if callable(getattr(cls, attribute)) else cls,
+                f"has {attribute}, which is of {', '.join(users)} problems: in a {name(kind)} problem nothing calls it; rename "
+                "or remove it, or subclass another class",
+            )
 
 
 def _check_splits(problem: Nested) -> None:

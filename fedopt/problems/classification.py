@@ -49,7 +49,7 @@ class Classification(Supervised, Minimisation):
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
-        self.own_models = self._own is not None
+        self.own_models = self.own_examples is not None
         of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.own_models else ()
         self.client_metric = CLIENT_ACCURACY if self.own_models else None
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)

@@ -37,7 +37,7 @@ class FairClassification(SupervisedMinimax):
         (x,), C = self._start, self.classes
         self._start = (x, x.new_full((C,), 1 / C))
         self._per_share = self.world.tensor(1 / self.class_shares("train"))
-        self._test_shares = np.bincount(self._test.y.cpu().numpy(), minlength=C) / len(self._test)
+        self._test_shares = np.bincount(self.test_examples.y.cpu().numpy(), minlength=C) / len(self.test_examples)
         class_weights = (Metric(f"weight_{c}", f"weight of class {c}", better="neither") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
 
@@ -92,7 +92,7 @@ class FairClassification(SupervisedMinimax):
             hit = of_finite(logits.argmax(1) == batch.y, logits)
             return losses(logits, batch), *(hit * (batch.y == c) for c in range(self.classes))
 
-        loss, *hits = self._test.means(loss_and_hits)
+        loss, *hits = self.test_examples.means(loss_and_hits)
         present = self._test_shares > 0
         return {
             "train_loss": self.client_loss("train", partial(self.net, x), y * self._per_share),

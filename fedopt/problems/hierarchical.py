@@ -168,7 +168,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         """
         (x,) = point
         y = self.personal(x)
-        f1, _ = self._server.loss_and_accuracy(partial(self.net, x))
+        f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
         test, own = self.test_metrics(partial(self.net, x)), self.own_metrics(y)
         of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}

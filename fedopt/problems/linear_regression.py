@@ -73,7 +73,7 @@ class Table(Labelled):
                 "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             )
         self.divide(data, held_out=held_out)
-        for part in (self.train, self._test):
+        for part in (self.train, self.test_examples):
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
         self._owner = self._owners_of_tests(data)
         if (self._owner < 0).all():
@@ -113,7 +113,7 @@ class Table(Labelled):
     def errors(self, models: Tensor, common: Tensor) -> Tensor:
         """Return the error on each test example, [n]. models: [M, d]; common: [d], for examples of unknown clients."""
         of_examples = torch.cat([models, common[None]])[torch.from_numpy(self._owner).to(common.device)]
-        return torch.sum(self._test.x * of_examples, 1) - self._test.y
+        return torch.sum(self.test_examples.x * of_examples, 1) - self.test_examples.y
 
     def rmse(self, errors: Tensor) -> Tensor:
         """Return the root mean squared error of each client, [M]; nan without test examples. errors: of all test examples."""

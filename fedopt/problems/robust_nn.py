@@ -93,8 +93,8 @@ class RobustNn(SupervisedMinimax):
         With a ball the steps are normalised and projected; with a penalty they have size 1 on the penalised loss. Each step
         uses the next part of the test set.
         """
-        for rows in torch.arange(len(self._test), device=y.device).chunk(self.ascent):
-            batch = self._test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
+        for rows in torch.arange(len(self.test_examples), device=y.device).chunk(self.ascent):
+            batch = self.test_examples.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
             (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
             y = self._climbed(y.detach(), g)

@@ -56,7 +56,7 @@ class Labelled(Problem):
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
-        self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
+        self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
@@ -126,13 +126,21 @@ class Labelled(Problem):
 
         logits: a function from inputs to logits [B, classes].
         """
-        loss, accuracy = self._test.loss_and_accuracy(logits)
+        loss, accuracy = self.test_examples.loss_and_accuracy(logits)
         return {"test_loss": loss, "test_accuracy": 100 * accuracy}
 
 
 @dataclass(eq=False)
 class Supervised(Labelled):
     """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, sets what they share.
+
+    Attributes:
+        net: The network, a function of parameters ``[dim]`` and inputs ``[B, features]``, which returns ``[B, classes]``.
+        train: The `Examples` that are not for testing. The indices in ``splits`` are those of its rows.
+        test_examples: The `Examples` for testing.
+        server_examples: The `Examples` that only the server has, with `set_up_shared`.
+        own_examples: The rows of ``train`` on which each client tests its own model, with `set_up_shared`; None for none.
+        classes: The number of classes; 0 if the targets are real numbers.
 
     Args:
         world: The data, their partition, and the device.
@@ -210,10 +218,10 @@ class Supervised(Labelled):
         order = world.rng(Part.SERVER).permutation(n)
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
         self.set_up(data, at_clients, own_test)
-        self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
-        self._own = self.splits.get("val")
+        self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
+        self.own_examples = self.splits.get("val")
         self.splits = {"train": self.splits["train"]}
-        if pretrain and not len(self._server):
+        if pretrain and not len(self.server_examples):
             raise UserError(
                 f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
             )
@@ -226,8 +234,8 @@ class Supervised(Labelled):
             rng: The generator to draw with.
             size: How many are drawn, with replacement. None: all.
         """
-        n = len(self._server)
-        return self._drawn(self._server, np.arange(n) if size is None else rng.integers(n, size=size), rng)
+        n = len(self.server_examples)
+        return self._drawn(self.server_examples, np.arange(n) if size is None else rng.integers(n, size=size), rng)
 
     def _drawn(self, examples: Examples, rows: np.ndarray, rng: np.random.Generator) -> Batch:
         """Return a batch of these rows of examples, with equal weights, and with a key if the problem is random."""
@@ -282,7 +290,7 @@ class Supervised(Labelled):
 
     def own_accuracies(self, w: Tensor) -> list[float]:
         """Return the accuracy of each client's model on its own test examples. w: as in `own_metrics`."""
-        of_clients = zip(w, self._own or (), strict=True)
+        of_clients = zip(w, self.own_examples or (), strict=True)
         return [self.train.loss_and_accuracy(partial(self.net, w_i), rows)[1] for w_i, rows in of_clients]
 
     def own_metrics(self, w: Tensor, alone: Sequence[float] | None = None) -> dict[str, float]:
@@ -295,7 +303,7 @@ class Supervised(Labelled):
         Returns:
             Metric -> value; empty if clients keep no test examples.
         """
-        if self._own is None:
+        if self.own_examples is None:
             return {}
         accuracies = torch.tensor(self.own_accuracies(w), dtype=torch.float64)
         values = {"personal_accuracy": accuracies.mean(), "worst_personal_accuracy": accuracies.min()}

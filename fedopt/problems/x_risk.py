@@ -121,8 +121,8 @@ class XRiskAuc(Supervised, XRisk):
         }
         a, b = (of_train[split].double() for split in ("positive", "negative"))
         inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
-        scores = torch.cat([self.scores(point[0], inputs) for inputs in self._test.x.split(2048)]).cpu().numpy()
-        positive = self._test.y.cpu().numpy() == 1
+        scores = torch.cat([self.scores(point[0], inputs) for inputs in self.test_examples.x.split(2048)]).cpu().numpy()
+        positive = self.test_examples.y.cpu().numpy() == 1
         return {
             "test_partial_auc": partial_area(scores, positive, self.max_fpr),
             "test_auc": area(scores, positive),

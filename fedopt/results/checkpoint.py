@@ -11,6 +11,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -20,10 +21,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger, Memory
 from fedopt.files import read_bytes, write_atomically
-from fedopt.results.journal import Journal, counted
+from fedopt.machine import memory
+from fedopt.results.journal import Journal, counted, lost
 
 # What reading a damaged file may raise
-BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
+BROKEN = (SafetensorError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and the progress of the run loop
 BEST = "best."  # begins the names of the best evaluation's variables
 
@@ -54,13 +56,13 @@ class Checkpoint:
 
         Raises:
             OSError: The disk refuses it.
-            UserError: The state's structure or shapes differ from the initial state's, or it holds something other than
-                tensors and numbers.
+            UserError: The state's structure, shapes or dtypes differ from the initial state's, or it holds something other
+                than tensors and numbers.
         """
-        tensors = _tensors(state)
-        if _shapes(tensors) != _shapes(_tensors(self._initial)):
-            raise UserError("the algorithm's step must return a state of the structure and shapes that init returns")
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        tensors, initial = _tensors(state), _tensors(self._initial)
+        if _kinds(state) != _kinds(self._initial):
+            raise UserError("the algorithm's step must keep the structure, shapes and dtypes of init's state")
+        if any(lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
         metadata = dict(progress)
         if memories := _memories(state):
@@ -68,7 +70,7 @@ class Checkpoint:
             if metadata["memory"] is None:
                 return False
         tensors |= {**{f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}, **ledger.sent.tensors}
-        tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+        tensors = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
         write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))
@@ -112,7 +114,7 @@ def read(path: Path) -> Stored:
         UserError: The file, or the part of the journal that it refers to, is damaged.
     """
     try:
-        tensors = load(read_bytes(path))
+        tensors = load(read_bytes(path, memory() // 3))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash does not fit its content")
         progress = dict(json.loads(bytes(tensors["progress"].tolist())))
@@ -154,12 +156,20 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     """
     leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
     try:
-        return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves.items()}
+        # A float would become a tensor of torch's default type, which may hold fewer digits
+        exact = {name: np.float64(leaf) if isinstance(leaf, float) else leaf for name, leaf in leaves.items()}
+        return {name: torch.as_tensor(leaf).detach() for name, leaf in exact.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"the algorithm's state must hold only tensors and numbers ({first_line(error)}); change what "
             f"init and step return"
         ) from None
+
+
+def _kinds(state: Any) -> dict[str, Any]:
+    """Return the shape and dtype of each tensor and memory of a state, and the type of each number, by name."""
+    leaves = _flat(state)[0].items()
+    return {name: (*v.shape, v.dtype) if isinstance(v, Tensor | Memory) else type(v) for name, v in leaves}
 
 
 def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:

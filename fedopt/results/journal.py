@@ -39,8 +39,8 @@ class Journal:
     def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
         """Write the rows that changed since the last call.
 
-        Returns the entry for the checkpoint (file, size and hash), or None if a row is not finite. What earlier checkpoints
-        refer to stays as it was, also if OSError is raised.
+        Returns the entry for the checkpoint (file, size and hash), or None if a row is `lost`. What earlier checkpoints refer
+        to stays as it was, also if OSError is raised.
         """
         changed, name, size, running = _changed(self._counted, memories), self._name, self._size, self._hash.copy()
         anew = size + sum(len(clients) * memory.row_bytes for _, clients, memory in changed) > 2 * self._compact + SPARE
@@ -51,7 +51,7 @@ class Journal:
             file.truncate(size)
             file.seek(size)
             for number, clients, rows in _blocks(changed):
-                if not bool(rows.isfinite().all()):
+                if lost(self._initial[number].rows(clients), rows):
                     return None
                 record = _record(number, clients, rows)
                 write_whole(file.fileno(), record)
@@ -83,16 +83,17 @@ class Journal:
         for number, clients, raw in _read(self._folder / entry["file"], entry["size"]):
             memory = self._counted[number]
             like = memory.rows(np.zeros(1, dtype=np.int64))
-            if (
-                clients.min() < 0
-                or clients.max() >= len(memory)
-                or len(raw) != len(clients) * like.numel() * like.element_size()
-            ):
+            if clients.min() < 0 or clients.max() >= len(memory) or len(raw) != len(clients) * memory.row_bytes:
                 raise ValueError("the memory has other clients, or rows of another length")
             # Rows without entries, of a problem without y, leave no bytes
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
-            self._counted[number] = memory.replaced(clients, rows.view(len(clients), like.numel()).to(like.device))
+            self._counted[number] = memory.replaced(clients, rows.view(len(clients), *memory.shape[1:]).to(like.device))
         return self._counted
+
+
+def lost(initial: Tensor, now: Tensor) -> bool:
+    """Tell whether an entry is not finite any more. What begins as infinity, such as a best value so far, may stay so."""
+    return not bool(now.isfinite().all()) and bool((initial.isfinite() & ~now.isfinite()).any())
 
 
 def counted(folder: Path, entry: Mapping[str, Any]) -> Any:

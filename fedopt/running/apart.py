@@ -15,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedopt.console import ctrl_c_later, end_with
+from fedopt.console import ctrl_c_later, end_with, note
 from fedopt.machine import cores, number_of, short_spins
 
 DRAWS = "fedopt.drawing.run"  # the module
+PATIENCE = 120  # seconds that a run waits for a picture, which takes one or two
 
 
 @contextmanager
@@ -69,7 +70,7 @@ class Drawing:
         later: Whether a run may end before its last picture is drawn. Who makes this object then calls `wait`.
 
     Attributes:
-        wanted: Whether anything is to be drawn.
+        wanted: Whether anything is to be drawn. No longer if a process that draws hangs.
     """
 
     def __init__(self, apart: bool = False, later: bool = False):
@@ -86,6 +87,8 @@ class Drawing:
 
     def __call__(self, what: str, path: Path, *given: Any) -> None:
         """Draw a picture, or begin to. what: a function of `drawing.run`. path: the file. given: its other arguments."""
+        if not self.wanted:
+            return
         if not self.apart:
             _draw(what, path, *given)
             return
@@ -99,19 +102,28 @@ class Drawing:
         return all(future.done() for future, _ in self._going[folder])
 
     def wait(self, folder: Path) -> None:
-        """Wait for the pictures in a folder. Raises what drawing raised, such as OSError if the disk is full."""
+        """Wait for the pictures in a folder, for each at most `PATIENCE` seconds.
+
+        Raises what drawing raised, such as OSError if the disk is full.
+        """
         for future, work in self._going.pop(folder, ()):
             with self._here(*work):
-                future.result()
+                future.result(PATIENCE)
 
     @contextmanager
     def _here(self, *work: Any) -> Iterator[None]:
-        """Draw this and all later pictures in this process if somebody has killed one that draws."""
+        """Draw this and all later pictures in this process if somebody has killed one that draws; none if one hangs."""
         try:
             yield
+        except TimeoutError:
+            note(f"{work[1]}: is not drawn after {PATIENCE} seconds; resume=true draws it and all later pictures")
+            self.wanted = False
+            for process in getattr(self._pool, "_processes").values():  # noqa: B009, private until Python 3.14
+                process.kill()
         except BrokenProcessPool:
             self.apart = False
-            _draw(*work)
+            if self.wanted:
+                _draw(*work)
 
     def close(self) -> None:
         """Wait for all pictures. Errors of drawing are not raised: who wants to know them calls `wait` before."""

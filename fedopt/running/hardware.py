@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     if os.environ.get("TORCHELASTIC_RUN_ID", RUN_ID) != RUN_ID and asked == "1":
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
-    torch.set_num_threads(hardware.threads or ours)
+    torch.set_num_threads((hardware.threads or ours) if _first_to_compute() == os.getpid() else 1)
     _set_precisions((["none"] * len(BACKENDS), ()))  # which would contradict the older names of the next line
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
@@ -105,6 +105,17 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     refuse_changed("code around this run, such as `with torch.device(...)`,")
     _keep_freed_memory()
     return device
+
+
+@cache
+def _first_to_compute() -> int:
+    """Return the id of the process that computes first, and let all its copies by fork compute with one thread.
+
+    They lack its OpenMP threads, and would wait for them for ever. Such copies are a user's own, as `multiprocessing` makes
+    them; those of fedopt come from a process that computes nothing.
+    """
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+    return os.getpid()
 
 
 def refuse_changed(who: str) -> None:

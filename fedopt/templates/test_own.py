@@ -1,17 +1,19 @@
-"""It gets better, is the same however clients are run, and draws nothing that the seed does not say."""
+"""It gets better, is the same however clients are run, draws nothing that the seed does not say, and can be resumed."""
 
 from pathlib import Path
 
+import fedopt
 import torch
 from fedopt import assemble, compose
 
 CHOSEN = "algo=my_sgd problem=classification dataset=digits"
 PRECISE = ["hardware.dtype=float64", "hardware.threads=1"]
+OWN = Path(__file__).parent / "myconf"
 
 
 def run(*overrides, rounds=30):
     """Run fedopt; return the problem's first metric before and after, and the last point."""
-    e = assemble(compose([*CHOSEN.split(), *PRECISE, *overrides], [Path(__file__).parent / "myconf"]))
+    e = assemble(compose([*CHOSEN.split(), *PRECISE, *overrides], [OWN]))
     metric, state = e.problem.metrics[0], e.algorithm.init(e.problem)
     before = e.problem.evaluate(*e.algorithm.output(state))[metric.name]
     for r in range(rounds):
@@ -34,3 +36,13 @@ def test_the_seed_says_it_all():
     one, again, other = (run(f"seed={seed}", rounds=3)[-1] for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_a_stopped_run_is_resumed_and_read_back(tmp_path):
+    """With the same values and variables as a run that was not stopped."""
+    words = [*CHOSEN.split(), *PRECISE, "budget.rounds=4", "eval.every=1"]
+    one, whole = ({"folders": OWN, "quiet": True, "output_dir": tmp_path / name} for name in ("one", "whole"))
+    assert fedopt.run(words, on_eval=lambda row: row["round"] == 2, **one).status == "stopped"
+    assert fedopt.run(words, resume=True, **one).final == fedopt.run(words, **whole).final
+    variables = (fedopt.load(run["output_dir"]).variables.values() for run in (one, whole))
+    assert all(torch.equal(*pair) for pair in zip(*variables, strict=True))

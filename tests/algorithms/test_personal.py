@@ -260,7 +260,7 @@ def test_metrics_are_taken_at_the_clients_models_and_cost_nothing():
     found, *_ = evaluate(e, state, Progress(round=2))
     assert e.federation.ledger.columns() == before
     A, c, _ = quadratics(e)
-    w, x, t = state.w.numpy(), e.problem._test.x.numpy(), e.problem._test.y.numpy()
+    w, x, t = state.w.numpy(), e.problem.test_examples.x.numpy(), e.problem.test_examples.y.numpy()
     owner = np.arange(len(t)) % 4
 
     def rmse(models):

@@ -46,7 +46,7 @@ def numpy_round(e, r, x, H, D, gamma, eta):
                     y = projected(p, z, y - 0.1 / (t + 1) * (gradient(y, *data) + p.mu * (y - z)))
                 f2.append(p.lam / 2 * np.sum((z - y) ** 2))
             g = g + weights[i] / weights.sum() * n / (2 * eta) * (f2[-2] - f2[-1]) * v / D
-    return x - gamma / np.sqrt(r + 1) * (gradient(x, *examples(p._server, range(len(p._server)))) + g)
+    return x - gamma / np.sqrt(r + 1) * (gradient(x, *examples(p.server_examples, range(len(p.server_examples)))) + g)
 
 
 @pytest.mark.parametrize("constraint", ["none", "ball", "orthant"])
@@ -303,7 +303,7 @@ def test_objectives(weighting):
     assert float(p.h(*at, sample)) == pytest.approx(loss(y, *data) + 0.15 * np.sum((x - y) ** 2), rel=1e-12)
     expected = gradient(y, *data) + 0.3 * (y - x)
     np.testing.assert_allclose(p.h.gradients(at[0][None], at[1][None], sample)[0], expected, rtol=1e-9, atol=1e-12)
-    server = examples(p._server, range(len(p._server)))
+    server = examples(p.server_examples, range(len(p.server_examples)))
     xi = p.server_sample(np.random.default_rng(0), None)
     assert float(p.f1(at[0], xi)) == pytest.approx(loss(x, *server), rel=1e-12)
     np.testing.assert_allclose(p.f1.gradient(at[0], xi), gradient(x, *server), rtol=1e-9, atol=1e-12)
@@ -314,7 +314,7 @@ def test_objectives(weighting):
     f2 = np.average(0.35 * np.sum((x - personal.numpy()) ** 2, 1), weights=weights)
     assert metrics["objective"] == pytest.approx(loss(x, *server) + f2, rel=1e-9)
     hits = []
-    for i, rows in enumerate(p._own):
+    for i, rows in enumerate(p.own_examples):
         u, labels = examples(p.train, rows)
         hits.append(100 * np.mean((u @ personal[i].numpy().reshape(10, -1).T).argmax(1) == labels))
     assert metrics["personal_accuracy"] == pytest.approx(np.mean(hits))
@@ -360,16 +360,20 @@ def test_who_has_what():
     n = 1797
     training = n - round(0.1 * n)
     server = round(0.3 * training)
-    assert (len(ours._test), len(ours._server), len(ours.train)) == (n - training, server, training - server)
-    assert ours._own.sizes.sum() == pytest.approx(0.1 * len(ours.train), abs=3)
-    assert len(set(ours._own.rows) | set(ours.splits["train"].rows)) == len(ours.train)
-    for a, b in ((ours.train, theirs.train), (ours._test, theirs._test)):
+    assert (len(ours.test_examples), len(ours.server_examples), len(ours.train)) == (
+        n - training,
+        server,
+        training - server,
+    )
+    assert ours.own_examples.sizes.sum() == pytest.approx(0.1 * len(ours.train), abs=3)
+    assert len(set(ours.own_examples.rows) | set(ours.splits["train"].rows)) == len(ours.train)
+    for a, b in ((ours.train, theirs.train), (ours.test_examples, theirs.test_examples)):
         assert torch.equal(a.x, b.x)
-    for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours._own, theirs._own)):
+    for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours.own_examples, theirs.own_examples)):
         np.testing.assert_array_equal(a.rows, b.rows)
-    whole = np.concatenate([part.x.numpy() for part in (ours.train, ours._server, ours._test)])
+    whole = np.concatenate([part.x.numpy() for part in (ours.train, ours.server_examples, ours.test_examples)])
     plain = small("fedavg", "classification", "partitioner=iid", unit).original
-    everything = np.concatenate([plain.train.x.numpy(), plain._test.x.numpy()])
+    everything = np.concatenate([plain.train.x.numpy(), plain.test_examples.x.numpy()])
     np.testing.assert_array_equal(*(np.sort(v.view([("", v.dtype)] * 64).ravel()) for v in (whole, everything)))
 
 
@@ -384,7 +388,7 @@ def test_pretraining(model):
     if model == "softmax":
         rng, x = keyed_rng(0, Purpose.PROBLEM, 4), plain.start()[0].numpy()
         for _ in range(5):
-            x = x - 0.03 * gradient(x, *examples(p._server, rng.integers(len(p._server), size=128)))
+            x = x - 0.03 * gradient(x, *examples(p.server_examples, rng.integers(len(p.server_examples), size=128)))
         np.testing.assert_allclose(p.start()[0], x, rtol=1e-10, atol=1e-13)
     everything = p.server_sample(np.random.default_rng(0), None)
     assert float(p.f1(p.start()[0], everything)) < float(p.f1(plain.start()[0], everything)) - 0.01

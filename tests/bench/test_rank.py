@@ -2,14 +2,18 @@
 
 import itertools
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from fedopt.bench import release
 from fedopt.bench.rank import BUDGETS, FIRM, Searches, best_of, board, chances, claims, first, hits, spent, worth
+from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, released
 from fedopt.bench.suite import CURRENCIES, LIMITS, UNUSUAL, Task
+from fedopt.errors import UserError
 
 TARGETS = [0.5, 0.1, 0.01]
 
@@ -165,3 +169,53 @@ def test_halves_of_a_pool_are_disjoint():
 def test_every_currency_is_counted():
     table = pool("a", [0.1] * 3)
     assert {*hits(task(), table)["currency"]} == {*CURRENCIES}
+
+
+# Tables that somebody has sent
+
+
+def sent(path, **columns):
+    """Write a table of four runs, with other columns than `write_table` would write."""
+    table = pd.concat([curve(0.1, 1)] * 2).assign(**dict.fromkeys(NAMES, "one"), threads=1, point=1, seed=range(4))
+    table = table.assign(**columns)
+    table[[name for name in COLUMNS if name in table]].to_parquet(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"step": 0.5}, "column step has the type double"),
+        ({"seed": [[1, 2]] * 4}, "column seed has the type list"),
+        ({"seed": pd.Series([1, None, 2, 3], dtype="Int64").to_numpy(object)}, "column seed has 'None'"),
+        ({"method": "<script>"}, "column method has '<script>'"),
+        ({"task": 3}, "column task has the type int64"),
+        ({"words": "x" * 3000}, "column words has 'xxx"),
+    ],
+)
+def test_a_table_of_other_columns_is_refused(columns, said, tmp_path):
+    assert len(read_table(sent(tmp_path / TABLE))) == 4
+    with pytest.raises(UserError, match=f"{TABLE}: cannot be read as a table of runs .*{said}"):
+        read_table(sent(tmp_path / TABLE, **columns))
+
+
+def test_a_table_that_is_none_or_too_large_is_refused(monkeypatch, tmp_path):
+    """Also a link, which could show another file, and a pipe, which would never end."""
+    path = sent(tmp_path / TABLE)
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("no Parquet")
+    monkeypatch.setattr(release, "MOST_ROWS", 3)
+    for name, why in ((TABLE, "more than 3 rows"), ("link", "is a link"), ("pipe", "regular"), ("text", "Parquet")):
+        with pytest.raises(UserError, match=why):
+            read_table(tmp_path / name)
+
+
+def test_results_are_not_taken_from_elsewhere_without_a_word(monkeypatch, capsys, tmp_path):
+    """A folder that is named must have some; else a note says whose they are."""
+    with pytest.raises(UserError, match=f"--results {tmp_path}/none: has no {TABLE}"):
+        released(tmp_path, tmp_path / "none")
+    released(tmp_path)
+    assert (
+        f"{tmp_path}: has no {TABLE}, so that the results that come with fedopt are ranked" in capsys.readouterr().err
+    )

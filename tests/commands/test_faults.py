@@ -167,7 +167,10 @@ WRONG = {
     "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "no such folder"]),
     "size of images": ([*DIGITS, "dataset=images", "dataset.path=x", "dataset.size=[3]"], ["dataset.size"]),
     "natural division of what has none": ([*DIGITS, "partitioner=by_column"], ["by_column", "partitioner.file=FILE"]),
-    "natural division of what a problem makes": (["partitioner=by_column"], ["by_column", "dataset=csv"]),
+    "natural division of what a problem makes": (
+        ["partitioner=by_column"],
+        ["by_column", "self.world.split(n, owners=NAMES)"],
+    ),
     "natural division by a file": (
         [*DIGITS, "partitioner=by_column", "partitioner.file=nowhere"],
         ["partitioner.file=nowhere", "cannot be read"],

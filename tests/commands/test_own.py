@@ -25,6 +25,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
+from fedopt.metrics import Metric
 from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
@@ -212,6 +213,30 @@ def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     assert change[2] in line
     assert ("hardware.engine=one_by_one" in line) == (mistake in OF_VMAP)
     assert "this is a bug" not in line
+
+
+UNCALLED = [
+    (
+        "    def start(self):",
+        "    def project(self, y):\n        return y\n\n    def start(self):",
+        "MyRegression.project has project",
+    ),
+    (
+        "    weighting =",
+        '    f_split = "train"\n    weighting =',
+        "MyRegression has f_split, which is of bilevel, ",
+    ),
+]
+
+
+@pytest.mark.parametrize("change", UNCALLED)
+def test_a_hook_that_the_class_never_calls(change, monkeypatch, capsys, tmp_path):
+    right, wrong, said = change
+    named = None if "def" in right else "@dataclass"
+    result, place = mistaken("my_regression", (right, wrong, said, named), "vectorised", monkeypatch, capsys, tmp_path)
+    line = result.err.splitlines()[-1]
+    assert (result.code, line.startswith(place), said in line) == (2, True, True), line
+    assert "in a minimisation problem nothing calls it" in line
 
 
 OF_VMAP = [
@@ -437,9 +462,33 @@ def test_a_skeleton_runs_and_passes_its_test(kind, of, monkeypatch, capsys, tmp_
     run = fedopt(monkeypatch, capsys, *shlex.split(last)[1:], "budget.rounds=2", "hardware.threads=1")
     assert "finished after 2 rounds" in run.out, run.err
     tests = [test for called, test in vars(import_module(f"test_{name}")).items() if called.startswith("test_")]
-    assert len(tests) == 3
+    assert len(tests) == 4
     for test in tests:
-        test()
+        test(*[tmp_path] * test.__code__.co_argcount)
+
+
+@pytest.mark.parametrize("row", ["s.x.sum()", "s.x.view(2, -1)"])
+def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp_path):
+    """A method whose clients keep a number, or a matrix, goes on as if nothing had happened."""
+    name = f"my_sgd_{next(COUNT)}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    new(["algo", name])
+    path = tmp_path / f"{name}.py"
+    changes = {
+        "x: Tensor": "x: Tensor; memory: Memory",
+        "return State(*problem.start())": f"s = State(*problem.start(), ()); return State(s.x, Memory([0 * {row}] * 99))",
+        GRADIENT: f"{GRADIENT} + 0.1 * client.memory.sum(), client.memory + 1",
+        "g = fed.exchange(gradient, s.x, fed.cohort()": "g, memory = fed.exchange(gradient, s.x, fed.cohort(), memory=s.memory",
+        NEW: NEW.replace("g)", "g, memory)"),
+        "from fedopt import ": "from fedopt import Memory, ",
+    }
+    text = path.read_text()
+    for right, other in changes.items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, other)
+    path.write_text(text)
+    import_module(f"test_{name}").test_a_stopped_run_is_resumed_and_read_back(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -507,6 +556,18 @@ def test_the_gradient_that_a_function_owns_on_the_page():
     torch.testing.assert_close(p.f.gradient(x, (a, b, weight)), automatic)
 
 
+def test_the_metric_of_test_examples_on_the_page():
+    """The accuracy of the worst class, as NumPy finds it from the logits of all test examples."""
+    (block,) = re.findall(r"```python\n# in MyWeights, with [^\n]*\n(.*?)```", PAGE, re.DOTALL)
+    p, names = small("fedavg", "classification").original, {"Metric": Metric}
+    exec(block, names)
+    y = p.start()[0] + 0.3 * torch.sin(torch.arange(len(p.start()[0])))
+    of_test = p.test_examples
+    right = (p.net(y, of_test.x).argmax(1) == of_test.y).numpy()
+    expected = 100 * min(right[of_test.y.numpy() == c].mean() for c in range(p.classes))
+    assert names["evaluate"](p, None, y) == {"worst_class": pytest.approx(expected)}
+
+
 def test_the_memory_on_the_page():
     """Of each client it has the gradient of the last round."""
     e = small("fedavg", "classification")
@@ -524,7 +585,8 @@ def test_the_memory_on_the_page():
     assert sorted(third.memory.changed(second.memory)) == sorted(e.federation.at(1).cohort())
     assert not torch.equal(third.x, second.x)
     with pytest.raises(
-        UserError, match=r"a Memory's rows have shape \[\], and the new ones \[\d+\]; make it with a row for each"
+        UserError,
+        match=r"a Memory's rows have shape \[\] of .*, and a new one \[\d+\] of .*; make it with a row for each",
     ):
         Memory(x.new_zeros(6)).replaced(cohort, second.memory.rows(cohort))
 

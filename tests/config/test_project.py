@@ -12,7 +12,7 @@ from support.cases import few
 from support.command import ROOT, fedopt, one_line, run
 
 import fedopt as library
-from fedopt.config import project
+from fedopt.config import classes, project
 from fedopt.config.project import NAME, trusted, with_project
 from fedopt.errors import UserError
 
@@ -224,3 +224,33 @@ def test_the_line_that_goes_on_has_what_was_typed(monkeypatch, capsys, listed):
                          capture_output=True).stdout.splitlines()  # fmt: skip
     assert out[0] == f"{Path.cwd()}{os.pathsep}{ROOT}"
     assert re.search(rf"to go on: PYTHONPATH={ROOT} fedopt resume=true", out[-1])
+
+
+def put(path, kind):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    {
+        "pipe": os.mkfifo,
+        "folder": Path.mkdir,
+        "text": lambda p: p.write_bytes(b"[1]\0"),
+        "types": lambda p: p.write_text('{"a": 5}'),
+    }[kind](path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "text"])
+def test_a_list_of_trusted_folders_that_is_none(kind, monkeypatch, capsys, listed):
+    """One line, and never a wait for the other end of a pipe."""
+    put(listed, kind)
+    Path(NAME).write_text(project.new_text())
+    assert not trusted()
+    one_line(fedopt(monkeypatch, capsys, "trust"), str(listed), "cannot be written", "PYTHONPATH=.")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "text", "types"])
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_cache_with_other_content_is_not_read(kind, lock, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(classes, "_kept", lambda: dict(classes._read()))
+    file = classes._file()
+    put(Path(f"{file}.lock") if lock else file, kind)
+    assert "minimisation" in classes.about("fedopt.algorithms.fedavg.FedAvg")["fits"]

@@ -396,7 +396,7 @@ def test_by_column():
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)
-    with pytest.raises(UserError, match="dataset=csv"):
+    with pytest.raises(UserError, match="owners=NAMES"):
         world.split(6)
     with pytest.raises(UserError, match=r"partitioner=iid partitioner\.clients=N"):
         _ = world.clients
@@ -430,3 +430,17 @@ def test_by_a_file(numbers, ends, tmp_path):
 def test_by_a_column_that_is_not_there():
     with pytest.raises(UserError, match=r"partitioner=by_column: .*partitioner.file=FILE"):
         World(0, ByColumn(), Given()).load()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, r"self.world.split\(n, owners=NAMES\), such as self.world.load\(\).owners"),
+        ({"owners": np.array([1, 2, 2])}, r"owners have shape \[3\]; give one for each of 4 rows"),
+        ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels have shape \[4, 1\]; "),
+        ({"owners": np.arange(4), "validation": np.array([True])}, r"validation have shape \[1\]; "),
+    ],
+)
+def test_a_division_of_ones_own_data_says_what_it_lacks(given, said):
+    with pytest.raises(UserError, match=said):
+        World(0, ByColumn()).split(4, **given)

@@ -4,11 +4,13 @@ import gzip
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedopt.data import arrays
 from fedopt.data.arrays import divided
 from fedopt.data.datasets import Npz
 from fedopt.data.folders import Folder
@@ -519,3 +521,26 @@ def test_small_files_that_hold_much_are_refused(tmp_path, monkeypatch):
 def written(path, text):
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize("kind", ["csv.gz", "svm.gz", "npz"])
+def test_a_small_file_that_unpacks_to_much_is_refused(kind, monkeypatch, tmp_path):
+    """In one line that says how to read it all the same; a file whose content is as large as it seems is read."""
+    monkeypatch.setattr(arrays, "MOST_UNCHECKED", 2**20, raising=False)
+    path, rows, y = tmp_path / f"own.{kind}", 60_000, np.arange(60_000) % 2
+    if kind == "npz":
+        made = {"x_train": np.zeros((rows, 3)), "y_train": y, "x_test": np.zeros((2, 3)), "y_test": y[:2]}
+        np.savez_compressed(path, **made)
+        source = Npz(str(path))
+    else:
+        text = "a,y\n" + "1,0\n2,1\n" * (rows // 2) if kind == "csv.gz" else "0 1:1\n1 1:2\n" * (rows // 2)
+        path.write_bytes(gzip.compress(text.encode()))
+        source = Csv(str(path), "y") if kind == "csv.gz" else Libsvm(str(path))
+    with pytest.raises(UserError, match=r"more than 500 times the size of this file; .* unpack it first \(gunzip\)"):
+        source.load()
+    if kind == "npz":
+        np.savez(path, **made)
+    else:
+        path.with_suffix("").write_text(text)
+        source = replace(source, path=str(path.with_suffix("")))
+    assert len(source.load().y_train) > 0.7 * rows

@@ -24,7 +24,7 @@ def test_answers_come_in_the_order_of_the_cohort(engine):
         given.append(weights.tolist())
         return tuple(leaf[-1] for leaf in (tree[0], *tree[1]))
 
-    first, (second,) = fed.at(0).exchange(answers, x, S, combine=largest)
+    first, second = fed.at(0).exchange(answers, x, S, combine=largest)
     assert torch.equal(first, 5 + x)
     assert torch.equal(second, 5 * x)
     np.testing.assert_allclose(given[0], e.problem.weights[S] / e.problem.weights[S].sum())
@@ -36,6 +36,20 @@ def test_answers_come_in_the_order_of_the_cohort(engine):
     torch.testing.assert_close(
         fed.at(0).exchange(answers, x, S, combine=mean)[0], fed.at(0).exchange(answers, x, S)[0], rtol=1e-14, atol=1e-14
     )
+
+
+def test_the_server_makes_what_it_wants_of_the_answers():
+    """A dict, a whole number and None of answers that are a tensor and a tuple, real numbers in the type of the run."""
+    e = small("fedavg", "quadratic_minimisation", "hardware.dtype=float32")
+    fed, x = Federation(e.problem, OneByOne(), 0), e.problem.start()[0] + 1
+
+    def spread(tree, weights):
+        return {"spread": tree[0].std(0), "largest": tree[0].argmax(), "others": None}
+
+    made = fed.at(0).exchange(answers, x, np.array([0, 3]), combine=spread)
+    np.testing.assert_allclose(made["spread"], np.full(len(x), np.std([1, 4], ddof=1)), rtol=1e-6)
+    assert made["spread"].dtype == torch.float32
+    assert (int(made["largest"]), made["others"]) == (len(x), None)
 
 
 def test_second_derivatives_are_refused():

@@ -611,7 +611,7 @@ def test_training_is_in_training_mode(name, engine):
         wanted += problem.weights[i] * nn.utils.parameters_to_vector(module.parameters()).detach()
     torch.testing.assert_close(state.x, wanted)
     plain = problem.net.trained(state.x).eval()
-    test = problem._test
+    test = problem.test_examples
     accuracy = (plain(test.x.view(-1, *test.shape)).argmax(1) == test.y).double().mean()
     assert problem.evaluate(state.x)["test_accuracy"] == pytest.approx(100 * float(accuracy))
 

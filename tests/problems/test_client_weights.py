@@ -321,7 +321,7 @@ def test_methods_take_weight_from_wrong_clients(algo):
 def test_regression_has_an_error_and_no_accuracy():
     p = problem(table(real=True))
     x, y = p.start()
-    errors = p._test.x.numpy() @ y[:3].numpy() + float(y[3]) - p._test.y.numpy()
+    errors = p.test_examples.x.numpy() @ y[:3].numpy() + float(y[3]) - p.test_examples.y.numpy()
     found = p.evaluate(x, y)
     assert set(found) == {m.name for m in p.metrics} == {"test_rmse", "val_loss", "wrong_weight"}
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-12)

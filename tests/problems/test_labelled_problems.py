@@ -255,7 +255,7 @@ def test_regularisation_takes_any_data_set_of_features():
     assert [len(v) for v in p.start()] == [10, 640]
     made = regularised(examples=1000, features=6)
     assert len(made.train) == 800
-    assert len(made._test) == 200
+    assert len(made.test_examples) == 200
     # Only the first half of the features matter to the labels
     correlations = np.abs(np.corrcoef(made.train.x.T.numpy(), made.labels)[-1, :-1])
     assert correlations[3:].max() < 5 / np.sqrt(800)
@@ -313,8 +313,8 @@ def test_auc_in_closed_form(form, partitioner):
 def test_auc_counts_the_pairs_in_order():
     p, x = areas(), normal(12, seed=1)
     W, b = x.numpy()[:8].reshape(2, 4), x.numpy()[8:10]
-    logits = p._test.x.numpy() @ W.T + b
-    difference, positive = logits[:, 1] - logits[:, 0], p._test.y.numpy() == 1
+    logits = p.test_examples.x.numpy() @ W.T + b
+    difference, positive = logits[:, 1] - logits[:, 0], p.test_examples.y.numpy() == 1
     pairs = difference[positive][:, None] - difference[~positive]
     assert p.evaluate(x, x[:1])["test_auc"] == pytest.approx(np.mean(pairs > 0), rel=1e-12)
     assert area(np.array([0.1, 0.4, 0.4, 0.7]), np.array([False, True, False, True])) == pytest.approx(3.5 / 4)

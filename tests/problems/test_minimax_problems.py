@@ -116,7 +116,7 @@ def test_robust_metrics(norm, p):
     """Three accuracies: of the test set, under y, and under the worst perturbation of the same ball that is found."""
     problem = robust(norm=norm, eps=1.5, ascent=10)
     x, y = problem.start()[0], problem.project(normal(16, seed=5))
-    test = problem._test.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
+    test = problem.test_examples.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
 
     def accuracy(v):
         return 100 * np.mean(numpy_logits(problem.net, x, test.x.numpy() + v).argmax(1) == test.y.numpy())
@@ -147,7 +147,7 @@ def test_a_penalty_takes_the_place_of_the_ball():
     assert torch.equal(p.project(y), y)
     assert float(ball.project(y).norm()) == pytest.approx(2)
     one = robust(penalty=0.2, ascent=1)
-    test = one._test.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
+    test = one.test_examples.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
 
     def penalised(y):
         logits = numpy_logits(one.net, x, test.x.numpy() + y.numpy())
@@ -220,7 +220,7 @@ def test_robust_training_loss_is_the_objective(weighting):
 def test_fair_metrics():
     p = fair(world(Dirichlet(4, 0.3)))
     x, y = p.start()[0], torch.tensor([0.2, 0.7, 0.1], dtype=F64)
-    batch = p._test.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
+    batch = p.test_examples.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
     hit = numpy_logits(p.net, x, batch.x.numpy()).argmax(1) == batch.y.numpy()
     of_class = [100 * hit[batch.y.numpy() == c].mean() for c in range(3)]
     metrics = p.evaluate(x, y)

@@ -130,7 +130,7 @@ def test_learnt_strengths(strengths):
     w = normal(4, seed=1)
     lam = LAM * np.exp(2 * s.numpy() if strengths == "client" else s.numpy().repeat(4))  # sqrt(M) = 2
     y, rmse, value = [], [], 0
-    x_test, t_test = p._test.x.numpy(), p._test.y.numpy()
+    x_test, t_test = p.test_examples.x.numpy(), p.test_examples.y.numpy()
     for i, weight in enumerate(p.weights):
         z, t = arrays(p, "train", i)
         y.append(np.linalg.solve(z.T @ z / len(t) + lam[i] * np.eye(4), z.T @ t / len(t) + lam[i] * w.numpy()))

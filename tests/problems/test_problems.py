@@ -503,3 +503,24 @@ def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
         check(problem)
     problem.body.eval()
     check(problem)
+
+
+# What every problem is held to
+
+
+@pytest.mark.parametrize(
+    ("algo", "problem", "hook", "of"),
+    [
+        ("local_sgda", "quadratic_minimax", "g", "minimax"),
+        ("fednest", "quadratic_bilevel", "level", "bilevel"),
+        ("fedmsa", "quadratic_compositional", "project", "two_level"),
+        ("zo_hfl", "quadratic_hierarchical", "f", "hierarchical"),
+        ("fedxl", "x_risk", "g_split", "x_risk"),
+        ("fedavg", "classification", "server_sample", "minimisation"),
+    ],
+)
+def test_what_a_class_never_calls_is_refused(algo, problem, hook, of):
+    p = small(algo, problem).original
+    p.__class__ = type("Own", (type(p),), {hook: lambda self, *_: None})
+    with pytest.raises(UserError, match=f"has {hook}, which is of .* problems: in a {of} problem nothing calls it"):
+        check(p)

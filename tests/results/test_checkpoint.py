@@ -1,15 +1,18 @@
 """What a checkpoint costs, that what it counts comes back, and runs that begin at the checkpoint of another."""
 
 import json
+import math
 import os
 import shutil
 import signal
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from support.command import TINY, fedopt, one_line, without_time
+from torch.utils._pytree import tree_leaves
 
 from fedopt.drawing import run
 from fedopt.errors import UserError
@@ -150,6 +153,79 @@ def test_a_journal_that_is_not_whole(tmp_path):
             Journal(tmp_path, [initial]).restore(said)
     with pytest.raises(UserError, match="checkpoint"):
         Journal(tmp_path, [initial]).restore({**said, "file": "../elsewhere"})
+
+
+@pytest.mark.parametrize(
+    "row", [torch.tensor(1.5), torch.ones(2, 3), torch.tensor(7), torch.tensor([True]), torch.zeros(2, 0)], ids=repr
+)
+def test_rows_come_back_in_their_shape(row, tmp_path):
+    """A number, a matrix, a whole number, a truth value and nothing: clients 1 and 3 of 4 have new rows, of two memories."""
+    zeros = torch.zeros(4, *row.shape, dtype=row.dtype)
+    initial = [Memory(torch.zeros(4, 5)), Memory(zeros)]
+    now = [initial[0], initial[1].replaced(np.array([3, 1]), [row, row])]
+    said = Journal(tmp_path, initial).append(now)
+    other, restored = Journal(tmp_path, initial).restore(said)
+    assert torch.equal(other.tensor(), torch.zeros(4, 5))
+    assert (restored.shape, restored.dtype) == (zeros.shape, zeros.dtype)
+    assert torch.equal(restored.tensor(), torch.stack([zeros[0], row, zeros[0], row]))
+
+
+class Everything(NamedTuple):
+    x: torch.Tensor
+    nested: dict[str, Any]
+    counts: tuple[int, bool, tuple[()], float]
+    memory: Memory
+
+
+def everything(c: float) -> Everything:
+    """A state with every kind of leaf that a round accepts. c: what differs between two states of a run."""
+    nested = {
+        "memories": [Memory(torch.full((3,), c)), Memory(torch.full((3, 2, 2), math.inf))],
+        "step": torch.tensor(c),
+    }
+    counts = (int(10 * c), c > 1, (), 0.1 * c)
+    return Everything(torch.full((2, 3), c).T, nested, counts, Memory([torch.tensor([True, c > 1])] * 3))
+
+
+def test_what_a_round_accepts_a_checkpoint_gives_back(tmp_path):
+    """Numbers to the last digit, types, dtypes and shapes; what begins as infinity may stay so."""
+    path, initial, ledger = tmp_path / "checkpoint.safetensors", everything(0.5), Ledger(3)
+    assert checkpoint.Checkpoint(path, initial).store(everything(1.7), ledger, {"round": 1})
+    state, _ = checkpoint.Checkpoint(path, initial).restore(ledger)
+    leaves, expected = ([*tree_leaves(s)] for s in (state, everything(1.7)))
+    assert state.counts == (17, True, (), 0.1 * 1.7)
+    assert [type(leaf) for leaf in leaves] == [type(leaf) for leaf in expected]
+    for leaf, other in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory": Memory(torch.zeros(3, 2))},
+        {"memory": Memory(torch.zeros(3, 1, dtype=torch.bool))},
+        {"x": torch.zeros(3, 2, dtype=torch.float64)},
+        {"counts": (5, True, (), 1)},
+    ],
+)
+def test_a_later_step_must_keep_the_kinds_too(change, tmp_path):
+    file = checkpoint.Checkpoint(tmp_path / "checkpoint.safetensors", everything(0.5))
+    with pytest.raises(UserError, match="shapes and dtypes of init"):
+        file.store(everything(1.7)._replace(**change), Ledger(3), {})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [torch.zeros(0, 3), [], [1.0, 2.0], [torch.zeros(2), torch.zeros(3)], [torch.zeros(2), torch.zeros(2).double()]],
+)
+def test_rows_that_make_no_memory(rows):
+    with pytest.raises(UserError, match="a row for each client"):
+        Memory(rows)
+
+
+def test_a_new_row_of_another_type_is_refused():
+    with pytest.raises(UserError, match=r"have shape \[\] of torch.int64, and a new one \[\] of torch.float32"):
+        Memory(torch.zeros(3, dtype=torch.int64)).replaced(np.array([1]), torch.tensor([0.5]))
 
 
 def test_a_damaged_journal_is_refused_at_the_door(monkeypatch, capsys, tmp_path):

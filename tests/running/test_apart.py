@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command import TINY, fedopt, run, start
+from support.command import ROOT, TINY, fedopt, run, start
 
 from fedopt.console.interrupts import ending_at_once
 from fedopt.drawing import run as drawn_here
@@ -59,6 +62,22 @@ def test_a_process_that_is_killed_costs_no_picture(drawing, given, monkeypatch):
     os.kill(going.pid, signal.SIGKILL)
     drawing.wait(given[1].parent)
     assert given[1].exists()
+
+
+def test_numbers_wait_for_no_picture(drawing, given, monkeypatch, capsys):
+    """A process that hangs is given up after a while, in one line; then nothing is drawn, and nobody waits any more."""
+    drawing(*given)
+    drawing.wait(given[1].parent)
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGSTOP)
+    given[1].unlink()
+    monkeypatch.setattr(apart, "PATIENCE", 0.5, raising=False)
+    for _ in range(2):
+        drawing(*given)
+        drawing.wait(given[1].parent)
+    drawing.close()
+    assert capsys.readouterr().err.count("metrics.png: is not drawn after 0.5 seconds") == 1
+    assert not given[1].exists()
 
 
 @pytest.mark.full
@@ -115,3 +134,30 @@ def test_nothing_is_collected_during_imports():
     with ending_at_once():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+FORK = """
+import multiprocessing
+import fedopt, torch
+def add(n):
+    return torch.ones(n).exp().log().sum().item()
+def again(n):
+    return fedopt.run("algo=fedavg problem=classification dataset=digits budget.rounds=1", output_dir=f"{n}", quiet=True).status
+if __name__ == "__main__":
+    again(0)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(pool.map(add, [300_000]), pool.map(again, [1]))
+"""
+
+
+def test_a_pool_of_ones_own_after_a_run_ends(tmp_path):
+    """Copies of a process whose OpenMP has two threads, which they lack: they compute with one."""
+    (tmp_path / "fork.py").write_text(FORK)
+    how = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "start_new_session": True}
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "fork.py"], env=env, **how)
+    try:
+        assert process.communicate(timeout=90)[0].strip() == "[300000.0] ['finished']"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
