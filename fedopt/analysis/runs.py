@@ -45,6 +45,7 @@ class Recorded:
         tuned: Whether a tuned value took effect.
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
         elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
+        departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Recorded:
     tuned: bool = False
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
     elsewhere: str = ""
+    departures: Sequence[str] = ()
 
     def metric(self, name: str) -> Metric:
         """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
@@ -269,6 +271,7 @@ def read(folder: Path, x: str) -> Recorded:
         tuned.effective,
         sources,
         " ".join(tuned.beside),
+        card.get("departures", ()),
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")

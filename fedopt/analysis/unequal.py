@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedopt.analysis.groups import differing, order
+from fedopt.analysis.groups import departures, differing, order
 from fedopt.analysis.runs import DATA, Recorded, by_problem
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.metrics import COSTS
@@ -52,8 +52,8 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
     yield from _tuning(runs)
-    if "algo" in by and BATCH not in by:
-        yield from _batches(groups)
+    yield from _settings(by, groups)
+    yield from _asked(groups)
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
@@ -69,6 +69,7 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart):
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 keys[key] = None
+        keys |= dict.fromkeys(key for key in departures(runs) if key not in by and not key.startswith("budget."))
         if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
             keys[DATA] = None
     return list(keys)
@@ -91,7 +92,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
                 f"runs of {label} end between {least} and {most}; its line ends where the first ends, and the table "
                 f"has last values"
             )
-        if any(key.partition(".")[0] == "budget" for key in by):
+        if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
         yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
@@ -193,16 +194,35 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
             yield f"the tuned values of {', '.join(names)} were found without {text}, and may be far from the best here; tune again"
 
 
-def _batches(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost."""
+def _settings(by: Sequence[str], groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost, and for each
+    departure that is not all in which groups differ.
+    """
     for problem, labels in by_problem(groups).items():
-        sizes: dict[str, list[str]] = {}
+        keys = departures([run for runs in labels.values() for run in runs]) if len(by) > 1 else []
+        for key in [*(key for key in keys if key in by), *[BATCH] * ("algo" in by and BATCH not in by)]:
+            values: dict[str, list[str]] = {}
+            for label, runs in labels.items():
+                for value in {run.keys[key] for run in runs if key in run.keys}:
+                    values.setdefault("all" if (key, value) == (BATCH, "null") else value, []).append(label)
+            each = "; ".join(f"{value} ({', '.join(values[value])})" for value in sorted(values, key=order))
+            if key == BATCH and len(values) > 1:
+                yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
+            elif key != BATCH:
+                yield f"different {key} on {problem[0]}: {each}; name a cause only between lines that differ in one thing"
+
+
+def _asked(groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem whose groups ask unequal numbers of clients in a communication round."""
+    for problem, labels in by_problem(groups).items():
+        asked: dict[str, float] = {}
         for label, runs in labels.items():
-            for size in sorted({run.keys[BATCH] for run in runs if BATCH in run.keys}, key=order):
-                sizes.setdefault("all" if size == "null" else size, []).append(label)
-        if len(sizes) > 1:
-            each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
-            yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
+            ends = [run for run in runs if run.knows("client_visits")]
+            visits, rounds = (sum(run.cost(x)[-1] for run in ends) for x in ("client_visits", "comm_rounds"))
+            asked |= {label: visits / rounds} if rounds else {}
+        if pair := _apart(asked, UNEQUAL):
+            few, many = (f"{label} asks {asked[label]:.3g}" for label in pair)
+            yield f"on {problem[0]} {few} clients in a communication round, {many}; compare with --x client_visits too"
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:
