@@ -109,9 +109,9 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
-    If a label is long, 'tuned' or 'untuned' replaces the keys, provided that the groups can still be told apart. Otherwise
-    keys are dropped from the last to the first while the labels stay different. Departures stay. If two labels would be equal,
-    all stay unchanged.
+    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that there are no departures and that the groups can
+    still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
+    departures. If two labels would be equal, all stay unchanged.
     """
     parts, stay = [], departures([run for runs in groups.values() for run in runs])
     for label, runs in groups.items():
@@ -120,12 +120,10 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
         tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
+        short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
+        parts = short if not stay and len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
-        fade = [key for key in keys if key not in stay]
-        left = [[word for word in words if word.partition("=")[0] not in fade] for words in parts]
-        short = [[*words, how] for words, how in zip(left, tuned, strict=True)]
-        parts = short if len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
-        for key in reversed(fade):
+        for key in [key for key in reversed(keys) if key not in stay]:
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
             parts = fewer if all(fewer) and len({*map(tuple, fewer)}) == len(parts) else parts
         parts = [[word.removeprefix("algo.") for word in words] for words in parts]

@@ -52,15 +52,17 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
     yield from _tuning(runs)
-    yield from _settings(by, groups)
+    if "algo" in by and BATCH not in by:
+        yield from _batches(groups)
     yield from _asked(groups)
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys, other than those in `by`, in which groups on the same problem differ.
+    """Return the keys, other than those in `by`, in which groups on the same problem differ, and all departures but a single
+    key in `by`.
 
-    Keys that differ only because the option differs are left out. So are the budget and evaluation times, on which other
-    lines report.
+    Other keys that differ only because the option differs are left out. So are the budget and evaluation times, on which
+    other lines report.
     """
     brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
     keys: dict[str, None] = {}
@@ -69,7 +71,7 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart):
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 keys[key] = None
-        keys |= dict.fromkeys(key for key in departures(runs) if key not in by and not key.startswith("budget."))
+        keys |= dict.fromkeys(key for key in departures(runs) if [*by] != [key])
         if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
             keys[DATA] = None
     return list(keys)
@@ -158,11 +160,8 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
     """Yield a line for each of the user's modules that changed between runs."""
-    versions: dict[str, set[str]] = {}
-    for run in runs:
-        for module, digests in run.sources.items():
-            versions.setdefault(module, set()).update(digests)
-    for module, several in versions.items():
+    for module in dict.fromkeys(module for run in runs for module in run.sources):
+        several = {digest for run in runs for digest in run.sources.get(module, ())}
         if len(several) > 1:
             yield f"the runs were made by {len(several)} versions of {module}; delete the older ones and run them again"
 
@@ -186,30 +185,22 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
                 f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
                 f"unequal; preset=none runs all without"
             )
-    alike: dict[str, list[str]] = {}
-    for algo, words in elsewhere.items():
-        alike.setdefault(" ".join(words), []).append(algo)
-    for text, names in alike.items():
-        if text:
-            yield f"the tuned values of {', '.join(names)} were found without {text}, and may be far from the best here; tune again"
+    texts = {algo: " ".join(words) for algo, words in elsewhere.items()}
+    for text in filter(None, dict.fromkeys(texts.values())):
+        names = ", ".join(algo for algo in texts if texts[algo] == text)
+        yield f"the tuned values of {names} were found without {text}, and may be far from the best here; tune again"
 
 
-def _settings(by: Sequence[str], groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost, and for each
-    departure that is not all in which groups differ.
-    """
+def _batches(groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost."""
     for problem, labels in by_problem(groups).items():
-        keys = departures([run for runs in labels.values() for run in runs]) if len(by) > 1 else []
-        for key in [*(key for key in keys if key in by), *[BATCH] * ("algo" in by and BATCH not in by)]:
-            values: dict[str, list[str]] = {}
-            for label, runs in labels.items():
-                for value in {run.keys[key] for run in runs if key in run.keys}:
-                    values.setdefault("all" if (key, value) == (BATCH, "null") else value, []).append(label)
-            each = "; ".join(f"{value} ({', '.join(values[value])})" for value in sorted(values, key=order))
-            if key == BATCH and len(values) > 1:
-                yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
-            elif key != BATCH:
-                yield f"different {key} on {problem[0]}: {each}; name a cause only between lines that differ in one thing"
+        sizes: dict[str, list[str]] = {}
+        for label, runs in labels.items():
+            for size in sorted({run.keys[BATCH] for run in runs if BATCH in run.keys}, key=order):
+                sizes.setdefault("all" if size == "null" else size, []).append(label)
+        if len(sizes) > 1:
+            each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
+            yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
 
 
 def _asked(groups: Groups) -> Iterator[str]:
