@@ -43,9 +43,9 @@ def default_keys(runs: Sequence[Recorded]) -> list[str]:
 
 def differing(runs: Sequence[Recorded]) -> list[str]:
     """Return the config groups whose chosen option differs, then each other key that differs between runs with the same
-    options.
+    options, and each departure that differs between runs on a problem.
 
-    A key is left out if it differs only because the options differ. The key `from` is returned only if no other key is.
+    Another key is left out if it differs only because the options differ. The key `from` is returned only if no other key is.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -54,12 +54,20 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart)
         if key not in CHOSEN and len({run.group([*chosen, key]) for run in runs}) > apart
     ]
+    others += [key for key in departures(runs) if key not in others]
     noted = [run for run in runs if DATA in run.keys]
     without, with_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
     if len(with_data) > len(without):
         others.append(DATA)
     rest = [key for key in others if key != "from"]  # another start names a line only where nothing else differs
     return [*chosen, *(rest if chosen or rest else others)]
+
+
+def departures(runs: Sequence[Recorded]) -> list[str]:
+    """Return the departures of any of the runs whose values differ between runs on one problem."""
+    keys = dict.fromkeys(key for run in runs for key in run.departures)
+    problems = len({run.problem for run in runs})
+    return [key for key in keys if len({(run.problem, run.group([key])) for run in runs}) > problems]
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
@@ -91,21 +99,21 @@ def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the parts of each group's label: chosen options by name, other keys as key=value. Keys that a group lacks are left
-    out.
+    """Return the parts of each group's label: chosen options by name, other keys as key=value. Keys that a group lacks, and
+    limits that its budget lacks, are left out.
     """
-    pairs = ([(key, value) for key, value in zip(by, group, strict=True) if value != ABSENT] for group in groups)
+    pairs = ([(k, v) for k, v in zip(by, g, strict=True) if v != ABSENT and k[:7] + v != "budget.null"] for g in groups)
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
 
 
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
-    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that the groups can still be told apart. Otherwise
-    keys are dropped from the last to the first while the labels stay different. If two labels would be equal, all stay
-    unchanged.
+    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that there are no departures and that the groups can
+    still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
+    departures. If two labels would be equal, all stay unchanged.
     """
-    parts = []
+    parts, stay = [], departures([run for runs in groups.values() for run in runs])
     for label, runs in groups.items():
         algo = runs[0].keys.get("algo", ABSENT)
         text = ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
@@ -113,9 +121,9 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     if any(len(", ".join(words)) > LONG for words in parts):
         tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
         short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
-        parts = short if len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
+        parts = short if not stay and len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
-        for key in reversed(keys):
+        for key in [key for key in reversed(keys) if key not in stay]:
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
             parts = fewer if all(fewer) and len({*map(tuple, fewer)}) == len(parts) else parts
         parts = [[word.removeprefix("algo.") for word in words] for words in parts]

@@ -46,6 +46,7 @@ class Recorded:
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
         elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
         bad: The round of the evaluation at which the run diverged; nan if it did not.
+        departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Recorded:
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
     elsewhere: str = ""
     bad: float = np.nan
+    departures: Sequence[str] = ()
 
     def metric(self, name: str) -> Metric:
         """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
@@ -276,6 +278,7 @@ def read(folder: Path, x: str) -> Recorded:
         sources,
         " ".join(tuned.beside),
         table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
+        card.get("departures", ()),
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedopt.analysis.groups import differing, order
+from fedopt.analysis.groups import departures, differing, order
 from fedopt.analysis.runs import DATA, Recorded, by_problem
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.metrics import COSTS
@@ -54,13 +54,15 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     yield from _tuning(runs)
     if "algo" in by and BATCH not in by:
         yield from _batches(groups)
+    yield from _asked(groups)
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys, other than those in `by`, in which groups on the same problem differ.
+    """Return the keys, other than those in `by`, in which groups on the same problem differ, and all departures but a single
+    key in `by`.
 
-    Keys that differ only because the option differs are left out. So are the budget and evaluation times, on which other
-    lines report.
+    Other keys that differ only because the option differs are left out. So are the budget and evaluation times, on which
+    other lines report.
     """
     brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
     keys: dict[str, None] = {}
@@ -69,6 +71,7 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart):
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 keys[key] = None
+        keys |= dict.fromkeys(key for key in departures(runs) if [*by] != [key])
         if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
             keys[DATA] = None
     return list(keys)
@@ -91,7 +94,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
                 f"runs of {label} end between {least} and {most}; its line ends where the first ends, and the table "
                 f"has last values"
             )
-        if any(key.partition(".")[0] == "budget" for key in by):
+        if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
         yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
@@ -157,11 +160,8 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
     """Yield a line for each of the user's modules that changed between runs."""
-    versions: dict[str, set[str]] = {}
-    for run in runs:
-        for module, digests in run.sources.items():
-            versions.setdefault(module, set()).update(digests)
-    for module, several in versions.items():
+    for module in dict.fromkeys(module for run in runs for module in run.sources):
+        several = {digest for run in runs for digest in run.sources.get(module, ())}
         if len(several) > 1:
             yield f"the runs were made by {len(several)} versions of {module}; delete the older ones and run them again"
 
@@ -185,12 +185,10 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
                 f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
                 f"unequal; preset=none runs all without"
             )
-    alike: dict[str, list[str]] = {}
-    for algo, words in elsewhere.items():
-        alike.setdefault(" ".join(words), []).append(algo)
-    for text, names in alike.items():
-        if text:
-            yield f"the tuned values of {', '.join(names)} were found without {text}, and may be far from the best here; tune again"
+    texts = {algo: " ".join(words) for algo, words in elsewhere.items()}
+    for text in filter(None, dict.fromkeys(texts.values())):
+        names = ", ".join(algo for algo in texts if texts[algo] == text)
+        yield f"the tuned values of {names} were found without {text}, and may be far from the best here; tune again"
 
 
 def _batches(groups: Groups) -> Iterator[str]:
@@ -203,6 +201,19 @@ def _batches(groups: Groups) -> Iterator[str]:
         if len(sizes) > 1:
             each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
             yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
+
+
+def _asked(groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem whose groups ask unequal numbers of clients in a communication round."""
+    for problem, labels in by_problem(groups).items():
+        asked: dict[str, float] = {}
+        for label, runs in labels.items():
+            ends = [run for run in runs if run.knows("client_visits")]
+            visits, rounds = (sum(run.cost(x)[-1] for run in ends) for x in ("client_visits", "comm_rounds"))
+            asked |= {label: visits / rounds} if rounds else {}
+        if pair := _apart(asked, UNEQUAL):
+            few, many = (f"{label} asks {asked[label]:.3g}" for label in pair)
+            yield f"on {problem[0]} {few} clients in a communication round, {many}; compare with --x client_visits too"
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:

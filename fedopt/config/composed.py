@@ -1,5 +1,6 @@
 """The config of a run as a value: `Composed`, typed and checked."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,13 +9,17 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from fedopt.config.build import build, build_target, builder
-from fedopt.config.files import Folders, flat
+from fedopt.config.classes import about
+from fedopt.config.files import CONF, ROLE, Folders, chain, content, flat, meanings, values_of
 from fedopt.config.fits import refuse_misfit
 from fedopt.config.merging import explained, merged, plain, put
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned
 from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.errors import UserError, nearest
+
+# Keys that are a batch size, a step size or local work, by name, type and the comment beside them
+STEPS = re.compile(rf"B|\w+ (step size|local work|number.* step|.*{ROLE.pattern})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,22 @@ class Composed:
         groups = ["algo", "partitioner", *["dataset"] * bool(self.nodes["dataset"].get("_target_"))]
         problem = builder(self.nodes["problem"], "problem", "world")
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
+
+    @cached_property
+    def departures(self) -> list[str]:
+        """The keys that say who takes part, what is exchanged and for how long, and do not have their default.
+
+        They are those of `participation` and `budget`, and those of `algo` that are no step size, local work or batch size.
+        """
+        usual = flat(content(CONF / "config.yaml"))
+        for group in ("problem", "algo"):
+            for option in chain(group, self.chosen[group], self.folders):
+                usual |= values_of(group, option, self.folders)
+        types, said = about(str(self.nodes["algo"].get("_target_")))["fields"], meanings(self.chosen, self.folders)
+        texts = {name: f"{name} {types.get(name)} {said.get(f'algo.{name}')}" for name in self.nodes["algo"]}
+        parts = {part: self.nodes[part] for part in ("participation", "algo", "budget")}
+        parts["algo"] = {name: value for name, value in parts["algo"].items() if not STEPS.match(texts[name])}
+        return [key for key, value in flat(parts).items() if value != usual.get(key)]
 
     def changed(self, **values: Any) -> "Composed":
         """Return this config with other values of top-level keys, such as seed, resume and output_dir.

@@ -33,10 +33,10 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers 
 
 
 def how(composed: Composed) -> dict[str, Any]:
-    """Return the card's entries on the command: overrides, chosen options, config folders, tuned values, seed."""
+    """Return the card's entries on the command: overrides, chosen options, config folders, tuned values, departures, seed."""
     words, folders = list(composed.words), list(composed.folders)
     asked = {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
-    return {**asked, "seed": composed.settings.seed}
+    return {**asked, "departures": composed.departures, "seed": composed.settings.seed}
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ CARD = {
     "overrides": list[str],
     "chosen": dict[str, str],
     "tuned": Tuned,
+    "departures": list[str],
     "seed": int,
     "directory": str,
     "started": str,
