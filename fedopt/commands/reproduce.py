@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedopt.analysis import write_table
+from fedopt.analysis import markdown, write_table
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
 from fedopt.console import show, show_columns, tell
 from fedopt.console.say import say
@@ -21,7 +21,8 @@ from fedopt.errors import UserError
 from fedopt.files import refuse_linked
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
-from fedopt.papers import Plan, chosen, claims_markdown, draw_again, judged_again, keep, load, names, rows_of, takes
+from fedopt.papers import Plan, chosen, claims_shown, draw_again, judged_again, keep, load, names, rows_of, takes
+from fedopt.papers.claims import totals
 from fedopt.papers.report import report
 from fedopt.results import ENDED, RunFolder
 
@@ -196,7 +197,7 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
     """Judge again the claims of the experiments that have results, and rewrite their claims.csv.
 
-    Return a Markdown table of all claims, followed by the names of the experiments without results.
+    Return a Markdown table of all claims, followed by their totals and the names of the experiments without results.
 
     Args:
         wanted: The names of the experiments.
@@ -212,7 +213,8 @@ def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) 
             rows += [{"experiment": name, **row} for row in judged_again(name, folders, results / name)]
         else:
             absent.append(name)
-    return claims_markdown(rows) + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
+    table = f"{markdown(claims_shown(rows))}\n\n{totals(rows)}"
+    return table + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
 
 
 if __name__ == "__main__":

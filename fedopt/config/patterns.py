@@ -51,7 +51,8 @@ class Cyclic:
 class Markov:
     """Each client comes and goes as a chain of two states, independently of others. It starts in its stationary state.
 
-    In the mean a client is there in the share on / (on + off) of rounds, for 1 / off rounds at a time.
+    In the mean a client is there in the share on / (on + off) of rounds, for 1 / off rounds at a time. With few clients stays are
+    shorter and the share is larger, since one client is drawn in rounds in which all are away.
 
     Args:
         on: The probability that a client that is away is there in the next round; one number, or one for each client.

@@ -1,5 +1,5 @@
 from fedopt.papers.claims import Claim as Claim
-from fedopt.papers.kept import claims_markdown as claims_markdown
+from fedopt.papers.kept import claims_shown as claims_shown
 from fedopt.papers.kept import draw_again as draw_again
 from fedopt.papers.kept import judged_again as judged_again
 from fedopt.papers.kept import keep as keep

@@ -1,11 +1,14 @@
 """Claims of a paper: bounds on a measure (`fedopt.papers.measure`) that has one value per seed.
 
-A claim holds if the 90 % t-interval of the mean over seeds lies inside the bound. It does not hold if the interval lies
-outside. Else it is undecided.
+A claim is supported if the 90 % t-interval of the mean over seeds lies inside the bound. It is not supported if the interval
+lies outside. Otherwise it is undecided. The verdict names the settings of the runs first, unless they are the published ones:
+'with changes: supported', 'small-scale: agrees'.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, model_validator
@@ -16,8 +19,9 @@ from fedopt.console import counted
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-UNTESTED, UNMEASURED = "not tested", "not measured"
+HOLDS, FAILS, UNDECIDED, UNMEASURED = "supported", "not supported", "undecided", "not measured"
+CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict on runs whose settings are not the published ones
+IN_SMALL = {HOLDS: "agrees", FAILS: "disagrees"}
 Kind = Literal["paper", "control", "variant"]
 LEVEL = 0.9  # of the two-sided t-interval
 EXACT = 1e-9  # relative, of `equals`
@@ -36,10 +40,11 @@ class Claim:
     at_least, at_most, within, equals: the bound; exactly one of them is set.
     within, of: the mean may differ from `of` by at most `within`.
     exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
-    why: one sentence on the cause, shown if the claim does not hold.
+    why: one sentence on the cause, shown if the claim is not supported.
     kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
-    untested: why the runs cannot refute the claim, for example because they are smaller. It then counts as 'not tested'
-        unless it holds.
+    small: how the runs are smaller than the paper's, such as 'an MLP for 15 rounds, where the paper trains VGG-11 for 250'.
+        The claim is then small-scale, whatever it shows.
+    changes: how the settings differ from the published ones. The claim then counts as one with changes.
     here: a phrase for the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 
@@ -54,7 +59,8 @@ class Claim:
     exact: bool = False
     why: str = ""
     kind: Kind = "paper"
-    untested: str = ""
+    small: str = ""
+    changes: str = ""
     here: str = ""
 
     @model_validator(mode="after")
@@ -127,11 +133,19 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
     values: the value of each seed, as 'seed:value seed:value'.
     """
     verdict = claim.verdict(mean, std, n)
-    if claim.untested and verdict not in (HOLDS, UNMEASURED):
-        verdict = UNTESTED
-    why = {FAILS: claim.why, UNTESTED: claim.untested}.get(verdict, "")
+    why = " ".join(filter(None, (claim.small or claim.changes, claim.why if verdict == FAILS else "")))
+    if claim.small and verdict != UNMEASURED:
+        verdict = SMALL + IN_SMALL.get(verdict, verdict)
+    elif claim.changes and verdict != UNMEASURED:
+        verdict = CHANGED + verdict
     stated = (claim.kind, claim.says, claim.measure.text, claim.bound, claim.paper)
     return dict(zip(COLUMNS, (*stated, mean, std, n, verdict, why, note, values), strict=False))
+
+
+def totals(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many of the papers' claims among rows of claims.csv have each verdict, as a line to print."""
+    counts = Counter(re.sub(r" with \d.*", "", row["holds"]) for row in rows if row["kind"] == "paper")
+    return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
 def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
@@ -145,9 +159,9 @@ def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
 def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of claims.csv as a line to print."""
     if row["holds"] == UNMEASURED:
-        return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
+        return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
     count = seeds_of(row, " seed" if row["seeds"] == 1 else " seeds")
-    text = f"{row['holds']:<24}{row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
+    text = f"{row['holds']:<28} {row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""
     return text + (f". {row['why']}" if row["why"] else "")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis import markdown, plus_minus, thinned, write_table
+from fedopt.analysis import plus_minus, thinned, write_table
 from fedopt.errors import UserError
 from fedopt.files import read_bytes, read_table, write_atomically
 from fedopt.papers import claims
@@ -114,11 +114,6 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
             rows.append(claims.row(claim, np.nan, np.nan, 0, note, "") | dict.fromkeys(claims.MADE, ""))
     write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     return rows
-
-
-def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of `claims_shown` as Markdown."""
-    return markdown(claims_shown(rows))
 
 
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -1,9 +1,7 @@
 """The page of `fedopt-report`: published experiments with their claims, and all other runs."""
 
 import hashlib
-import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +27,7 @@ from fedopt.console import heard, note
 from fedopt.drawing import Page, Section, Table
 from fedopt.errors import UserError
 from fedopt.files import BROKEN, read_bytes, read_table
-from fedopt.papers.claims import COLUMNS
+from fedopt.papers.claims import COLUMNS, totals
 from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
 from fedopt.papers.published import load
 from fedopt.results import RunFolder
@@ -103,8 +101,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
     with noting(file := folder / "claims.csv"):
         if claims := rows_of(file, COLUMNS):
             tables.append(Table("Claims", claims_shown(claims)))
-            verdicts = Counter(re.sub(" with .*", "", row["holds"]) for row in claims)
-            facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
+            facts.append(totals(claims))
     with noting(file := folder / "table.csv"):
         if file.exists():
             cells = beside_paper(read_table(file, most=LARGEST, remedy=REMEDY))

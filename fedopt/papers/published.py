@@ -72,6 +72,9 @@ class Published:
     table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of each
         line is printed and no curves are drawn.
 
+    small, changes: line -> how its runs are smaller than the paper's, and how their settings differ from the published ones.
+        They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
+
     claims: see `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
     headlines: see `Headline`. kind: the `Claim.kind` of claims that do not set one.
     """
@@ -96,6 +99,8 @@ class Published:
     x_label: str | dict[str, str] = ""
     y_label: str | dict[str, str] = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
+    small: dict[str, str] = Field(default_factory=dict)
+    changes: dict[str, str] = Field(default_factory=dict)
     claims: list[Claim] = Field(default_factory=list)
     headlines: list[Headline] = Field(default_factory=list)
     kind: Kind = "paper"
@@ -107,14 +112,14 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Check the labels in panels, table, points and measures.
+        """Check the labels in panels, table, points, measures, small and changes.
 
         Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`.
         """
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         panels = [label for label in chain(*self.panels.values()) if label not in self.points]
-        labels = [(label, label, "line") for label in chain(panels, cells, points)]
+        labels = [(label, label, "line") for label in chain(panels, cells, points, self.small, self.changes)]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:
@@ -177,8 +182,15 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
             raise UserError("must begin with the line '# @package _global_'")
         published = build(Published, filled(node), "experiment")
         published.check_labels()
-    kinds = [replace(claim, kind=published.kind) if claim.kind == "paper" else claim for claim in published.claims]
-    return replace(published, claims=kinds)
+    return replace(published, claims=[_completed(claim, published) for claim in published.claims])
+
+
+def _completed(claim: Claim, published: Published) -> Claim:
+    """Return the claim with the experiment's `kind`, and `small` and `changes` of its lines, where it sets none itself."""
+    lines, every = claim.measure.lines(published.points), (published.small, published.changes)
+    small, changes = (" ".join(dict.fromkeys(filter(None, map(texts.get, lines)))) for texts in every)
+    kind = published.kind if claim.kind == "paper" else claim.kind
+    return replace(claim, kind=kind, small=claim.small or small, changes=claim.changes or changes)
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:

@@ -102,6 +102,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
         rows = judged(plan, seeds)
         for row in rows:
             tell(claims.sentence(row))
+        tell(claims.totals(rows))
         write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     if published.points:
         values = _points(published, seeds)

@@ -51,3 +51,32 @@ def test_each_method_says_how_certain_it_is(algo):
 def test_a_list_says_it(capsys):
     help.show_list(["algorithms", "--long"])
     assert "[Tarzanagh et al. 2023]; compared with text" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("algo", "label"),
+    [
+        ("fedrep", "compared with code; SGD there has momentum 0.5 and weight decay 1e-4, and all heads train"),
+        ("per_fedavg_hvp", "compared with code; that of others"),
+        ("per_fedavg", "compared with code; that of pFedMe, which adapts on test batches"),
+        ("fedavg", "compared with code; that of FedProx"),
+        ("fedprox", "compared with code; that of FedProx"),
+        ("scaffold", "compared with code; that of others"),
+        ("fedadam", "compared with code; that of Flower"),
+        ("fedyogi", "compared with code; that of Flower"),
+        ("fedadagrad", "from memory"),
+        ("fgdro", "reviews of arXiv 2410.06369"),
+        ("fgdro_kl", "[Guo & Yang 2024]"),
+        ("drfa", "compared with code; cohorts are uniform in what trains there"),
+        ("ditto", "compared with code; its mean is plain"),
+    ],
+)
+def test_what_a_method_was_compared_with(algo, label, capsys):
+    """The page of all methods says it in full, `fedopt list algorithms` without the details."""
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    assert any(f"[`{algo}`]" in line and label in line for line in page.splitlines())
+    help.show_list(["algorithms", "--long"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (line,) = [" ".join(words) for words in lines if words[:1] == [algo]]
+    assert line.endswith(certainty(algo))
+    assert certainty(algo) in label or not label.startswith("compared")

@@ -261,7 +261,9 @@ def kept(tmp_path, name, line, *further):
     fedopt.run([*task.composed.words, f"output_dir={tmp_path}"])
     runs = SeedRuns({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
     about = [claim for claim in described.claims if claim.measure.lines(described.points) == [line]]
-    return [replace(claim, exact=True).verdict(claim.measure.value(runs), math.nan, 1) == "holds" for claim in about]
+    return [
+        replace(claim, exact=True).verdict(claim.measure.value(runs), math.nan, 1) == "supported" for claim in about
+    ]
 
 
 EIGHT, ONE = "LocalBSGM, K = 8", "LocalBSGM, K = 1 at the step of K = 8"

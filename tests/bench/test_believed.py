@@ -254,3 +254,22 @@ def test_pages_of_the_released_table():
     entries = Entries()
     references = [name for name in table["method"].unique() if name in entries and entries[name].reference]
     check(tasks(sorted(table["task"].unique())), table, RELEASE, references)
+
+
+def test_withdrawn_conclusions_are_named_with_their_reasons_and_drawn_nowhere():
+    learnt = (ROOT / "docs" / "benchmark.md").read_text().partition("## What was learnt")[2].partition("## Rules")[0]
+    conclusions, _, withdrawn = learnt.partition("**Withdrawn**")
+    for sentence in (
+        "exchanges save bytes",
+        "anchor",
+        "in 90 %",
+        "null controls",
+        "Drift decides",
+        "sub-loops a bilevel",
+    ):
+        assert sentence not in conclusions
+    for reason in ("not in their papers", ".94", "pools of 24", "divergence"):
+        assert reason in withdrawn
+    section = (RELEASE / "index.md").read_text().partition("## Withdrawn")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith('| "') or line.startswith("| Both")]
+    assert len(rows) == 5

@@ -255,7 +255,7 @@ def test_a_paper(command, opened, tmp_path):
     record(tmp_path / "out" / "runs" / folder, [10, 90], int(seed))
     tab = opened(command(tmp_path / "out")[1])
     assert tab.locator("h2").all_inner_texts()[0].startswith("fedmsa/fig1a: FedMSA")
-    assert tab.locator("p", has_text="Claims: holds 3, does not hold 1, undecided 1").count() == 1
+    assert tab.locator("p", has_text="The paper's claims: 3 with changes: supported.").count() == 1
     assert tab.eval_on_selector("section img", "image => image.complete && image.naturalWidth > 100")
     assert drawn(tab, 1) == {line.strip('"'): [[0, 20], [10, 90]]}
     assert tab.locator("h2").count() == 2  # the run is not shown a second time

@@ -32,23 +32,57 @@ def generated(page, name):
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "twin", "expected"),
+    ("verdicts", "expected"),
     [
-        (["holds", "holds"], False, "reproduced"),
-        (["holds", "holds"], True, "in part"),
-        (["holds", "does not hold"], False, "in part"),
-        (["holds", "undecided with 3 seeds"], False, "in part"),
-        (["does not hold", "undecided with 3 seeds"], False, "not"),
-        (["does not hold", "not tested"], False, "not"),
-        (["not tested", "undecided with 3 seeds"], False, "not tested"),
-        (["not measured"], False, "not tested"),
-        ([], False, "not tested"),
+        (["supported", "supported"], "reproduced"),
+        (["supported", "with changes: supported"], "reproduced with changes"),
+        (["with changes: supported", "with changes: supported"], "reproduced with changes"),
+        (["supported", "small-scale: agrees"], "in part"),
+        (["with changes: supported", "not supported"], "in part"),
+        (["supported", "undecided with 3 seeds"], "in part"),
+        (["not supported", "undecided with 3 seeds"], "not"),
+        (["with changes: not supported", "small-scale: agrees"], "not"),
+        (["small-scale: agrees", "small-scale: agrees"], "small-scale"),
+        (["small-scale: disagrees", "small-scale: undecided with 3 seeds"], "small-scale"),
+        (["small-scale: agrees", "undecided with 3 seeds"], "undecided"),
+        (["not measured"], "undecided"),
+        ([], "undecided"),
     ],
 )
-def test_the_verdict_on_a_figure(verdicts, twin, expected):
+def test_the_verdict_on_a_figure(verdicts, expected):
     rows = [{"kind": "paper", "holds": verdict} for verdict in verdicts]
-    others = [{"kind": kind, "holds": "holds"} for kind in ("control", "variant")]
-    assert SCRIPT["verdict"](rows + others, twin) == expected
+    others = [{"kind": kind, "holds": "supported"} for kind in ("control", "variant")]
+    assert SCRIPT["verdict"](rows + others) == expected
+
+
+@pytest.mark.parametrize(
+    ("paper", "published", "changed", "small"),
+    [
+        ("fednormsgda", [8, 0, 0], [0, 0, 0], [14, 7, 12]),
+        ("fedmsa", [3, 0, 1], [16, 0, 3], [0, 8, 2]),
+    ],
+)
+def test_claims_are_counted_by_the_settings_of_their_runs(paper, published, changed, small):
+    """Supported, not, undecided: small-scale claims are in no total, whatever they show, and changes have counts of their own."""
+    counts = SCRIPT["tally"]([row for name in SCRIPT["of_paper"](paper) for row in SCRIPT["kept_rows"](name)])
+    assert list(counts.values()) == [published, changed, small]
+    text = SCRIPT["in_all"](*SCRIPT["of_paper"](paper))
+    assert text.startswith(f"Claims of the paper: {published[0]} supported")
+    assert text.endswith("{} small-scale ({} agree, {} disagree, {} undecided).".format(sum(small), *small))
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"),
+    [
+        ("Figure 1a", "reproduced with changes"),
+        ("Figure 2", "reproduced with changes"),
+        ("Figure 4", "reproduced with changes"),
+        ("Theorem 3.1", "reproduced"),
+    ],
+)
+def test_figures_on_other_settings_than_the_published_ones(figure, verdict):
+    (line,) = [line for line in SCRIPT["lines_of"]("fedmsa") if line[0] == figure]
+    assert line[3] == f"**{verdict}**"
 
 
 def test_a_page_begins_with_its_lines_of_results(paper):
@@ -58,7 +92,7 @@ def test_a_page_begins_with_its_lines_of_results(paper):
     lines = SCRIPT["lines_of"](paper)
     assert 3 <= len(lines) <= 8
     for figure, says, here, verdict, why in lines:
-        assert verdict.strip("*") in ("reproduced", "in part", "not", "not tested")
+        assert verdict.strip("*") in SCRIPT["OUTCOMES"]
         assert figure
         assert says.endswith(".")
         assert "claim" in here
@@ -91,9 +125,14 @@ def test_reasons_stand_once_and_other_claims_are_folded(paper):
 def test_the_totals_are_those_of_the_tables():
     """Claims of our own, and on other settings, count for nothing."""
     page = (DOCS / "papers" / "index.md").read_text()
-    (all_papers,) = [row for row in rows(generated(page, "papers")) if row[0] == "all"]
+    lines, judged = [row for row in rows(generated(page, "papers")) if row[0] == "all"]
     kept = pd.concat([pd.read_csv(path) for path in (DOCS / "results").glob("*/*/claims.csv")])
     verdicts = kept[kept["kind"] == "paper"]["holds"]
-    assert int(all_papers[5]) == len(verdicts) == sum(map(int, all_papers[6:]))
-    assert int(all_papers[6]) == (verdicts == "holds").sum()
+    counts = [*map(int, judged[1:])]
+    assert counts[0] == sum(counts[1:7])  # without the small-scale ones
+    assert sum(counts[1:]) == len(verdicts)
+    assert counts[1] == (verdicts == "supported").sum()
+    assert counts[4] == (verdicts == "with changes: supported").sum()
+    assert counts[7] == (verdicts == "small-scale: agrees").sum()
+    assert sum(map(int, lines[1:])) == sum(len(SCRIPT["lines_of"](paper)) for paper in PAPERS)
     assert "papers/index.md" in (DOCS / "index.md").read_text()

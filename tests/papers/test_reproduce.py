@@ -105,7 +105,7 @@ def test_figures_share_runs(tmp_path, experiment, command):
     moved = of.iloc[0] - of.iloc[-1]
     assert row["mean"] == pytest.approx(moved.mean())
     assert row["std"] == pytest.approx(moved.std())
-    assert (row["seeds"], row["holds"]) == (2, "holds")
+    assert (row["seeds"], row["holds"]) == (2, "supported")
     assert "holds                   it moves: " in result.out
     for name in ("one", "two"):
         picture = tmp_path / "outputs/reproduce/test" / name / "figure.png"
@@ -209,7 +209,7 @@ def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, c
         result = command("test/one")
         assert result.code == 1
         assert "failed    bad  seed 0" in result.out
-        assert "not measured            it ends: bad has no run that ended (seed 0)" in result.out
+        assert "not measured                 it ends: bad has no run that ended (seed 0)" in result.out
         assert result.err.count("algo.beta: is a list of 1") == 1
     assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")) == 5
 
@@ -280,28 +280,28 @@ def test_points_and_their_slope(tmp_path):
 )
 def test_bounds(bound, value, holds):
     """Of two seeds with the same value."""
-    assert claims.Claim("x", "1", **bound).verdict(value, 0.0, 2) == ("holds" if holds else "does not hold")
+    assert claims.Claim("x", "1", **bound).verdict(value, 0.0, 2) == ("supported" if holds else "not supported")
 
 
 # Mean -+ t std / sqrt(n), with t = 6.3138, 2.9200, 1.8331 of a printed table for 95 % and 1, 2, 9 degrees of freedom
 @pytest.mark.parametrize(
     ("bound", "mean", "std", "n", "said"),
     [
-        ({"at_least": 0}, 6.32, 2**0.5, 2, "holds"),
+        ({"at_least": 0}, 6.32, 2**0.5, 2, "supported"),
         ({"at_least": 0}, 6.31, 2**0.5, 2, "undecided with 2 seeds"),
-        ({"at_most": 0}, -2.93, 3**0.5, 3, "holds"),
+        ({"at_most": 0}, -2.93, 3**0.5, 3, "supported"),
         ({"at_most": 0}, -2.91, 3**0.5, 3, "undecided with 3 seeds"),
         ({"at_most": 0}, 2.91, 3**0.5, 3, "undecided with 3 seeds"),
-        ({"at_most": 0}, 2.93, 3**0.5, 3, "does not hold"),
-        ({"within": 3, "of": 90}, 91.1, 10**0.5, 10, "holds"),  # 92.93 and less
+        ({"at_most": 0}, 2.93, 3**0.5, 3, "not supported"),
+        ({"within": 3, "of": 90}, 91.1, 10**0.5, 10, "supported"),  # 92.93 and less
         ({"within": 3, "of": 90}, 91.2, 10**0.5, 10, "undecided with 10 seeds"),
         ({"within": 1.8, "of": 90}, 90, 10**0.5, 10, "undecided with 10 seeds"),  # the interval is wider than the band
-        ({"within": 3, "of": 90}, 94.9, 10**0.5, 10, "does not hold"),  # 93.07 and more
+        ({"within": 3, "of": 90}, 94.9, 10**0.5, 10, "not supported"),  # 93.07 and more
         ({"at_least": 0}, 9, math.nan, 1, "undecided with 1 seed"),
-        ({"at_least": 0, "exact": True}, 9, math.nan, 1, "holds"),
-        ({"equals": 3, "exact": True}, 4, math.nan, 1, "does not hold"),
-        ({"equals": 0}, 0, 0, 3, "holds"),
-        ({"equals": 0}, 1 / 3, 3**-0.5, 3, "does not hold"),
+        ({"at_least": 0, "exact": True}, 9, math.nan, 1, "supported"),
+        ({"equals": 3, "exact": True}, 4, math.nan, 1, "not supported"),
+        ({"equals": 0}, 0, 0, 3, "supported"),
+        ({"equals": 0}, 1 / 3, 3**-0.5, 3, "not supported"),
         ({"at_most": 9}, math.inf, math.inf, 3, "undecided with 3 seeds"),
         ({"at_most": 9}, math.nan, math.nan, 3, "not measured"),
     ],
@@ -316,9 +316,9 @@ def test_verdicts(tmp_path):
         folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
         seeds[seed] = seed_runs(folders)
     row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=6), seeds)
-    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "holds")
+    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "supported")
     assert row["values"] == "0:10 1:7 2:10"
-    assert claims.sentence(row) == "holds                   A beats B: 9.0 ± 1.7 (3 seeds), asked >= 6, paper 9"
+    assert claims.sentence(row) == "supported                    A beats B: 9.0 ± 1.7 (3 seeds), asked >= 6, paper 9"
     why = claims.Claim("A wins", "final('A') - final('B')", at_least=12, why="B is good.")
     assert claims.sentence(claims.judge(why, seeds)).endswith(", asked >= 12. B is good.")
     assert claims.judge(replace(why, at_least=6), seeds)["why"] == ""
@@ -330,9 +330,9 @@ def test_verdicts(tmp_path):
     assert (row["mean"], row["seeds"], row["values"]) == (10, 2, "0:10 2:10")
     assert row["note"] == "B has no run that ended (seed 1); B diverged (seed 2)"
     row = claims.judge(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
-    assert claims.sentence(row) == "not measured            never: not a number (seed 0)"
+    assert claims.sentence(row) == "not measured                 never: not a number (seed 0)"
     row = claims.judge(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
-    assert (row["mean"], row["std"], row["holds"]) == (math.inf, 0, "holds")
+    assert (row["mean"], row["std"], row["holds"]) == (math.inf, 0, "supported")
     row = claims.judge(claims.Claim("not all", "first('A', 93)", at_most=30), seeds)
     assert (row["values"], row["mean"], row["holds"]) == ("0:inf 1:inf 2:10", math.inf, "undecided with 3 seeds")
     row = claims.judge(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
@@ -762,10 +762,11 @@ def test_claims_as_markdown(experiment, command):
     result = command("test/one", "--seeds", 2)
     assert result.code == 0, result.err
     experiment("two")
-    head, rule, row, _, absent = command("--claims", "test").out.splitlines()
+    head, rule, row, _, totals, _, absent = command("--claims", "test").out.splitlines()
     assert head.count("|") == rule.count("|") == 8
     assert row.startswith("| test/one | small \\| step | <= 100 | small | ")
-    assert row.endswith(" | holds |  |")
+    assert row.endswith(" | supported |  |")
+    assert totals == "The paper's claims: 1 supported."
     assert absent == "Not run yet: test/two."
 
 
@@ -790,7 +791,7 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
         first, second = pd.read_csv(folder / "claims.csv").to_dict("records")
         assert (first["values"], first["mean"]) == ("0:0 1:1 2:2 3:3", 1.5)
         assert first["holds"] == "undecided with 4 seeds"  # 1.5 - 2.353 * 1.291 / 2 is -0.02
-        assert (second["values"], second["holds"]) == ("0:0 1:2", "holds")
+        assert (second["values"], second["holds"]) == ("0:0 1:2", "supported")
         assert pd.isna(second["note"])  # nothing is missing of what was asked for
     seeds = pd.read_csv(folder / "runs.csv").groupby("line")["seed"].nunique()
     assert dict(seeds) == {"one": 4, "two": 2}
@@ -840,25 +841,55 @@ def test_whose_a_claim_is(experiment, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mean", "verdict", "why"),
-    [(1, "holds", ""), (-1, "not tested", "Too short."), (math.nan, "not measured", "")],
+    ("mean", "std", "verdict", "failed"),
+    [
+        (1, 0, "supported", False),
+        (-1, 0, "not supported", True),
+        (1, 99, "undecided with 2 seeds", False),
+        (math.nan, 0, "not measured", False),
+    ],
 )
-def test_runs_that_cannot_refute_a_claim(mean, verdict, why):
-    claim = claims.Claim("x", "1", at_least=0, why="Other.", untested="Too short.")
-    row = claims.row(claim, mean, 0.0, 2, "", "")
-    assert (row["holds"], row["why"]) == (verdict, why)
-    undecided = claims.row(claim, mean, 99.0, 2, "", "")
-    assert undecided["holds"] == ("not measured" if math.isnan(mean) else "not tested")
+def test_the_settings_of_a_claim(mean, std, verdict, failed):
+    """Whatever a claim shows, its verdict names smaller settings and changes, and says what they are."""
+    for given, start, reason in [
+        ({}, "", ""),
+        ({"changes": "Damped."}, "with changes: ", "Damped."),
+        ({"small": "Short."}, "small-scale: ", "Short."),
+        ({"small": "Short.", "changes": "Damped."}, "small-scale: ", "Short."),
+    ]:
+        row = claims.row(claims.Claim("x", "1", at_least=0, why="Other.", **given), mean, float(std), 2, "", "")
+        words = {"supported": "agrees", "not supported": "disagrees"} if start == "small-scale: " else {}
+        expected = verdict if verdict == "not measured" else start + words.get(verdict, verdict)
+        assert row["holds"] == expected
+        assert row["why"] == " ".join(filter(None, (reason, "Other." * failed)))
+
+
+def test_claims_have_the_settings_of_the_lines_that_they_measure(experiment, tmp_path):
+    lines = {"{method}": "algo.K=1", "other": "algo.K=2"}
+    measures = ["final('FedMSA')", "final('other')", "final('FedMSA') - final('other')", "fit('series')"]
+    stated = [{"says": measure, "measure": measure, "at_least": 0} for measure in measures]
+    stated.append({"says": "own", "measure": measures[1], "at_least": 0, "changes": "Mine."})
+    other = {"small": {"{method}": "Short."}, "changes": {"other": "Damped."}}
+    points = {"points": {"series": {1: "FedMSA", 2: "other"}}, "point": "final(line)"}
+    experiment("one", lines=lines, where={"method": ["FedMSA"]}, claims=stated, **other, **points)
+    of = published.load("test/one", [tmp_path / "conf"]).claims
+    assert [claim.small for claim in of] == ["Short.", "", "Short.", "Short.", ""]
+    assert [claim.changes for claim in of] == ["", "Damped.", "Damped.", "Damped.", "Mine."]
+    experiment("one", lines=lines, where={"method": ["FedMSA"]}, small={"othre": "Short."})
+    with pytest.raises(UserError, match="othre: there is no such line, did you mean other"):
+        published.load("test/one", [tmp_path / "conf"])
 
 
 @pytest.mark.full
-def test_undecided_claims_get_more_seeds_though_they_count_as_not_tested(tmp_path, experiment, command, monkeypatch):
+def test_undecided_claims_get_more_seeds_though_they_are_small_scale(tmp_path, experiment, command, monkeypatch):
     monkeypatch.setattr(reproduce, "MOST_SEEDS", 3)
-    claim = {"says": "doubtful", "measure": "setting('FedMSA', 'seed')", "at_least": 0.5, "untested": "Too short."}
+    claim = {"says": "doubtful", "measure": "setting('FedMSA', 'seed')", "at_least": 0.5, "small": "Too short."}
     experiment("one", claims=[claim])
-    assert command("test/one").code == 0
+    result = command("test/one")
+    assert result.code == 0
     (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/one/claims.csv").to_dict("records")
-    assert (row["seeds"], row["holds"], row["why"]) == (3, "not tested", "Too short.")
+    assert (row["seeds"], row["holds"], row["why"]) == (3, "small-scale: undecided with 3 seeds", "Too short.")
+    assert "The paper's claims: 1 small-scale: undecided." in result.out
 
 
 @pytest.mark.full
@@ -869,7 +900,7 @@ def test_texts_that_a_spreadsheet_would_take_for_formulas_are_judged_again(exper
     for _ in range(2):
         row = command("--claims", "test", "--keep", "kept").out.splitlines()[2]
         assert row.startswith("| test/one | + it stays | = 0 | -1 by the bound | ")
-        assert row.endswith(" | holds |  |")
+        assert row.endswith(" | supported |  |")
 
 
 # What is kept
@@ -905,18 +936,17 @@ def test_what_is_kept(tmp_path, experiment, command):
     for outputs in tmp_path.glob("outputs/*"):
         shutil.rmtree(outputs)
     text = command("--claims", "test", "--keep", "kept").out
-    assert "| does not hold | It is solved. |" in text
+    assert "| not supported | It is solved. |" in text
     (kept / "figure.svg").unlink()
     experiment("one", claims=[{**claim, "at_least": -1}, {**other, "measure": "1"}], common={"budget": {"rounds": 240}})
-    first, second = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
-    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | holds |  |")
+    first, second, _, totals = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
+    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | supported |  |")
     assert second.endswith("|  | not measured | [not run yet] |")
+    assert totals == "The paper's claims: 1 not measured, 1 supported."
     assert (kept / "figure.svg").read_bytes() == picture  # drawn again, of what is kept, and the same
-    assert list(pd.read_csv(kept / "claims.csv")["holds"]) == ["holds", "not measured"]
+    assert list(pd.read_csv(kept / "claims.csv")["holds"]) == ["supported", "not measured"]
     experiment("one", claims=[claim], common={"budget": {"rounds": 200}})
-    assert command("--claims", "test", "--keep", "kept").out.endswith(
-        "|  | not measured | [its runs are others now] |\n"
-    )
+    assert "|  | not measured | [its runs are others now] |\n" in command("--claims", "test", "--keep", "kept").out
 
 
 def test_points_that_are_kept(tmp_path, experiment, command):
