@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.runs import ABSENT
-from fedopt.analysis.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
+from fedopt.analysis.tables import alike, in_bytes, latex, markdown, mean_text, plus_minus, unit_of_bytes, write_table
 from fedopt.analysis.unequal import amount
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
@@ -88,7 +88,7 @@ def shown_table(
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         if show is in_bytes:
             show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
-        cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        cells = [mean_text(*pair, show) for pair in zip(mean, std, strict=True)]
         if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
             cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over only those that reached it
@@ -117,9 +117,9 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, highe
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `fedopt.analysis.stats.tests` as text, with three significant digits; nan becomes `ABSENT`."""
-    texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
+    texts = tested.map(lambda v: alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
-    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
+    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)}).where(tested.notna(), ABSENT)
 
 
 def write_shown(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedopt.analysis import Recorded, explained, lines_of, mean_line
+from fedopt.analysis import Recorded, explained, lines_of, mean_line, y_scale
 from fedopt.drawing import FEW, Line, describe, draw_lines, is_share, look, pictures, within
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
@@ -34,11 +34,11 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
         groups = {label: its for label, runs in lines.items() if (its := _with_values(published, runs, metric))}
         if not groups:
             continue
-        drawn = lines_of(groups, metric, log=LOGARITHMIC[published.scale])
-        for label, line in drawn.lines.items():
+        log = y_scale(groups, metric, LOGARITHMIC[published.scale]).name == "log"
+        for label, line in lines_of(groups, metric, log=log).lines.items():
             runs = groups[label]
             title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
-            facts = (label, metric, title, "log" if drawn.log else "linear", len(runs), diverged)
+            facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)
             points = dict(zip((published.x, "mean", "low", "high"), line, strict=True))
             parts.append(pd.DataFrame(dict(zip(CURVES, facts, strict=True)) | points))
     columns = [*CURVES, published.x, "mean", "low", "high"]
