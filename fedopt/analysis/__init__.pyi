@@ -5,11 +5,11 @@ from fedopt.analysis.groups import default_keys as default_keys
 from fedopt.analysis.groups import first_metric as first_metric
 from fedopt.analysis.lines import BANDS as BANDS
 from fedopt.analysis.lines import explained as explained
+from fedopt.analysis.lines import is_log as is_log
 from fedopt.analysis.lines import lines_of as lines_of
 from fedopt.analysis.lines import mean_line as mean_line
 from fedopt.analysis.lines import median_line as median_line
 from fedopt.analysis.lines import thinned as thinned
-from fedopt.analysis.lines import y_scale as y_scale
 from fedopt.analysis.page import sections as sections
 from fedopt.analysis.runs import ABSENT as ABSENT
 from fedopt.analysis.runs import NO_RUN as NO_RUN

@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.scale import LogScale
 
 from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, with_metric
-from fedopt.analysis.lines import explained, lines_of, y_scale
+from fedopt.analysis.lines import explained, is_log, lines_of
 from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.analysis.stats import moments, tests
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
@@ -99,7 +100,7 @@ class Comparison:
     def explained(self, how: PlotStyle) -> str:
         """Return a caption that says what the lines and bands of the figure are. how: the options of the figure."""
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
-        logs = {y_scale(groups, self.metric, how.logy).name == "log" for groups in problems}
+        logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
         text = explained(*members, how.smooth, how.band, self.x)
@@ -191,7 +192,7 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
     drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band, how.logx) for groups in problems.values()]
     for axis, begins, limits in (
         ("x", how.logx, how.xlim),
-        ("y", any(of.scale.name == "log" for of in drawn), how.ylim),
+        ("y", any(isinstance(of.scale, LogScale) for of in drawn), how.ylim),
     ):
         if begins and limits and limits[0] <= 0:
             raise UserError(f"--{axis}lim: a logarithmic axis must begin above 0; use --no-log{axis} for a linear one")

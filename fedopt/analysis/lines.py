@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.scale import ScaleBase
+from matplotlib.scale import LogScale, ScaleBase
 
 from fedopt.analysis.runs import Recorded
 from fedopt.analysis.stats import half_width
@@ -45,6 +45,11 @@ def y_scale(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | N
     return scale_of(runs[0].metric(metric), values) if log is None else named_scale(log)
 
 
+def is_log(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | None = None) -> bool:
+    """Return whether the y axis of groups on one problem is logarithmic, so that means are geometric. log: as in `y_scale`."""
+    return isinstance(y_scale(groups, metric, log), LogScale)
+
+
 def lines_of(
     groups: Mapping[str, Sequence[Recorded]],
     metric: str,
@@ -60,7 +65,7 @@ def lines_of(
     """
     runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, log)
     share = is_share(runs[0].metric(metric).title, np.concatenate([run.values(metric) for run in runs]))
-    how: Any = (scale.name == "log", smooth, band, x, scale, logx)
+    how: Any = (isinstance(scale, LogScale), smooth, band, x, scale, logx)
     return Lines({label: line_of(its, metric, *how) for label, its in groups.items()}, scale, share)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.groups import legend_labels
-from fedopt.analysis.lines import BANDS, lines_of, mean_line, y_scale
+from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
 from fedopt.analysis.stats import by_ratio
 from fedopt.analysis.summary import shown_table, tests_shown
@@ -61,7 +61,7 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
         groups = {label: runs for label, runs in have.items() if runs}
         by_y = replace(c, metric=y, target=c.target if y == c.metric else None, groups=groups)
         if by_y.groups:
-            chart["ys"][y], chart["logs"][y] = by_y.described.title, y_scale(groups, y).name == "log"
+            chart["ys"][y], chart["logs"][y] = by_y.described.title, is_log(groups, y)
             chart["curves"][y] = {x: _curves(have, y, x, chart["logs"][y]) for x in xs}
             views[y] = _view(by_y)
     return chart, views

@@ -6,7 +6,7 @@ Importing scipy takes half a second, so only the functions that need it import i
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -45,20 +45,16 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 
 
 def not_positive(groups: Mapping[str, Sequence[Recorded]], metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
-    """Return in which run of a problem a value is 0 or less, if the others span decades, as 'is 0 in LABEL, seed 1'; else ''.
+    """Return where a value on a problem is 0 or less, as 'is 0 in LABEL, seed 1', if the other values span decades; else ''.
 
     of: returns the values of a run, [n].
     """
-    values = {
-        f"in {label}, seed {run.keys.get('seed', ABSENT)}": of(run) for label, runs in groups.items() for run in runs
-    }
-    least, every = (
-        {where: np.nanmin(its) for where, its in values.items() if (its <= 0).any()},
-        np.concatenate([*values.values()]),
-    )
-    if not least or not spans_decades(next(iter(groups.values()))[0].metric(metric), every[every > 0]):
+    values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
+    every = np.concatenate([its for *_, its in values])
+    if not spans_decades(values[0][1].metric(metric), every[every > 0]):
         return ""
-    return next(f"is {value:.4g} {where}" for where, value in least.items())
+    found = ((label, run.keys.get("seed", ABSENT), np.nanmin(its)) for label, run, its in values if (its <= 0).any())
+    return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
 
 
 def by_ratio(groups: Mapping[str, Sequence[Recorded]], metric: str, at: float | None = None) -> bool:
@@ -87,47 +83,47 @@ def tests(
 
     groups: label -> runs. metric: a column of metrics.csv. at: as in `Recorded.last`.
     """
-    rows, kinds, title = [], dict[str, None](), next(iter(groups.values()))[0].metric(metric).title
+    rows, kinds = list[tuple[Any, ...]](), set[str]()
     for problem, members in by_problem(groups).items():
-        log, ends = by_ratio(members, metric, at), {}
-        kinds["ratio" if log else "difference"] = None
+        log = by_ratio(members, metric, at)
+        kinds.add("ratio" if log else "difference")
         if len(members) > MOST_TESTED:
             note(f"{problem[0]}: {len(members)} groups are too many to test each pair; compare at most {MOST_TESTED}")
             continue
-        for label, runs in members.items():
-            values = pd.Series([run.last(metric, at) for run in runs], [run.keys.get("seed", ABSENT) for run in runs])
-            ends[label] = (
-                (np.log(values) if log else values).groupby(level=0).agg(lambda of_seed: of_seed.mean(skipna=False))
-            )
-        tested = [_tested(*pair, log) for pair in combinations(ends.items(), 2)]
+        tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
         its = [row for row in tested if row[2] > 1]
         if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
             note(
                 f"{problem[0]}: the last {metric} {found}, so differences are tested, not ratios; the others span decades"
             )
         rows += [(*row, p) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
-    if "difference" in kinds:
-        title = title.replace("(%)", "(percentage points)")
-    columns = ["pair", f"{' or '.join(sorted(kinds))} of {title}", "seeds", "p", "p (Holm)"]
-    return pd.DataFrame(rows, columns=columns)
+    title = next(iter(groups.values()))[0].metric(metric).title
+    title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title
+    return pd.DataFrame(rows, columns=["pair", f"{' or '.join(sorted(kinds))} of {title}", "seeds", "p", "p (Holm)"])
 
 
-def _tested(one: tuple[str, pd.Series], other: tuple[str, pd.Series], log: bool) -> tuple[str, float, int, float]:
-    """Return (pair, mean difference or ratio, seeds, p) of two groups.
-
-    one, other: the label, and the last value of each seed or, with ``log``, its logarithm.
-    """
-    pair = f" {'/' if log else '-'} ".join((one[0], other[0]))
-    both = pd.concat([one[1], other[1]], axis=1, join="inner")
-    apart, n, p = (both[0] - both[1]).to_numpy(), len(both), math.nan
-    if 1 < n < max(len(one[1]), len(other[1])):
-        note(f"{pair}: tested on the {n} seeds that both have, while the table uses all seeds of each")
-    if n > 1 and np.ptp(apart) > EXACT * (1 if log else both.abs().max(axis=None)):  # a test divides by their deviation
+def _tested(
+    pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
+) -> tuple[str, float, int, float]:
+    """Return (pair, mean difference or ratio, seeds, p) of two groups. pair: labels and runs. log: whether to test logarithms."""
+    ends: list[dict[str, float]] = []  # seed -> mean of the runs' last values, or of their logarithms
+    for _, runs in pair:
+        of_seed: dict[str, list[float]] = {}
+        for run in runs:
+            last = run.last(metric, at)
+            of_seed.setdefault(run.keys.get("seed", ABSENT), []).append(math.log(last) if log else last)
+        ends.append({seed: moments(values)[0] for seed, values in of_seed.items()})
+    values = np.array([[one[seed] for one in ends] for seed in ends[0] if seed in ends[1]]).reshape(-1, 2)
+    apart, n, p = values[:, 0] - values[:, 1], len(values), math.nan
+    name = (" / " if log else " - ").join(label for label, _ in pair)
+    if 1 < n < max(map(len, ends)):
+        note(f"{name}: tested on the {n} seeds that both have, while the table uses all seeds of each")
+    if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
         from scipy.stats import ttest_1samp
 
         p = float(ttest_1samp(apart, 0).pvalue)
-    mean = float(apart.mean()) if n else math.nan
-    return pair, float(np.exp(mean)) if log else mean, n, p
+    mean = moments(apart)[0]
+    return name, float(np.exp(mean)) if log else mean, n, p
 
 
 def holm(p: np.ndarray) -> np.ndarray:

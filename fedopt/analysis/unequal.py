@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from matplotlib.scale import LinearScale
 
 from fedopt.analysis.groups import differing
 from fedopt.analysis.lines import y_scale
@@ -43,9 +44,9 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
         yield f"not finished: {'; '.join(labels)}: the table has their values so far; leave them out with --exclude"
-    for problem, labels in by_problem(groups).items():
-        if found := not_positive(labels, metric, lambda run: run.values(metric)):
-            axis = "linear" if y_scale(labels, metric).name == "linear" else "linear around 0"
+    for problem, its in by_problem(groups).items():
+        if found := not_positive(its, metric, lambda run: run.values(metric)):
+            axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
             yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the others span decades"
     yield from _spends(by, groups, runs[0].x, at)
     if runs[0].x != "seconds":  # which are never the same
