@@ -1314,7 +1314,7 @@ NATURAL = r"mean of $\frac{1}{M} \sum_{i=1}^M \Vert \nabla f_i(x, y^\star(x)) \V
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize(("label", "more"), [(ROOTS, ()), (NATURAL, ("--height", 1.2)), (NATURAL, ("--width", 2))])
+@pytest.mark.parametrize(("label", "more"), [(ROOTS, ()), (ROOTS, ("--height", 1.2)), (NATURAL, ("--height", 1.2))])
 def test_labels_with_formulas_are_broken_between_them(label, more, tmp_path, command, drawn):
     """And not within one, which is set smaller where it does not fit."""
     record(tmp_path / "runs" / "0", (1, 2), metric="gap")
