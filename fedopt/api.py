@@ -3,7 +3,6 @@
 torch is imported only when a run starts or its variables are read, so that mistakes are answered at once.
 """
 
-import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from fedopt.config import TURN, last_of_each, of_folder, with_project, words_of
 from fedopt.console import counted, ctrl_c_kept, html_text
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
-from fedopt.results import RunFolder, described, numbers_of
+from fedopt.results import RunFolder
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedopt.analysis import Comparison
-    from fedopt.metrics import Metric
 
 Which = Literal["last", "best"]
 Config = str | Sequence[str] | Mapping[str, Any]
@@ -110,7 +108,7 @@ class Result:
     @property
     def final(self) -> dict[str, float]:
         """The finite values of the metrics at the last evaluation so far, by name; {} before the first evaluation."""
-        return self._measured("final", lambda _, values: values.iloc[-1])
+        return self._folder.measured("final")
 
     @property
     def best(self) -> dict[str, float]:
@@ -118,7 +116,7 @@ class Result:
 
         Metrics for which neither direction is better, and those without a finite value, are left out.
         """
-        return self._measured("best", lambda metric, values: metric.best(values))
+        return self._folder.measured("best")
 
     @property
     def variables(self) -> "dict[str, Tensor]":
@@ -169,21 +167,6 @@ class Result:
         if not (self.folder / "config.yaml").is_file():
             raise UserError(f"{self.folder}: there is no run in it; give the folder that has the run's config.yaml")
         return RunFolder(self.folder)
-
-    def _measured(self, name: str, value_of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
-        """Return a part of the summary. If the summary lacks it, since the run goes on or was killed, compute it from the rows.
-
-        name: final or best. value_of: a function of a metric and its values that gives the number.
-        """
-        summary = self.summary
-        if name in summary or not self._folder.metrics.is_file():
-            return numbers_of(summary.get(name))
-        import pandas as pd
-
-        rows = self.metrics.apply(pd.to_numeric, errors="coerce")
-        metrics = [metric for metric in described(self.folder) if metric.name in rows and len(rows)]
-        values = {metric.name: float(value_of(metric, rows[metric.name])) for metric in metrics}
-        return {key: value for key, value in values.items() if math.isfinite(value)}
 
     @property
     def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":

@@ -5,6 +5,7 @@ from fedopt.analysis.groups import default_keys as default_keys
 from fedopt.analysis.groups import first_metric as first_metric
 from fedopt.analysis.lines import BANDS as BANDS
 from fedopt.analysis.lines import explained as explained
+from fedopt.analysis.lines import is_log as is_log
 from fedopt.analysis.lines import lines_of as lines_of
 from fedopt.analysis.lines import mean_line as mean_line
 from fedopt.analysis.lines import median_line as median_line

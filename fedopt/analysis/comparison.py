@@ -10,15 +10,16 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.scale import LogScale
 
-from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, order, with_metric
-from fedopt.analysis.lines import explained, lines_of
+from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, with_metric
+from fedopt.analysis.lines import explained, is_log, lines_of
 from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.analysis.stats import moments, tests
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
-from fedopt.console import html_text, note
+from fedopt.console import html_text, note, order
 from fedopt.drawing import Page, PlotStyle, figures
 from fedopt.errors import UserError
 from fedopt.metrics import COSTS, Metric
@@ -79,8 +80,7 @@ class Comparison:
         rows = []
         for label, runs in self.groups.items():
             keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
-            ends = [run.until(self.at) for run in runs]
-            rows.append(keys | {"label": label} | summary(ends, self.metric, self.x, self.target))
+            rows.append(keys | {"label": label} | summary(runs, self.metric, self.x, self.target, self.at))
         return pd.DataFrame(rows) if self.at is None else pd.DataFrame(rows).assign(at=self.at)
 
     @cached_property
@@ -90,8 +90,7 @@ class Comparison:
         Raises:
             UserError: A run has no evaluation up to `at`.
         """
-        groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
-        return tests(groups, self.metric)
+        return tests(self.groups, self.metric, self.at)
 
     @property
     def described(self) -> Metric:
@@ -101,7 +100,7 @@ class Comparison:
     def explained(self, how: PlotStyle) -> str:
         """Return a caption that says what the lines and bands of the figure are. how: the options of the figure."""
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
-        logs = {lines_of(groups, self.metric, log=how.logy).log for groups in problems}
+        logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
         text = explained(*members, how.smooth, how.band, self.x)
@@ -190,8 +189,11 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
         begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
-    drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band) for groups in problems.values()]
-    for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(of.log for of in drawn), how.ylim)):
+    drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band, how.logx) for groups in problems.values()]
+    for axis, begins, limits in (
+        ("x", how.logx, how.xlim),
+        ("y", any(isinstance(of.scale, LogScale) for of in drawn), how.ylim),
+    ):
         if begins and limits and limits[0] <= 0:
             raise UserError(f"--{axis}lim: a logarithmic axis must begin above 0; use --no-log{axis} for a linear one")
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
@@ -211,10 +213,7 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
         if how.logx:
             axes.set_xscale("log")
-        if how.logy is None:
-            figures.scale_y(axes, described, of.values)
-        else:
-            axes.set_yscale("log" if how.logy else "linear")
+        axes.set_yscale(of.scale)
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
     return pd.concat(parts)
@@ -275,21 +274,25 @@ def compared(
     return comparison
 
 
-def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
+def summary(
+    runs: Sequence[Recorded], metric: str, x: str, target: float | None, at: float | None = None
+) -> dict[str, Any]:
     """Return the row of compare.csv for a group, without its keys and label.
 
-    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan. The cost to reach the
-    target is the mean over the runs that reach it, nan if none does.
+    Standard deviations are over runs, with n - 1. A run without a last value (`Recorded.last`) makes the mean nan. The cost to
+    reach the target is the mean over the runs that reach it, nan if none does.
 
-    target: None: the row has no columns about a target. Raises UserError for a target if the metric has no better direction.
+    target: None: the row has no columns about a target. at: later evaluations are ignored; None: all are used. Raises UserError
+    for a target if the metric has no better direction, or if a run has no evaluation up to `at`.
     """
+    last, runs = [run.last(metric, at) for run in runs], [run.until(at) for run in runs]
     described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
     row = {
         "runs": len(runs),
         "seeds": len({run.keys.get("seed") for run in runs}),
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
         **_columns(f"spent_{x}", [run.cost()[-1] for run in runs]),
-        **_columns(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
+        **_columns(f"final_{metric}", last),
     }
     if described.better != "neither":
         row |= _columns(f"best_{metric}", [described.best(run.good(metric)) for run in runs])

@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-import numpy as np
-
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
 from fedopt.config import display_name
 from fedopt.console import note
@@ -78,11 +76,6 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
         if key not in present:
             raise UserError(f"--group-by={key}: no run's config has this key{nearest(key, present)}")
     return keys
-
-
-def order(value: str) -> tuple[float, str]:
-    """Return a sort key that puts numbers by size before other texts."""
-    return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
 def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:

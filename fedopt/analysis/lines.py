@@ -1,14 +1,15 @@
 """Lines of several runs: the mean of a metric as a function of cost, with a band."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.scale import LogScale, ScaleBase
 
 from fedopt.analysis.runs import Recorded
 from fedopt.analysis.stats import half_width
-from fedopt.drawing import Line, is_share, spans_decades
+from fedopt.drawing import Line, is_share, named_scale, scale_of
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
@@ -23,19 +24,30 @@ BANDS = {  # what is drawn around a mean, in words
 class Lines(NamedTuple):
     """The lines of groups of runs in one picture.
 
-    lines: label -> line. values: all values of all runs in one array. log: whether the y axis is logarithmic. share: whether
-        the values are percentages.
+    lines: label -> line. scale: that of the y axis; if it is logarithmic, means are geometric. share: whether the values are
+        percentages.
     """
 
     lines: dict[str, Line]
-    values: np.ndarray
-    log: bool
+    scale: ScaleBase
     share: bool
 
     @property
     def drawn(self) -> dict[str, Line]:
         """Return label -> line as drawn: if the values are percentages, bands are cut to 0 to 100."""
         return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
+
+
+def y_scale(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | None = None) -> ScaleBase:
+    """Return the scale of the y axis of groups on one problem. log: whether it is logarithmic; None: as `scale_of` all values."""
+    runs = [run for members in groups.values() for run in members]
+    values = np.concatenate([run.values(metric) for run in runs])
+    return scale_of(runs[0].metric(metric), values) if log is None else named_scale(log)
+
+
+def is_log(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | None = None) -> bool:
+    """Return whether the y axis of groups on one problem is logarithmic, so that means are geometric. log: as in `y_scale`."""
+    return isinstance(y_scale(groups, metric, log), LogScale)
 
 
 def lines_of(
@@ -45,27 +57,34 @@ def lines_of(
     log: bool | None = None,
     smooth: int = 1,
     band: str = "std",
+    logx: bool = False,
 ) -> Lines:
     """Return the lines of groups of runs for one picture.
 
-    groups: label -> runs. metric: a column of metrics.csv. log: whether the y axis is logarithmic; None: it is if the values
-        span decades. x, smooth, band: as in `line_of`.
+    groups: label -> runs. metric: a column of metrics.csv. log: as in `y_scale`. x, smooth, band, logx: as in `line_of`.
     """
-    runs = [run for members in groups.values() for run in members]
-    described, values = runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs])
-    log, share = spans_decades(described, values) if log is None else log, is_share(described.title, values)
-    lines = {label: line_of(members, metric, log, smooth, band, x) for label, members in groups.items()}
-    return Lines(lines, values, log, share)
+    runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, log)
+    share = is_share(runs[0].metric(metric).title, np.concatenate([run.values(metric) for run in runs]))
+    how: Any = (isinstance(scale, LogScale), smooth, band, x, scale, logx)
+    return Lines({label: line_of(its, metric, *how) for label, its in groups.items()}, scale, share)
 
 
 def line_of(
-    runs: Sequence[Recorded], metric: str, log: bool = False, smooth: int = 1, band: str = "std", x: str = ""
+    runs: Sequence[Recorded],
+    metric: str,
+    log: bool = False,
+    smooth: int = 1,
+    band: str = "std",
+    x: str = "",
+    scale: ScaleBase | None = None,
+    logx: bool = False,
 ) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
 
-    The line has a point at each cost at which some run was evaluated; other runs are interpolated linearly there. It begins
-    where all runs have begun, and ends where the first finished run ends, so no run drops out by ending. A run that has not
-    finished is averaged up to its latest evaluation.
+    The line has a point at each cost at which some run was evaluated. Other runs are interpolated there by a line that is
+    straight on the axes of the picture, which on a logarithmic y axis is geometric. It begins where all runs have begun, and
+    ends where the first finished run ends, so no run drops out by ending. A run that has not finished is averaged up to its
+    latest evaluation.
 
     Args:
         runs: The runs.
@@ -74,14 +93,21 @@ def line_of(
         smooth: An odd number. Each run's values are first replaced by centred means over this many evaluations; 1: unchanged.
         band: One of `BANDS`. With one run the band has no width.
         x: The cost axis. Empty: that of the runs.
+        scale: The scale of the y axis. None: logarithmic or linear, as `log` says.
+        logx: Whether the x axis is logarithmic. A cost of 0 is then placed at half the smallest other one.
     """
+    along, shown = named_scale(logx).get_transform(), (scale or named_scale(log)).get_transform()
     points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     union = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    values = np.array([np.interp(union, cost, value) for cost, value in points])
+    least = min(union[union > 0], default=1) / 2 if logx else -np.inf
+    places = [along.transform(np.maximum(cost, least)) for cost in (union, *costs)]
+    heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for _, value in points]
+    between = [np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True)]
+    values = np.array([shown.inverted().transform(height) for height in between])
     return mean_line(union, np.ma.array(values, mask=[union > cost[-1] for cost in costs]), log, band)
 
 

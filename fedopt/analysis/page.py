@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.groups import legend_labels, order
-from fedopt.analysis.lines import BANDS, lines_of, mean_line
+from fedopt.analysis.groups import legend_labels
+from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
+from fedopt.analysis.stats import by_ratio
 from fedopt.analysis.summary import shown_table, tests_shown
+from fedopt.analysis.tables import mean_text
 from fedopt.analysis.unequal import unequal, with_status
-from fedopt.console import heard, printable
-from fedopt.drawing import Section, Table, look, spans_decades, styled
+from fedopt.console import heard, order, printable
+from fedopt.drawing import Section, Table, look, styled
 from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import RunFolder
@@ -59,9 +61,8 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
         groups = {label: runs for label, runs in have.items() if runs}
         by_y = replace(c, metric=y, target=c.target if y == c.metric else None, groups=groups)
         if by_y.groups:
-            of_y = lines_of(by_y.groups, y)
-            chart["ys"][y], chart["logs"][y] = by_y.described.title, of_y.log
-            chart["curves"][y] = {x: _curves(have, y, x, of_y.log) for x in xs}
+            chart["ys"][y], chart["logs"][y] = by_y.described.title, is_log(groups, y)
+            chart["curves"][y] = {x: _curves(have, y, x, chart["logs"][y]) for x in xs}
             views[y] = _view(by_y)
     return chart, views
 
@@ -87,8 +88,10 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     """Return (tables, notes) of a comparison: its table with t-intervals, the paired tests, and what makes it unequal."""
     shown, best = shown_table(c)
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
-    ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]
-    log = spans_decades(c.described, np.concatenate(ends))
+    ends, log = (
+        [[run.last(c.metric, c.at) for run in runs] for runs in c.groups.values()],
+        by_ratio(c.groups, c.metric, c.at),
+    )
     head = f"95 % t-interval of the {'geometric ' if log else ''}mean of last values"
     if max(map(len, ends)) > 1:
         shown[head], best[head] = [_interval(values, log) for values in ends], False
@@ -99,14 +102,14 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     return tables, [*unequal(c.by, c.groups, c.metric, c.at), *notes]
 
 
-def _interval(values: np.ndarray, log: bool) -> str:
+def _interval(values: Sequence[float], log: bool) -> str:
     """Format the 95 % t-interval of the mean of [n] values; with ``log``, of their geometric mean.
 
     Returns `ABSENT` for fewer than two values, or if one is not finite.
     """
     if len(values) < 2 or not np.isfinite(values).all():
         return ABSENT
-    _, _, low, high = mean_line(np.zeros(1), np.ma.array(values[:, None]), log, "ci")
+    _, _, low, high = mean_line(np.zeros(1), np.ma.array(values)[:, None], log, "ci")
     return f"{float(low[0]):.4g} to {float(high[0]):.4g}"  # type: ignore[index]
 
 
@@ -126,7 +129,7 @@ def _table_of_runs(groups: Runs) -> Table:
     rows = []
     for label, run in ((label, run) for label, members in groups.items() for run in members):
         spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x, cost in COSTS.items() if cost.counted(run.table)}
-        last = {run.metric(y).title: f"{run.values(y)[-1]:.4g}" for y in run.metrics if y in run.table}
+        last = {run.metric(y).title: mean_text(run.last(y)) for y in run.metrics if y in run.table}
         facts = {"line": label, "seed": run.keys.get("seed", ABSENT), "status": run.status, "rows": str(len(run.table))}
         rows.append({**facts, **last, **spent, "folder": str(run.folder)})
     return Table("Runs", pd.DataFrame(rows).fillna(ABSENT), open=False)

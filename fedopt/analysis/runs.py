@@ -1,6 +1,7 @@
 """Reading runs from their folders. Imports no torch."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from fedopt.console import counted, note
 from fedopt.errors import UserError, first_line, some
 from fedopt.files import BROKEN, REMEDY, read_table
 from fedopt.metrics import COSTS, Metric
-from fedopt.results import OVER, RunFolder, digits
+from fedopt.results import LOST, OVER, RunFolder, digits
 from fedopt.results.identity import identity
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
@@ -81,6 +82,15 @@ class Recorded:
     def good(self, metric: str) -> np.ndarray:
         """Return the values of a metric that can be the best or reach a target, [rows]: nan at the evaluation that diverged."""
         return np.where(self.table["round"] == self.bad, np.nan, self.values(metric))
+
+    def last(self, metric: str, at: float | None = None) -> float:
+        """Return the last value of a metric, for means and tests; nan if it is not finite, or if the run diverged or failed.
+
+        at: a cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
+            Raises UserError as `until` does.
+        """
+        lost = self.status in LOST and (at is None or at >= self.cost()[-1])
+        return math.nan if lost else float(self.until(at).values(metric)[-1])
 
     def cost(self, x: str = "") -> np.ndarray:
         """Return the cumulative cost at each row, [rows]. x: a key of `COSTS`; empty: the run's x."""

@@ -4,9 +4,9 @@ Importing scipy takes half a second, so only the functions that need it import i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from fedopt.analysis.runs import ABSENT, Recorded, by_problem
 from fedopt.console import note
 from fedopt.drawing import spans_decades
 
+EXACT = 2e-9  # beside the values: differences that differ by less are equal, since values have ten digits
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
 Numbers = TypeVar("Numbers", float, np.ndarray)
 
@@ -43,49 +44,86 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
 
 
-def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
+def not_positive(groups: Mapping[str, Sequence[Recorded]], metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
+    """Return where a value on a problem is 0 or less, as 'is 0 in LABEL, seed 1', if the other values span decades; else ''.
+
+    of: returns the values of a run, [n].
+    """
+    values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
+    every = np.concatenate([its for *_, its in values])
+    if not spans_decades(values[0][1].metric(metric), every[every > 0]):
+        return ""
+    found = ((label, run.keys.get("seed", ABSENT), np.nanmin(its)) for label, run, its in values if (its <= 0).any())
+    return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
+
+
+def by_ratio(groups: Mapping[str, Sequence[Recorded]], metric: str, at: float | None = None) -> bool:
+    """Return whether last values of groups on one problem are compared by their ratios: whether they span decades.
+
+    at: as in `Recorded.last`.
+    """
+    runs = [run for members in groups.values() for run in members]
+    return spans_decades(runs[0].metric(metric), np.array([run.last(metric, at) for run in runs]))
+
+
+def tests(
+    groups: Mapping[str, Sequence[Recorded]],
+    metric: str,
+    at: float | None = None,  # noqa: PT028
+) -> pd.DataFrame:
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
-    A test uses the seeds for which both groups have finite values; a pair with fewer than two such seeds has no row. Several
-    runs with the same seed in a group are averaged.
+    A test uses the seeds that both groups have; a pair with fewer than two of them has no row. Several runs with the same seed
+    in a group are averaged.
 
-    A row has the mean difference, the number of seeds, the two-sided p-value, and p with Holm's correction over all pairs. p
-    is nan if the difference is the same on all seeds. If the values span decades, logarithms are tested, and the row has the
-    ratio of geometric means instead. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A row has the mean difference, the number of seeds, the two-sided p-value, and p with Holm's correction over the pairs of
+    the problem. p is nan if the difference is the same on all seeds; p and the difference are nan if a run has no last value.
+    If the values of a problem span decades, logarithms are tested, and its rows have the ratio of geometric means instead. A
+    problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
-    groups: label -> runs. metric: a column of metrics.csv.
+    groups: label -> runs. metric: a column of metrics.csv. at: as in `Recorded.last`.
     """
-    labelled = [(label, run) for label, runs in groups.items() for run in runs]
-    values = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, run in labelled]
-    last = pd.DataFrame(values, columns=["label", "seed", "value"])
-    described = next(iter(groups.values()))[0].metric(metric)
-    log = spans_decades(described, last["value"].to_numpy())
-    if log:
-        last["value"] = np.log(last["value"])
-    seeds = last.groupby(["seed", "label"])["value"].mean().unstack()
-    rows = []
-    for problem, labels in by_problem(groups).items():
-        if len(labels) > MOST_TESTED:
-            note(f"{problem[0]}: {len(labels)} groups are too many to test each pair; compare at most {MOST_TESTED}")
+    rows, kinds = list[tuple[Any, ...]](), set[str]()
+    for problem, members in by_problem(groups).items():
+        log = by_ratio(members, metric, at)
+        kinds.add("ratio" if log else "difference")
+        if len(members) > MOST_TESTED:
+            note(f"{problem[0]}: {len(members)} groups are too many to test each pair; compare at most {MOST_TESTED}")
             continue
-        for one, other in combinations(labels, 2):
-            apart = (seeds[one] - seeds[other]).dropna().to_numpy()
-            pair = f"{one} / {other}" if log else f"{one} - {other}"
-            if len(apart) > 1:
-                mean, p = apart.mean(), math.nan
-                if not np.allclose(apart, apart[0]):  # the test divides by their deviation
-                    from scipy.stats import ttest_1samp
+        tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
+        its = [row for row in tested if row[2] > 1]
+        if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
+            note(
+                f"{problem[0]}: the last {metric} {found}, so differences are tested, not ratios; the others span decades"
+            )
+        rows += [(*row, p) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
+    title = next(iter(groups.values()))[0].metric(metric).title
+    title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title
+    return pd.DataFrame(rows, columns=["pair", f"{' or '.join(sorted(kinds))} of {title}", "seeds", "p", "p (Holm)"])
 
-                    p = float(ttest_1samp(apart, 0).pvalue)
-                rows.append((pair, np.exp(mean) if log else mean, len(apart), p))
-                if len(apart) < seeds[[one, other]].notna().sum().max():
-                    note(
-                        f"{pair}: tested on the {len(apart)} seeds that both have, while the table uses all seeds of each"
-                    )
-    what = "ratio" if log else "difference"
-    title = described.title if log else described.title.replace("(%)", "(percentage points)")
-    table = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])
-    return table.assign(**{"p (Holm)": holm(table["p"].to_numpy(dtype=float))})
+
+def _tested(
+    pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
+) -> tuple[str, float, int, float]:
+    """Return (pair, mean difference or ratio, seeds, p) of two groups. pair: labels and runs. log: whether to test logarithms."""
+    ends: list[dict[str, float]] = []  # seed -> mean of the runs' last values, or of their logarithms
+    for _, runs in pair:
+        of_seed: dict[str, list[float]] = {}
+        for run in runs:
+            last = run.last(metric, at)
+            of_seed.setdefault(run.keys.get("seed", ABSENT), []).append(math.log(last) if log else last)
+        ends.append({seed: moments(values)[0] for seed, values in of_seed.items()})
+    values = np.array([[one[seed] for one in ends] for seed in ends[0] if seed in ends[1]]).reshape(-1, 2)
+    apart, n, p = values[:, 0] - values[:, 1], len(values), math.nan
+    name = (" / " if log else " - ").join(label for label, _ in pair)
+    if 1 < n < max(map(len, ends)):
+        note(f"{name}: tested on the {n} seeds that both have, while the table uses all seeds of each")
+    if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
+        from scipy.stats import ttest_1samp
+
+        p = float(ttest_1samp(apart, 0).pvalue)
+    mean = moments(apart)[0]
+    return name, float(np.exp(mean)) if log else mean, n, p
 
 
 def holm(p: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.runs import ABSENT
-from fedopt.analysis.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
+from fedopt.analysis.tables import alike, in_bytes, latex, markdown, mean_text, plus_minus, unit_of_bytes, write_table
 from fedopt.analysis.unequal import amount
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
@@ -29,13 +29,13 @@ class Measured(NamedTuple):
 
     head: its heading in the table that is shown. column: its name in the CSV, without _mean and _std. show: formats (mean,
         std) as text.
-    better: lower, higher or neither.
+    sign: 1 if lower is better, -1 if higher is, nan if neither; of each row, or of all.
     """
 
     head: str
     column: str
     show: Callable[[float, float], str]
-    better: str
+    sign: pd.Series | float
 
 
 def shown_table(
@@ -56,19 +56,20 @@ def shown_table(
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
     rows, metric, x, target = comparison.table, comparison.metric, comparison.x, comparison.target
     runs = [members[0] for members in comparison.groups.values()]
-    described = runs[0].metric(metric)
+    described, metrics = runs[0].metric(metric), [run.metric(metric) for run in runs]
+    signs = pd.Series([math.nan if its.better == "neither" else its.sign for its in metrics])
     final = "final" if comparison.at is None else f"at {amount(x, comparison.at)}:"
     of_metric = partial(plus_minus, decimals=decimals)
     of_spent = in_bytes if x == "bytes" else plus_minus
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
     values = {
-        "spent": Measured(COSTS[x].label, f"spent_{x}", of_spent, "neither"),
-        "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
+        "spent": Measured(COSTS[x].label, f"spent_{x}", of_spent, math.nan),
+        "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, signs),
     }
-    if described.better != "neither":
-        values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, described.better)
+    if signs.notna().any():
+        values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, signs)
     if target is not None:
-        values["to_target"] = Measured(f"{COSTS[x].label} to {target:g}", f"{x}_to_target", of_spent, "lower")
+        values["to_target"] = Measured(f"{COSTS[x].label} to {target:g}", f"{x}_to_target", of_spent, 1)
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     present = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in present]:
@@ -84,11 +85,11 @@ def shown_table(
             head = "reached by" if name == "reached" else name
             shown[head], best[head] = counts[name], False
             continue
-        head, column, show, better = values[name]
+        head, column, show, sign = values[name]
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         if show is in_bytes:
             show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
-        cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        cells = [mean_text(*pair, show) for pair in zip(mean, std, strict=True)]
         if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
             cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over only those that reached it
@@ -96,30 +97,30 @@ def shown_table(
             cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])
         problems = pd.Series([run.problem for run in runs])
-        shown[head], best[head] = cells, better != "neither" and _best(mean, std, show, problems, better == "higher")
+        shown[head], best[head] = cells, _best(mean, std, show, problems, sign)
     return shown, best
 
 
-def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, higher: bool) -> list[bool]:
+def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
     """Return whether each value is the best of its problem, or is shown with the same digits as the best.
 
     nan and the only value of a problem give False.
 
-    show: formats (mean, std) as text. problems: the problem of each value. higher: whether higher is better.
+    show: formats (mean, std) as text. problems: the problem of each value. sign: as in `Measured`.
     """
-    tops = mean.groupby(problems).transform("max" if higher else "min")
+    tops = (sign * mean).groupby(problems).transform("min") * sign
     several = problems.map(Counter(problems)) > 1
     return [
-        bool(more and math.isfinite(value) and show(value, spread) == show(top, spread))
+        bool(more and math.isfinite(top) and math.isfinite(value) and show(value, spread) == show(top, spread))
         for value, spread, top, more in zip(mean, std, tops, several, strict=True)
     ]
 
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `fedopt.analysis.stats.tests` as text, with three significant digits; nan becomes `ABSENT`."""
-    texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
+    texts = tested.map(lambda v: alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
-    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
+    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)}).where(tested.notna(), ABSENT)
 
 
 def write_shown(

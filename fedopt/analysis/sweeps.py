@@ -1,6 +1,7 @@
 """The table of a sweep, one row per run."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.analysis.stats import moments
-from fedopt.analysis.tables import plus_minus, print_table, write_table
+from fedopt.analysis.tables import mean_text, print_table, write_table
 from fedopt.config import GROUPS, Composed, flat
 from fedopt.console import counted, tell
 from fedopt.errors import UserError
@@ -34,6 +35,7 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
     configs: list[dict[str, Any]] = []
     swept: dict[str, None] = {}
     metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
+    lasts: dict[str, float] = {}  # run -> last value of its metric
     for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
         summary, card, config = RunFolder(path).summary(), RunFolder(path).card(), {}
         if why := (refused or {}).get(path):
@@ -52,6 +54,8 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
         rows.append({**row, "error": summary.get("error")})
         configs.append(config)
         metrics.append(str(config.get("eval.metric") or next((metric.name for metric in card.get("metrics", ())), "")))
+        with suppress(UserError):  # rows that cannot be read
+            lasts[path.name] = RunFolder(path).last(metrics[-1])
     for row, config in zip(rows, configs, strict=True):
         values = {key: config[key] for key in swept if key in config and key not in row}
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
@@ -59,7 +63,7 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
         for row in rows:
             del row["data"]
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
-    finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
+    finals = finals_of(rows, metrics, lasts, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if {row["status"] for row in rows} == {"finished"}:
         finals = finals.drop(columns="status", errors="ignore")
     if 0 < len(finals) <= MOST_SHOWN:
@@ -90,15 +94,19 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
     return f"best final {metric.name} of one run: {value:.5g}, {run}"
 
 
-def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
+def finals_of(
+    rows: Sequence[dict[str, Any]], metrics: Sequence[str], lasts: Mapping[str, float], swept: Sequence[str]
+) -> pd.DataFrame:
     """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
         keys.
 
-    It is empty if no row has a metric. A single metric is named in the heading, several in a column.
+    A run without a last value leaves its group without a mean; runs that were refused do not count. The table is empty if no row
+    has a metric. A single metric is named in the heading, several in a column.
 
     Args:
         rows: The rows of sweep.csv.
         metrics: The metric of each row; empty for a run that failed at once.
+        lasts: run -> last value of its metric, as `RunFolder.last` returns it.
         swept: The keys that take several values.
     """
     keys = [key for key in swept if key != "seed"]
@@ -110,12 +118,12 @@ def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Seq
         groups.setdefault((*(str(row.get(key, "-")) for key in keys), metric), []).append(row)
     shown = []
     for (*values, metric), members in groups.items():
-        finals = [row[f"final_{metric}"] for row in members if f"final_{metric}" in row]
+        finals = [lasts.get(row["run"], math.nan) for row in members if row["status"] != "refused"]
         counts = Counter(row["status"] for row in members)
         shown.append(
             dict(zip(keys, values, strict=True))
             | {"runs": str(len(members)), "status": ", ".join(f"{n} {status}" for status, n in counts.items())}
-            | {"metric": metric, "final": plus_minus(*moments(finals)) if finals else "-"}
+            | {"metric": metric, "final": mean_text(*moments(finals))}
         )
     table = pd.DataFrame(shown if names else [])
     if len(names) == 1:

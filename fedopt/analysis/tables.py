@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedopt.analysis.runs import ABSENT
 from fedopt.console import columns, csv_cell, latex_cell, markdown_cell, markdown_table, printable, show
 from fedopt.files import write_atomically
 
@@ -45,13 +46,17 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     return f"({mean / 10.0**power:.{after}f} ± {std / 10.0**power:.{after}f})e{power:+03d}"
 
 
+def mean_text(mean: float, std: float = math.nan, how: Callable[[float, float], str] = plus_minus) -> str:
+    """Format a mean as ``how`` does, or `ABSENT` if there is none, as of a group in which a run diverged."""
+    return how(mean, std) if math.isfinite(mean) else ABSENT
+
+
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a table.csv as text in the paper's layout: 'measured (paper)'.
 
-    cells: a row per cell, with the columns row, column, mean, std, seeds (0: not measured, shown as -) and paper (nan: no
-        number).
+    cells: a row per cell, with the columns row, column, mean (not finite: shown as -), std and paper (nan: no number).
     """
-    measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
+    measured = cells.apply(lambda cell: mean_text(cell["mean"], cell["std"]), axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
     shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
     shown = shown.reindex(index=cells["row"].unique(), columns=cells["column"].unique()).fillna("")

@@ -5,10 +5,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from matplotlib.scale import LinearScale
 
-from fedopt.analysis.groups import departures, differing, order
+from fedopt.analysis.groups import departures, differing
+from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Recorded, by_problem
+from fedopt.analysis.stats import not_positive
 from fedopt.analysis.tables import in_bytes, plus_minus
+from fedopt.console import order
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
@@ -37,9 +41,13 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         yield f"runs that differ in {', '.join(pooled)} are in one group; use --group-by {again} to separate them"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
-    unfinished = {label: members for label, members in groups.items() if any(r.status not in OVER for r in members)}
+    unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
         yield f"not finished: {'; '.join(labels)}: the table has their values so far; leave them out with --exclude"
+    for problem, its in by_problem(groups).items():
+        if found := not_positive(its, metric, lambda run: run.values(metric)):
+            axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
+            yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the others span decades"
     yield from _spends(by, groups, runs[0].x, at)
     if runs[0].x != "seconds":  # which are never the same
         yield from _intervals(groups, runs[0].x)
@@ -136,7 +144,7 @@ def _ends_worse(run: Recorded, metric: str) -> str:
         return f"a worse {metric} than they began with"
     for name in [name for name, described in run.metrics.items() if described.bounds and name in run.table]:
         first, last = run.values(name)[[0, -1]]
-        if run.metric(name).better == "lower" and last > MANY * first:
+        if run.metric(name).better == "lower" and last > MANY * first > 0:
             return f"a {name} of more than {MANY} times what they began with"
     return ""
 

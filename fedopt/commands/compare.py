@@ -38,7 +38,7 @@ def compare(arguments: argparse.Namespace) -> None:
     tests = tests_shown(comparison.paired)
     if len(tests):
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
-        about = f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
+        about = f"{at}, seed by seed; two-sided paired t-test, Holm: over the pairs of a problem"
         print_table(tests, list(tests.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")
     tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")

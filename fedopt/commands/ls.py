@@ -5,7 +5,6 @@ It formats the rows itself: rich takes two seconds for a table of a thousand.
 """
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 
 from fedopt.commands.answer import Parser
 from fedopt.config import flat
-from fedopt.console import columns, counted, note, printable, show
+from fedopt.console import as_number, columns, counted, note, order, printable, show
 from fedopt.errors import UserError, nearest, some
 from fedopt.jobs import queued
-from fedopt.results import OVER, TEXTS, RunFolder, numbers_of
+from fedopt.results import LOST, OVER, TEXTS, RunFolder, numbers_of
 
 NUMBERS = ("seed", "value", "time", "size")  # flush right
 UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest first
@@ -54,7 +53,9 @@ def ls(arguments: list[str]) -> None:
             raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
     for key, _, wanted in (word.partition("=") for word in filters):
         rows = [row for row in rows if any(_fits(_value(row, key), value) for value in wanted.split(","))]
-    rows.sort(key=lambda row: _order(_value(row, given.sort or "folder")), reverse=given.reverse)
+    values = [(row, _value(row, given.sort or "folder")) for row in rows]
+    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=given.reverse)
+    rows = [row for row, _ in values]
     if rows:
         _print(rows)
     show(_last_line(rows, len(runs), paths or ["outputs"], filters))
@@ -96,14 +97,14 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
         with suppress(OSError):  # it is gone by now
             size += os.lstat(path / name).st_size
     status, metric = summary.get("status"), next((metric.name for metric in card.get("metrics", ())), None)
-    chosen, final = card.get("chosen", {}), numbers_of(summary.get("final"))
+    chosen = card.get("chosen", {})
     return {
         "status": "interrupted" if status == "running" and not folder.alive else status,
         "algo": chosen.get("algo"),
         "problem": chosen.get("problem"),
         "seed": card.get("seed"),
         "metric": metric,
-        "value": final.get(metric or ""),
+        "value": numbers_of(None if status in LOST else summary.get("final")).get(metric or ""),
         "time": summary.get("seconds"),
         "size": size,
         "folder": path,
@@ -131,19 +132,10 @@ def _value(row: dict[str, Any], key: str) -> Any:
 
 def _fits(value: Any, wanted: str) -> bool:
     """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
-    with suppress(ValueError, TypeError):
-        if not isinstance(value, bool):
-            return float(value) == float(wanted)
+    if (size := as_number(str(value))) is not None and size == as_number(wanted):
+        return True
     words = {"None": "null", "True": "true", "False": "false"}
     return fnmatchcase(words.get(str(value), str(value)), wanted)
-
-
-def _order(value: Any) -> tuple[bool, list[Any]]:
-    """Return a sort key: numbers by size, texts with the numbers inside them by size, missing values last."""
-    if isinstance(value, int | float):
-        return False, ["", value]
-    parts = re.split(r"(\d+)", str(value))
-    return value is None, [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from fedopt.console.say import show as show
 from fedopt.console.say import show_columns as show_columns
 from fedopt.console.say import tell as tell
 from fedopt.console.texts import LONGEST as LONGEST
+from fedopt.console.texts import as_number as as_number
 from fedopt.console.texts import counted as counted
 from fedopt.console.texts import csv_cell as csv_cell
 from fedopt.console.texts import html_text as html_text
@@ -19,4 +20,5 @@ from fedopt.console.texts import is_mathematics as is_mathematics
 from fedopt.console.texts import latex_cell as latex_cell
 from fedopt.console.texts import markdown_cell as markdown_cell
 from fedopt.console.texts import markdown_table as markdown_table
+from fedopt.console.texts import order as order
 from fedopt.console.texts import printable as printable

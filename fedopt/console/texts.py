@@ -3,9 +3,11 @@ metrics.
 """
 
 import html
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import accumulate
 
 _LATEX = str.maketrans(
@@ -21,7 +23,7 @@ LONGEST, MOST_NESTED, MOST_COMMANDS = (
     10,
     20,
 )  # characters of a text with formulas; groups in each other, and commands
-_NUMBER = re.compile(r"[-+]?(\d[\d.]*|\.\d+|inf|nan)?(e[-+]?\d+)?( ± [\d.e+-]+)?")
+_NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -34,9 +36,23 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def as_number(text: str) -> float | None:
+    """Return the number that a text is, such as -1.5, 1e-5 or inf; None for any other text, such as 1.2.3, nan or ."""
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def order(text: str) -> tuple[float, list[float | str]]:
+    """Return a sort key: numbers by size, then other texts, with the numbers inside them by size."""
+    size, parts = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
+    if size is not None:
+        return size, []
+    return math.inf, [float(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
 def csv_cell(text: str) -> str:
     """Return a text for a CSV file. What a spreadsheet would take as a formula gets a ' in front."""
-    risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)
+    numbers = text == "-" or all(as_number(part) is not None for part in text.split(" ± "))
+    risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not numbers
     return f"'{printable(text)}" if risky else printable(text)
 
 
@@ -71,6 +87,7 @@ def latex_cell(text: str) -> str:
     return "".join(part if keeps else part.translate(_LATEX) for part, keeps in zip(parts, safe, strict=True))
 
 
+@lru_cache(1000)
 def is_mathematics(text: str) -> bool:
     r"""Tell whether matplotlib can draw a line in which the parts between two $ are formulas.
 

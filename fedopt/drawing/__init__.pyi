@@ -9,7 +9,9 @@ from fedopt.drawing.figures import describe as describe
 from fedopt.drawing.figures import draw_lines as draw_lines
 from fedopt.drawing.figures import is_share as is_share
 from fedopt.drawing.figures import look as look
+from fedopt.drawing.figures import named_scale as named_scale
 from fedopt.drawing.figures import pictures as pictures
+from fedopt.drawing.figures import scale_of as scale_of
 from fedopt.drawing.figures import spans_decades as spans_decades
 from fedopt.drawing.figures import styled as styled
 from fedopt.drawing.figures import within as within

@@ -1,7 +1,7 @@
 """Figures: their style, axes, lines with bands, and writing them. Does not depend on runs."""
 
 import logging
-import textwrap
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.scale import LinearScale, LogScale, ScaleBase, SymmetricalLogScale
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedopt.console import LONGEST, is_mathematics, printable
@@ -48,6 +49,7 @@ FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "below", "inside", "none")
 MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
+_UNBROKEN = r"\\\S|\$(?:\\.|[^$\\])+\$"  # by ends of lines: an escape, a formula
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 
 
@@ -61,16 +63,24 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 
 
 def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Make the y axis logarithmic if the values span decades (`spans_decades`), else linear.
+    """Set the scale of the y axis to `scale_of` the values."""
+    axis.set_yscale(scale_of(metric, values))
 
-    If some values are slightly negative, such as a loss minus its minimum, the axis is symlog: linear around 0, logarithmic
-        beyond.
+
+def scale_of(metric: Metric, values: np.ndarray) -> ScaleBase:
+    """Return the scale of an axis: logarithmic if the values span decades (`spans_decades`), else linear.
+
+    If some values are slightly negative, such as a loss minus its minimum, it is symlog: linear around 0, logarithmic beyond.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
-        axis.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(below)))
-    else:
-        axis.set_yscale("log" if spans_decades(metric, values) else "linear")
+        return SymmetricalLogScale(None, linthresh=10.0 ** np.ceil(np.log10(below)))
+    return named_scale(spans_decades(metric, values))
+
+
+def named_scale(log: bool) -> ScaleBase:
+    """Return a logarithmic or a linear scale."""
+    return LogScale(None) if log else LinearScale(None)
 
 
 def spans_decades(metric: Metric, values: np.ndarray) -> bool:
@@ -303,15 +313,34 @@ def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> L
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a matplotlib text, in place, into lines of at most this many inches."""
-    words = cut(text.get_text())
-    text.set_text(words)
-    letters = len(words)
-    while letters > 1:
+    """Break a matplotlib text, in place, into lines of at most this many inches. A formula is not broken but set smaller.
+
+    Each part of the text is measured a few times at most, however it must be broken.
+    """
+
+    def width(words: str) -> float:
+        """Return the width as a multiple of the limit."""
+        text.set_text(words)
         extent = text.get_window_extent()
-        long = (extent.height if text.get_rotation() else extent.width) / text.get_figure().dpi
-        if long <= inches:
-            return
-        longest = max(map(len, text.get_text().splitlines()))
-        letters = min(longest - 1, int(longest * inches / long))
-        text.set_text(cut(textwrap.fill(words, max(letters, 1))))
+        return float(extent.height if text.get_rotation() else extent.width) / text.get_figure().dpi / max(inches, 0.1)
+
+    def parts(word: str) -> list[str]:
+        """Return the word, or the parts into which it must be broken."""
+        letters, times = re.findall(rf"{_UNBROKEN}|.", word), width(word)
+        if times <= 1 or len(letters) == 1:
+            return [word]
+        n = min(max(int(len(letters) / times), 1), len(letters) - 1)
+        return [part for k in range(0, len(letters), n) for part in parts("".join(letters[k : k + n]))]
+
+    words, lines = cut(text.get_text()), [""]
+    if width(words) <= 1:
+        return
+    for blank, word in re.findall(rf"(\s*)((?:{_UNBROKEN}|\S)+)", words):
+        for k, part in enumerate(parts(word)):
+            longer = lines[-1] + part if k else lines[-1] + blank + part
+            if lines[-1] and width(longer) > 1:
+                lines.append(part)
+            else:
+                lines[-1] = longer
+    widest = width("\n".join(lines))
+    text.set_fontsize(text.get_fontsize() / max(widest, 1))

@@ -104,7 +104,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
     if not len(order):
         return
     values, at, first, last = values[:, order], np.arange(len(order)), MODELS[kinds[0]], MODELS[kinds[-1]]
-    gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL), 0, -metric.sign * (values[0] - values[1:]))
+    gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL, atol=0), 0, -metric.sign * (values[0] - values[1:]))
     shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
     than = ", ".join(f"{share} than {MODELS[kind]}" for share, kind in zip(shares[:-1], kinds[1:], strict=False))
     title = f"{shares[-1]} of {len(order)} clients do better {first} than {last}{f', {than}' if than else ''}"

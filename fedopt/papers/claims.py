@@ -24,7 +24,7 @@ CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict on runs w
 IN_SMALL = {HOLDS: "agrees", FAILS: "disagrees"}
 Kind = Literal["paper", "control", "variant"]
 LEVEL = 0.9  # of the two-sided t-interval
-EXACT = 1e-9  # relative, of `equals`
+EXACT = 1e-9  # relative, of `equals`, so that 0 is equal to 0 alone
 MADE = ("date", "commit", "machine")  # of the runs
 MEASURED = ("measure", "mean", "std", "seeds", "note", "values", *MADE)  # whatever the bound and the words are
 COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
@@ -83,7 +83,7 @@ class Claim:
     def margin(self, value: float) -> float:
         """Return the distance of a value to the bound, negative if it violates the bound. For `equals` it is inf or -inf."""
         if self.equals is not None:
-            return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
+            return math.inf if math.isclose(value, self.equals, rel_tol=EXACT) else -math.inf
         if self.within is not None:
             return self.within - abs(value - self.of)
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]

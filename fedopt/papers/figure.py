@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedopt.analysis import Recorded, explained, lines_of, mean_line
+from fedopt.analysis import Recorded, explained, is_log, lines_of, mean_line
 from fedopt.drawing import FEW, Line, describe, draw_lines, is_share, look, pictures, within
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
@@ -34,11 +34,11 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
         groups = {label: its for label, runs in lines.items() if (its := _with_values(published, runs, metric))}
         if not groups:
             continue
-        drawn = lines_of(groups, metric, log=LOGARITHMIC[published.scale])
-        for label, line in drawn.lines.items():
+        log = is_log(groups, metric, LOGARITHMIC[published.scale])
+        for label, line in lines_of(groups, metric, log=log).lines.items():
             runs = groups[label]
             title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
-            facts = (label, metric, title, "log" if drawn.log else "linear", len(runs), diverged)
+            facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)
             points = dict(zip((published.x, "mean", "low", "high"), line, strict=True))
             parts.append(pd.DataFrame(dict(zip(CURVES, facts, strict=True)) | points))
     columns = [*CURVES, published.x, "mean", "low", "high"]
@@ -157,8 +157,9 @@ def _label(label: str | Mapping[str, str], panel: str) -> str:
 
 
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw mean and standard deviation over seeds at each point, from finite values only. On a logarithmic axis logarithms are
-    averaged.
+    """Draw mean and standard deviation over seeds at each point. On a logarithmic axis logarithms are averaged.
+
+    A point at which some seed has no finite value has no mean, and is left out.
 
     paths: the files to write. table: with the columns series, x, seed and y.
     """
@@ -166,7 +167,7 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
     points = published.points
     panels = {panel: [name for name in names if name in points] for panel, names in published.panels.items()}
     panels = panels if panels and all(panels.values()) else {"": list(points)}
-    finite = table[np.isfinite(table["y"])]
+    finite = table.groupby(["series", "x"]).filter(lambda seeds: np.isfinite(seeds["y"]).all())
     logs = {panel: _decades(published, finite[finite["series"].isin(series)]) for panel, series in panels.items()}
     counts = set(finite.groupby(["series", "x"])["seed"].nunique()) or {1}
     note = explained(counts, {log["y"] for log in logs.values()})

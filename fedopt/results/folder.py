@@ -15,6 +15,7 @@ traceback.txt             if the run failed
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from filelock import FileLock, Timeout
 from fedopt.config import Tuned
 from fedopt.console import printable
 from fedopt.errors import UserError
-from fedopt.files import PART, read_config, read_json, refuse_links, write_atomically
+from fedopt.files import PART, read_config, read_json, read_table, refuse_links, write_atomically
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
@@ -45,6 +46,7 @@ FILES = (
 )
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
+LOST = ("diverged", "failed")  # those of runs that have no last value to average: their row is where they broke off
 OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as long as they were meant to be
 Status = Literal["running", "finished", "diverged", "stopped", "interrupted", "failed"]
 Values = dict[str, float | None]  # by the names of metrics; None for what is not finite
@@ -185,6 +187,30 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """Return the entries of summary.json that have the right type; {} if it is missing or broken."""
         return read_json(self.path / "summary.json", SUMMARY, others=int | float | None)
+
+    def measured(self, name: Literal["final", "best"]) -> dict[str, float]:
+        """Return the finite last or best values of the metrics, by name.
+
+        If the summary lacks them, since the run goes on or was killed, they are those of the rows so far.
+
+        Raises UserError if the rows are needed and cannot be read.
+        """
+        summary = self.summary()
+        if name in summary or not self.metrics.is_file():
+            return numbers_of(summary.get(name))
+        import pandas as pd
+
+        rows = read_table(self.metrics, growing=True).apply(pd.to_numeric, errors="coerce")
+        metrics = [metric for metric in described(self.path) if metric.name in rows and len(rows)]
+        values = {m.name: float(rows[m.name].iloc[-1] if name == "final" else m.best(rows[m.name])) for m in metrics}
+        return {key: value for key, value in values.items() if math.isfinite(value)}
+
+    def last(self, metric: str) -> float:
+        """Return the last value of a metric, for means over runs; nan if it is not finite, or if the run diverged or failed.
+
+        `fedopt.analysis.Recorded.last` gives the same number. Raises UserError as `measured` does.
+        """
+        return math.nan if self.status() in LOST else self.measured("final").get(metric, math.nan)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity

@@ -1,5 +1,6 @@
 """fedopt-compare on run folders made by hand."""
 
+import itertools
 import json
 import os
 import re
@@ -16,16 +17,18 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from matplotlib.scale import SymmetricalLogTransform
 from matplotlib.text import Text
 from rich.console import Console
 from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
-from fedopt.analysis import comparison, groups, lines, stats, tables
+from fedopt.analysis import comparison, groups, lines, stats, sweeps, tables
 from fedopt.analysis.runs import read as read_run
 from fedopt.commands import compare
 from fedopt.config.tuned import Tuned
+from fedopt.console import as_number, order
 from fedopt.drawing import figures, run
 from fedopt.drawing.styles import read_style
 from fedopt.errors import UserError
@@ -1179,6 +1182,148 @@ def test_holm():
     assert stats.holm(np.array([0.9, 0.01, 0.02, 0.021])) == pytest.approx([0.9, 0.04, 0.06, 0.06])
     assert stats.holm(np.array([0.8, 0.9])) == pytest.approx([1, 1])
     assert stats.holm(np.array([])).size == 0
+
+
+SADDLE = {"_target_": "fedopt.problems.saddle.Saddle"}
+
+
+def test_each_problem_is_tested_by_itself(tmp_path, command):
+    """Its scale, and the family of Holm's correction, do not depend on what else is in the folder."""
+    values = {"fedavg": (1, 2, 4, 9), "fedmsa": (2, 3, 9, 30), "lfednest": (5, 6, 7, 10)}
+    for name, its in values.items():
+        for seed, value in enumerate(its):
+            named(tmp_path / "alone" / f"{name}{seed}", name, 50, value, seed=seed, metric="distance")
+            named(tmp_path / "both" / f"{name}{seed}", name, 50, value, seed=seed, metric="distance")
+            folder = tmp_path / "both" / f"other {name}{seed}"
+            named(folder, name, 500, 500 + value / (1 + seed), seed=seed, metric="distance", problem=SADDLE)
+            card = json.loads((folder / "run.json").read_text())
+            card["chosen"]["problem"] = "saddle"
+            (folder / "run.json").write_text(json.dumps(card))
+    tested = {}
+    for folder in ("alone", "both"):
+        command(tmp_path / folder)
+        tested[folder] = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
+    pairs = list(itertools.combinations(values, 2))
+    p = np.array([scipy.stats.ttest_rel(*(np.log(values[name]) for name in pair)).pvalue for pair in pairs])
+    of_mco = tested["both"][tested["both"]["pair"].str.contains(" / ")]
+    assert list(of_mco["pair"]) == [f"{one}, mco / {other}, mco" for one, other in pairs]
+    assert list(tested["both"]["pair"])[3] == "fedavg, saddle - fedmsa, saddle"
+    for table in (tested["alone"], of_mco):
+        assert table["p"].to_numpy() == pytest.approx(p, rel=1e-6)
+        assert table["p (Holm)"].to_numpy() == pytest.approx(stats.holm(p), rel=1e-6)
+    assert tested["both"].columns[1] == "difference or ratio of distance to the solution"
+
+
+def test_a_zero_that_changes_the_scale_is_said(tmp_path, command):
+    """Of the axis and of the tests; below 0 too, and only where the other values span decades."""
+    for seed, last in enumerate((0, 0.1, 0.2)):
+        named(tmp_path / "zero" / f"a{seed}", "fedmsa", 100, 10, last, seed=seed, metric="distance")
+        named(tmp_path / "zero" / f"b{seed}", "fedavg", 100, 20, 3 + seed, seed=seed, metric="distance")
+        named(tmp_path / "near" / f"a{seed}", "fedmsa", 3, 2, last, seed=seed)
+        named(tmp_path / "near" / f"b{seed}", "fedavg", 3, 2, 1 + seed, seed=seed)
+        named(tmp_path / "below" / f"a{seed}", "fedmsa", 100, -1e-3 * (seed + 1), 1e-2, seed=seed, metric="distance")
+    assert command(tmp_path / "zero")[3].splitlines() == [
+        "note: mco: distance is 0 in fedmsa, seed 0, so the y axis is linear, with arithmetic means; the others span decades",
+        "note: mco: the last distance is 0 in fedmsa, seed 0, so differences are tested, not ratios; the others span decades",
+    ]
+    assert "decades" not in command(tmp_path / "near")[3]
+    assert (
+        "mco: distance is -0.001 in fedmsa, seed 0, so the y axis is linear around 0" in command(tmp_path / "below")[3]
+    )
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-9, 1, 1e12])
+def test_small_and_large_values_are_tested_alike(unit, tmp_path):
+    """Whatever their unit; differences that are equal but for rounding have no p."""
+    one, other, shifted = (90.1, 92.3, 94.7, 91.2), (82.4, 83.9, 81.5, 84.4), (90.4, 92.6, 95.0, 91.5)
+    groups = {}
+    for label, values in {"a": one, "b": other, "c": shifted}.items():
+        folders = [record(tmp_path / label / str(s), (1, v * unit), s, metric="gap") for s, v in enumerate(values)]
+        groups[label] = [read_run(folder, "round") for folder in folders]
+    p = stats.tests(groups, "gap").set_index("pair")["p"]
+    assert p["a - b"] == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue, rel=1e-6)
+    assert np.isnan(p["a - c"])
+
+
+def test_the_last_values_of_a_group(tmp_path, command, capsys):
+    """A group in which a run diverged or failed has no mean: for fedopt-compare, the end of a sweep, pages and tests alike."""
+    for name, status in (("finished", "finished"), ("diverged", "diverged"), ("failed", "failed")):
+        for seed in range(3):
+            folder = tmp_path / "runs" / f"{name}{seed}"
+            named(folder, name, 9, 5 + seed, seed=seed, metric="distance", status=status if seed else "finished")
+            card = json.loads((folder / "run.json").read_text()) | {"overrides": [f"algo={name}", f"seed={seed}"]}
+            (folder / "run.json").write_text(json.dumps(card))
+            summary = {"status": status if seed else "finished"}
+            summary |= {} if summary["status"] == "failed" else {"final": {"distance": 5.0 + seed}}
+            (folder / "summary.json").write_text(json.dumps(summary))
+    means = command(tmp_path / "runs")[1].set_index("label")["final_distance_mean"]
+    assert list(means[["finished", "diverged", "failed"]].fillna(-1)) == [6, -1, -1]
+    capsys.readouterr()
+    sweeps.report(tmp_path / "runs")
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["finished"].endswith("6.0 ± 1.0")
+    assert all(rows[lost].rstrip().endswith(" -") for lost in ("diverged", "failed"))
+    (section,) = comparison.compared([tmp_path / "runs"]).report().sections
+    (table, tested), _ = section.views["distance"]
+    assert list(table.cells.iloc[:, -1]) == ["-", "-", "3.516 to 8.484"]  # 6 ± 4.303 / sqrt(3)
+    assert list(tested.cells["p"]) == ["-"] * 3
+    at = comparison.compared([tmp_path / "runs"], at=0).table  # before they diverged
+    assert list(at["final_distance_mean"]) == [9, 9, 9]
+
+
+def test_lines_are_straight_on_the_axes(tmp_path, drawn):
+    """On logarithmic ones and around 0: seeds on one line are on it between evaluations too, in rounds 5, 10, 15 as in 20."""
+    fives = record(tmp_path / "0", (100, 10, 1, 0.1, 0.01), metric="distance", every=5)
+    twenties = record(tmp_path / "1", (100, 0.01), metric="distance", every=20)
+    assert curve(fives, twenties, log=True)[1] == pytest.approx([100, 10, 1, 0.1, 0.01])
+    powers = record(tmp_path / "2", (9, 0.1, 0.05, 0.025), metric="distance")  # 1 / x in rounds 10, 20, 40
+    lines_ = (powers / "metrics.csv").read_text().splitlines()
+    (powers / "metrics.csv").write_text("\n".join([*lines_[:4], lines_[4].replace("30,60", "40,80")]) + "\n")
+    ends = record(tmp_path / "3", (9, 0.1, 0.025), metric="distance")
+    lines_ = (ends / "metrics.csv").read_text().splitlines()
+    (ends / "metrics.csv").write_text("\n".join([*lines_[:3], lines_[3].replace("20,40", "40,80")]) + "\n")
+    x, mean, *_ = curve(powers, ends, log=True, logx=True)
+    assert (x, mean) == (pytest.approx([0, 10, 20, 40]), pytest.approx([9, 0.1, 0.05, 0.025]))
+    symlog = SymmetricalLogTransform(10, 1e-3, 1)
+    below = symlog.inverted().transform(np.linspace(symlog.transform(100), symlog.transform(-1e-3), 5))
+    for every, values in ((5, below), (20, below[[0, -1]])):
+        record(tmp_path / "runs" / str(every), values, every, metric="distance", every=every)
+    points = comparison.compared([tmp_path / "runs"]).draw()
+    assert points["distance"].to_numpy() == pytest.approx(below)
+
+
+@pytest.mark.parametrize("odd", [".", "1.2.3", "1..2", "-.", "--", "1e", "٣", "1_0"])
+def test_texts_that_are_nearly_numbers(odd, tmp_path, command):
+    """Such as a path: they are sorted after the numbers."""
+    for K in (odd, 10, 9):
+        record(tmp_path / "runs" / f"of {K}", (1, 2), algo={**FEDMSA, "K": K})
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo.K")
+    assert list(csv["algo.K"].astype(str).str.lstrip("'")) == ["9", "10", odd]
+
+
+def test_order_of_texts():
+    ordered = ["-inf", "-2", "-1e-3", ".5", "1", "1e5", "inf", "", "1.2.3", "-", ".", "a2", "a10", "nan"]
+    assert sorted(sorted(ordered), key=order) == ordered
+    assert [as_number(text) for text in ("1e-3", "+2.", "INF", "1.2.3", ".", "--", "٣", "")] == [
+        0.001, 2, np.inf, None, None, None, None, None
+    ]  # fmt: skip
+
+
+ROOTS = r"$\sqrt{x}$" * 12
+NATURAL = r"mean of $\frac{1}{M} \sum_{i=1}^M \Vert \nabla f_i(x, y^\star(x)) \Vert^2$ of all clients"
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(("label", "more"), [(ROOTS, ()), (ROOTS, ("--height", 1.2)), (NATURAL, ("--height", 1.2))])
+def test_labels_with_formulas_are_broken_between_them(label, more, tmp_path, command, drawn):
+    """And not within one, which is set smaller where it does not fit."""
+    record(tmp_path / "runs" / "0", (1, 2), metric="gap")
+    assert command(tmp_path / "runs", "--label", label, *more)[0] == 0
+    drawn[0].draw_without_rendering()
+    text = drawn[0].axes[0].yaxis.label
+    assert "".join(text.get_text().split()) == "".join(label.split())
+    assert all(line.count("$") % 2 == 0 for line in text.get_text().splitlines())
+    assert text.get_window_extent().height <= 0.66 * drawn[0].bbox.height
 
 
 def test_no_test_without_pairs(tmp_path, command):
