@@ -5,6 +5,7 @@ the like.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -71,12 +72,17 @@ class Range:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Return whether a value lies within a tenth of an end of a log or uniform range, or beyond it: better values may lie
-            outside.
+        """Return whether better values may lie outside: a value lies within a tenth of an end of the range, or beyond it.
 
-        False for int and choice.
+        Of a choice of three or more numbers, the least and the largest are at an edge. False for a text.
         """
-        return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
+        if self.kind == "choice":
+            with suppress(ValueError):
+                numbers = sorted({*map(float, self.ends)})
+                return len(numbers) > 2 and not numbers[0] < float(text) < numbers[-1]
+            return False
+        share = self.share(text)
+        return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 
     def around(self, text: str) -> "Range":
         """Return a range of the same width (on the log scale for log) with the value in the middle. Only for log and uniform

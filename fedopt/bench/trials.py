@@ -162,9 +162,9 @@ class Search:
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range; [] for the defaults. See `Range.at_edge`."""
-        ranges = self._ranges(trial.stage)
-        return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
+        """Return the keys whose value lies at an edge of its range, or beyond it. See `Range.at_edge`."""
+        point = trial.point or self.defaults
+        return [key for key, values in self.ranges_of(trial).items() if values.at_edge(point[key])]
 
     @property
     def seeds(self) -> range:
@@ -184,7 +184,7 @@ class Search:
             is_grid = self.how.sampler == "grid"  # which may have fewer points
             return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
         best = self._best_at_first
-        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self.edges(best))
+        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self._beyond(best))
         return -(-self.how.trials // 2) if needed else 0
 
     def expected(self, stage: str) -> int:
@@ -265,7 +265,10 @@ class Search:
                 ended(folder.path, self.x)
         values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
         ends = zip(values, statuses, strict=True)
-        losses = [math.inf if v is None or how != "finished" else self.metric.sign * v for v, how in ends]
+        losses = [
+            self.metric.sign * v if v is not None and math.isfinite(v) and how == "finished" else math.inf
+            for v, how in ends
+        ]
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
@@ -294,6 +297,14 @@ class Search:
         """Return the best trial of the first stage. Its loss is infinite if none has a value."""
         return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
 
+    def ranges_of(self, trial: Trial) -> dict[str, Range]:
+        """Return key -> range, as it was when the trial was chosen."""
+        return self._ranges(trial.stage)
+
+    def _beyond(self, best: Trial) -> list[str]:
+        """Return the keys whose range the second stage moves: log and uniform ones with the best value at an edge."""
+        return [key for key in self.edges(best) if best.point and self.ranges[key].kind in ("log", "uniform")]
+
     def _ranges(self, stage: str) -> dict[str, Range]:
         """Return key -> range in a stage. In the second stage, ranges whose best value lay at an edge are centred on that
         value.
@@ -301,7 +312,7 @@ class Search:
         if stage == STAGES[0]:
             return self.ranges
         best = self._best_at_first
-        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
+        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self._beyond(best)}
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
         """Return the points of the trials with these numbers. Trial 0 of the first stage is the defaults, an empty point."""
