@@ -20,7 +20,6 @@ from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically, yaml_text
 from fedopt.metrics import Metric
-from fedopt.results import RunFolder
 from fedopt.results.identity import identity
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
@@ -181,7 +180,7 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     words = [word for word in searches[0].words if key_of(word) != "preset"]
     for search in searches:
         found = compose([f"algo={search.algo}", *words, f"seed={FIRST_SEED}"], folders)
-        if identity(found.nodes) != identity(_best_run(search).config()):
+        if identity(found.nodes) != identity(search.best_run.config()):
             return [_line(["-m", *s.command(s.best.point), *more], s.folders) for s in searches]
     return [_line(["-m", f"algo={','.join(search.algo for search in searches)}", *words, *more], folders)]
 
@@ -190,33 +189,26 @@ def _line(words: Sequence[str], folders: Sequence[str]) -> str:
     return shlex.join(["fedopt", *words, *(part for folder in folders for part in ("--config-dir", folder))])
 
 
-def _best_run(search: Search) -> RunFolder:
-    return RunFolder(search.place(search.best.stage, search.best.number, FIRST_SEED))
-
-
-def remarks(searches: Sequence[Search]) -> list[str]:
-    """Return the reasons to trust the best values less, one line each."""
-    return [f"{search.name}: {reason}" for search in searches for reason in _reasons(search)]
-
-
-def _reasons(search: Search) -> Iterator[str]:
-    best, trials = search.best, len(search.done)
-    lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in search.done)
-    if 2 * lost > trials:
-        yield f"{lost} of {trials} trials diverged or failed; search smaller steps"
-    if not best.point:
-        yield "no trial is better than the defaults; do more trials, or give other ranges"
-    if {*best.statuses} != {"finished"}:
-        yield f"the runs of the best trial ended differently ({best.status}); its value is their median"
-    point, ranges = best.point or search.defaults, search.ranges_of(best)
-    if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
-        yield f"the best value is at an edge, {', '.join(at)}; a better one may lie beyond"
+def remarks(searches: Sequence[Search]) -> Iterator[str]:
+    """Yield the reasons to trust the best values less, one line each."""
+    for search in searches:
+        name, best, count = search.name, search.best, len(search.done)
+        lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in search.done)
+        if 2 * lost > count:
+            yield f"{name}: {lost} of {count} trials diverged or failed; search smaller steps"
+        if not best.point:
+            yield f"{name}: no trial is better than the defaults; do more trials, or give other ranges"
+        if {*best.statuses} != {"finished"}:
+            yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
+        point, ranges = best.point or search.defaults, search.ranges_of(best)
+        if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
+            yield f"{name}: the best value is at an edge, {', '.join(at)}; a better one may lie beyond"
 
 
 def source(search: Search) -> str:
     """Return a line that records how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
     how, best = search.how, search.best
-    card = _best_run(search).card()
+    card = search.best_run.card()
     seeds = ", ".join(map(str, search.seeds))
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
     where = " ".join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
@@ -227,20 +219,15 @@ def source(search: Search) -> str:
     )
 
 
-def write_tuned(searches: Sequence[Search], folder: Path) -> list[Path]:
-    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem's key, and return the paths.
+def write_tuned(search: Search, folder: Path) -> Path:
+    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem's key, and return the path.
 
-    Values of other problems in the files are kept. Raises UserError if a search has no value.
+    Values of other problems in the file are kept. Raises UserError if the search has no value.
     """
-    nodes = [_ran_on(search) for search in searches]  # before a file changes from which another method inherits
-    return [_write_node(search, node, folder) for search, node in zip(searches, nodes, strict=True)]
-
-
-def _write_node(search: Search, node: Mapping[str, Any], folder: Path) -> Path:
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
     values = {**before, "source": source(search)}
-    values |= {part: {**(before.get(part) or {}), **keys} for part, keys in node.items()}
+    values |= {part: {**(before.get(part) or {}), **keys} for part, keys in _ran_on(search).items()}
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"
     new = yaml_text({problem: values}, width=10_000)
     block = re.compile(rf"^{re.escape(problem)}:.*\n(?:[ #].*\n|\n)*", re.MULTILINE)
@@ -256,7 +243,7 @@ def _ran_on(search: Search) -> dict[str, dict[str, Any]]:
 
     What an override says of the length and the evaluations is left out.
     """
-    ran, chosen = _best_run(search).config(), _best_run(search).card()["chosen"]
+    ran, chosen = search.best_run.config(), search.best_run.card()["chosen"]
     usual, given = (tuned_values(preset, chosen, search.folders)[1] for preset in ("auto", ran["preset"]))
     fixed = (key for key in map(key_of, search.words) if key.startswith("algo."))
     found: dict[str, dict[str, Any]] = {} if search.best.point else {"algo": {}}  # the defaults count as tuned
@@ -277,4 +264,4 @@ def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))
     draw(picture, searches)
-    return [trials, picture, *write_tuned(searches, folder)]
+    return [trials, picture, *(write_tuned(search, folder) for search in searches)]

@@ -93,7 +93,7 @@ def tune(
     if good:
         write_searches(good, folder)
     best = {search.algo: words_of(search.best.point) for search in good}
-    return Tuning(best, table(searches), winners(good), folder, remarks(good))
+    return Tuning(best, table(searches), winners(good), folder, [*remarks(good)])
 
 
 def enter(

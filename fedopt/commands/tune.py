@@ -57,7 +57,7 @@ def _main() -> int:
         return 1
     written = write_searches(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
-    written += write_tuned(good, CONF) if given.keep else []
+    written += [write_tuned(search, CONF) for search in good if given.keep]
     show(*(f"wrote {path}" for path in written), *remarks(good))
     show(*(f"to run it: {repeating(search)}" for search in good))
     best = min(good, key=lambda search: search.best.loss)
