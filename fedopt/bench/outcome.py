@@ -177,7 +177,8 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     # Apart from runs of the same overrides with untuned values, and with those of fewer trials
     place = Path("outputs", "tuned", f"{folder.name}_{sum(len(search.done) for search in searches)}")
     more, folders = ["seed=0,1,2", f"output_dir={quoted(str(place))}"], (*searches[0].folders, str(folder))
-    words = [word for word in searches[0].words if key_of(word) != "preset"]
+    in_file = {"preset", *(key for search in searches for key in search.ranges)}
+    words = [word for word in searches[0].words if key_of(word) not in in_file]
     for search in searches:
         found = compose([f"algo={search.algo}", *words, f"seed={FIRST_SEED}"], folders)
         if identity(found.nodes) != identity(search.best_run.config()):
