@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
-from fedopt.config import compose, content, display_name, key_of, quoted, tuned_values
+from fedopt.config import command_line, compose, content, display_name, key_of, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
@@ -165,7 +165,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 def repeating(search: Search) -> str:
     """Return the command that does the runs of the best trial again: its value is their median."""
     many, seeds = ["-m"] if search.how.seeds > 1 else [], f"seed={','.join(map(str, search.seeds))}"
-    return _line([*many, *search.command(search.best.point), seeds], search.folders)
+    return command_line([*many, *search.command(search.best.point), seeds], search.folders)
 
 
 def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
@@ -182,12 +182,8 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     for search in searches:
         found = compose([f"algo={search.algo}", *words, f"seed={FIRST_SEED}"], folders)
         if identity(found.nodes) != identity(search.best_run.config()):
-            return [_line(["-m", *s.command(s.best.point), *more], s.folders) for s in searches]
-    return [_line(["-m", f"algo={','.join(search.algo for search in searches)}", *words, *more], folders)]
-
-
-def _line(words: Sequence[str], folders: Sequence[str]) -> str:
-    return shlex.join(["fedopt", *words, *(part for folder in folders for part in ("--config-dir", folder))])
+            return [command_line(["-m", *s.command(s.best.point), *more], s.folders) for s in searches]
+    return [command_line(["-m", f"algo={','.join(search.algo for search in searches)}", *words, *more], folders)]
 
 
 def remarks(searches: Sequence[Search]) -> Iterator[str]:
@@ -212,7 +208,7 @@ def source(search: Search) -> str:
     card = search.best_run.card()
     seeds = ", ".join(map(str, search.seeds))
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
-    where = " ".join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
+    where = shlex.join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
     return (
         f"fedopt-tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
