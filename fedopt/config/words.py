@@ -27,7 +27,9 @@ def parsed(words: Iterable[str]) -> list[Override]:
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
         shown = value if not {*value} & {"'", '"'} and value else "VALUE"
-        needed = f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{shown}\"'"
+        needed = (
+            f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{shown}\"'"
+        )
         raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(

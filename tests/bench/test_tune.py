@@ -239,6 +239,62 @@ def test_printed_commands_give_the_printed_number(name, monkeypatch, capsys, tmp
         assert executed(monkeypatch, capsys, kept, same)[metric].to_dict() == numbers
 
 
+def test_python_gives_its_number_again(tmp_path):
+    """By the best overrides, and by the folder, which needs no preset=none."""
+    words = [*PLAIN, "budget.rounds=2", "eval.metric=distance"]
+    more = {"output_dir": tmp_path / "search", "trials": 2, "seeds": 1, "sampler": "random", "again": False}
+    tuning = fedopt.tune([*words, "preset=none", "algo.eta=log(0.15,0.16)"], metric="distance", **more)
+    value = tuning.trials["loss"].min()
+    assert tuning.best["fedavg"]
+    for number, (others, folders) in enumerate([(["preset=none", *tuning.best["fedavg"]], ()), ([], tuning.folder)]):
+        run = fedopt.run(
+            [*words, *others, f"seed={FIRST_SEED}"], folders=folders, output_dir=tmp_path / str(number), quiet=True
+        )
+        assert RunFolder(run.folder).summary()["final"]["distance"] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ["algo.eta=log(0.15,0.1500001)"],
+            ["the best value is at an edge, algo.eta=0.15 in log(0.15,0.15); a better one may lie beyond"],
+        ),
+        (
+            ["algo.tau=int(11,12)"],
+            ["the best value is at an edge, algo.tau=12 in int(11,12); a better one may lie beyond"],
+        ),
+        (
+            ["algo.tau=1,2,12"],
+            ["the best value is at an edge, algo.tau=12 in choice(1,2,12); a better one may lie beyond"],
+        ),
+        (["algo.tau=1,12"], []),
+        (
+            ["algo.eta=log(1e6,1e9)"],
+            [
+                "3 of 4 trials diverged or failed; search smaller steps",
+                "no trial is better than the defaults; do more trials, or give other ranges",
+                "the best value is at an edge, algo.eta=0.1 in log(1e+06,1e+09); a better one may lie beyond",
+            ],
+        ),
+        (["algo.tau=1,2"], ["no trial is better than the defaults; do more trials, or give other ranges"]),
+    ],
+)
+def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys, tmp_path):
+    few_trials = ["--budget", "rounds=3", "--trials", "3", "--seeds", "1", "--no-again", "--sampler", "random"]
+    assert tune(monkeypatch, *PLAIN, *words, *few_trials, "--metric", "distance", "--out", str(tmp_path)) == 0
+    said = re.findall(r"^fedavg on quadratic_minimisation: (.*)", capsys.readouterr().out, re.MULTILINE)[1:]
+    assert said == lines
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "sobol", "grid"])
+def test_no_point_twice(sampler, monkeypatch, tmp_path):
+    """A small space is tried once, and the default of 10 is not tried again."""
+    few_trials = ["--budget", "rounds=1", "--trials", "9", "--seeds", "1", "--no-again", "--sampler", sampler]
+    assert tune(monkeypatch, *PLAIN, "algo.tau=int(8,11)", *few_trials, "--out", str(tmp_path)) == 0
+    assert sorted(trials(tmp_path)["algo.tau"].dropna()) == [8, 9, 11]
+
+
 # Statistics
 
 
