@@ -1,4 +1,6 @@
-from fedopt.bench.outcome import run_words as run_words
+from fedopt.bench.outcome import comparing as comparing
+from fedopt.bench.outcome import remarks as remarks
+from fedopt.bench.outcome import repeating as repeating
 from fedopt.bench.outcome import value_of as value_of
 from fedopt.bench.outcome import winners as winners
 from fedopt.bench.outcome import with_values as with_values

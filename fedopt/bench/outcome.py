@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
-from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
-from fedopt.config import compose, content, display_name, key_of, parsed, tuned_values
+from fedopt.config import command_line, compose, content, display_name, key_of, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically, yaml_text
 from fedopt.metrics import Metric
-from fedopt.results import RunFolder
+from fedopt.results.identity import identity
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
 ENDS = {"diverged": "diverged", "pruned": "stopped"}  # column -> status of runs
@@ -163,24 +162,53 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
             axis.set_yscale(scale)
 
 
-def run_words(searches: Sequence[Search], *more: str) -> str:
-    """Return a command line (without the program's name) that runs the methods of the searches with the searches' overrides.
+def repeating(search: Search) -> str:
+    """Return the command that does the runs of the best trial again: its value is their median."""
+    many, seeds = ["-m"] if search.how.seeds > 1 else [], f"seed={','.join(map(str, search.seeds))}"
+    return command_line([*many, *search.command(search.best.point), seeds], search.folders)
 
-    Overrides of `eval` are left out. more: overrides to add.
+
+def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
+    """Return the commands that compare the methods with their best values, on three seeds that a report may use.
+
+    One command does it if the tuned values in the folder of the search give the configs of the best trials. They do not where
+    an experiment's file sets a searched key: then each method has a command, with its values as overrides.
     """
-    algos = ",".join(search.algo for search in searches)
-    words = [word for word in searches[0].words if not word.startswith("eval.")]
-    places = [part for folder in searches[0].folders for part in ("--config-dir", folder)]
-    return shlex.join([f"algo={algos}", *words, *more, *places])
+    # Apart from runs of the same overrides with untuned values, and with those of fewer trials
+    place = Path("outputs", "tuned", f"{folder.name}_{sum(len(search.done) for search in searches)}")
+    more, folders = ["seed=0,1,2", f"output_dir={quoted(str(place))}"], (*searches[0].folders, str(folder))
+    in_file = {"preset", *(key for search in searches for key in search.ranges)}
+    words = [word for word in searches[0].words if key_of(word) not in in_file]
+    for search in searches:
+        found = compose([f"algo={search.algo}", *words, f"seed={FIRST_SEED}"], folders)
+        if identity(found.nodes) != identity(search.best_run.config()):
+            return [command_line(["-m", *s.command(s.best.point), *more], s.folders) for s in searches]
+    return [command_line(["-m", f"algo={','.join(search.algo for search in searches)}", *words, *more], folders)]
+
+
+def remarks(searches: Sequence[Search]) -> Iterator[str]:
+    """Yield the reasons to trust the best values less, one line each."""
+    for search in searches:
+        name, best, count = search.name, search.best, len(search.done)
+        lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in search.done)
+        if 2 * lost > count:
+            yield f"{name}: {lost} of {count} trials diverged or failed; search smaller steps"
+        if not best.point:
+            yield f"{name}: no trial is better than the defaults; do more trials, or give other ranges"
+        if {*best.statuses} != {"finished"}:
+            yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
+        point, ranges = best.point or search.defaults, search.ranges_of(best)
+        if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
+            yield f"{name}: the best value is at an edge, {', '.join(at)}; a better one may lie beyond"
 
 
 def source(search: Search) -> str:
     """Return a line that records how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
     how, best = search.how, search.best
-    card = RunFolder(search.place(best.stage, best.number, FIRST_SEED)).card()
+    card = search.best_run.card()
     seeds = ", ".join(map(str, search.seeds))
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
-    where = " ".join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
+    where = shlex.join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
     return (
         f"fedopt-tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
@@ -196,12 +224,7 @@ def write_tuned(search: Search, folder: Path) -> Path:
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
     values = {**before, "source": source(search)}
-    for key, value in _other_preset(search).items():
-        _put(values, key.split("."), value)
-    for word in parsed(words_of(search.best.point)):
-        _put(values, word.key_or_group.split("."), word.value())
-    if not search.best.point:  # the defaults count as tuned
-        values.setdefault("algo", {})
+    values |= {part: {**(before.get(part) or {}), **keys} for part, keys in _ran_on(search).items()}
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"
     new = yaml_text({problem: values}, width=10_000)
     block = re.compile(rf"^{re.escape(problem)}:.*\n(?:[ #].*\n|\n)*", re.MULTILINE)
@@ -211,26 +234,23 @@ def write_tuned(search: Search, folder: Path) -> Path:
     return path
 
 
-def _other_preset(search: Search) -> dict[str, Any]:
-    """Return dotted key -> value for the keys that tuned values set, as the search ran with them.
+def _ran_on(search: Search) -> dict[str, dict[str, Any]]:
+    """Return by part the values that make the best trial what it is: those of its point, of the tuned values in place of which
+    they come, and of the search's overrides of `algo`.
 
-    The result is empty unless the search's overrides set `preset`. Keys of `budget` and `eval` are left out.
+    What an override says of the length and the evaluations is left out.
     """
-    if "preset" not in map(key_of, search.words):
-        return {}
-    there = compose(search.command({}), search.folders)
-    presets = ("auto", str(there.nodes["preset"]))
-    keys = {key for preset in presets for key in tuned_values(preset, there.chosen, search.folders)[1]}
-    others = (key for key in sorted(keys) if not key.startswith(("budget.", "eval.")))
-    names = dict.fromkeys(".".join(key.split(".")[:2]) for key in others)
-    return {f"{part}.{name}": there.nodes[part][name] for part, name in (whole.split(".") for whole in names)}
-
-
-def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for key in path[:-1]:
-        node[key] = dict(node[key]) if isinstance(node.get(key), Mapping) else {}
-        node = node[key]
-    node[path[-1]] = value
+    ran, chosen = search.best_run.config(), search.best_run.card()["chosen"]
+    usual, given = (tuned_values(preset, chosen, search.folders)[1] for preset in ("auto", ran["preset"]))
+    fixed = (key for key in map(key_of, search.words) if key.startswith("algo."))
+    found: dict[str, dict[str, Any]] = {} if search.best.point else {"algo": {}}  # the defaults count as tuned
+    for key in dict.fromkeys([*usual, *given, *fixed, *search.best.point]):
+        part, name, *_ = key.split(".")  # a value inside a schedule is written with all of it
+        if name in ran[part]:
+            length = part in ("budget", "eval") and key not in search.best.point
+            value = given.get(key, ran[part][name]) if length else ran[part][name]
+            found.setdefault(part, {})[name] = value
+    return found
 
 
 def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -63,12 +63,14 @@ def _frozen(ranges: Mapping[str, Range], point: Point, trial: "Trial") -> optuna
     return create_trial(params=params, distributions=within, value=trial.loss, user_attrs=ends)
 
 
-def proposed(ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int, seed: int, trials: int) -> list[Point]:
-    """Return new points, proposed by Optuna's tree-structured Parzen estimator (TPE) from earlier trials.
+def proposed(
+    ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int, seed: int, trials: int
+) -> Iterator[Point]:
+    """Yield points, proposed by Optuna's tree-structured Parzen estimator (TPE) from earlier trials.
 
     Earlier trials with other keys, or with a value outside its range, are ignored.
 
-    ranges: key -> range. before: the trials so far. count: the number of points to return. seed: of the proposals.
+    ranges: key -> range. before: the trials so far. count: the number of points. seed: of the proposals.
     trials: the planned number of trials. Points are random until a third of it (at least 2, at most 10) are known.
     """
     with warnings.catch_warnings():
@@ -80,5 +82,6 @@ def proposed(ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int,
         if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):
             study.add_trial(_frozen(ranges, trial.point, trial))
     distributions = _distributions(ranges)
-    asked = (study.ask(distributions).params for _ in range(count))
-    return [{key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()} for params in asked]
+    for _ in range(count):
+        params = study.ask(distributions).params
+        yield {key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.bench.outcome import table, winners, with_values, write_searches
+from fedopt.bench.outcome import remarks, table, winners, with_values, write_searches
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
@@ -23,17 +23,19 @@ class Tuning:
     """What `tune` returns.
 
     Args:
-        best: algorithm -> the overrides of its best trial; [] if the defaults are best. Algorithms without a value are
-            absent.
+        best: algorithm -> the overrides of its best trial, to be added to those of the search; [] if the defaults are best.
+            Algorithms without a value are absent.
         trials: One row per trial.
         winners: One row per algorithm that has a value.
         folder: The folder with all runs and ``tuned/<algorithm>.yaml``. Pass it as a config folder to use the tuned values.
+        remarks: The reasons to trust the best values less, such as a value at an edge of its range.
     """
 
     best: dict[str, list[str]]
     trials: pd.DataFrame
     winners: pd.DataFrame
     folder: Path
+    remarks: list[str]
 
 
 def tune(
@@ -91,7 +93,7 @@ def tune(
     if good:
         write_searches(good, folder)
     best = {search.algo: words_of(search.best.point) for search in good}
-    return Tuning(best, table(searches), winners(good), folder)
+    return Tuning(best, table(searches), winners(good), folder, [*remarks(good)])
 
 
 def enter(

@@ -4,9 +4,9 @@ the like.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ Point = dict[str, str]  # the values of a trial by key, as words of a command ha
 EDGE = 0.1  # of a range: a best value this near to an end may lie beyond it
 DECADES = 3.5  # that the range of a step size is wide, around its default
 DIGITS = 4  # of a number
+_NUMBER = re.compile(r"-?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 _RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
 
@@ -68,16 +69,26 @@ class Range:
             return math.log(value / low) / math.log(high / low) if value > 0 else math.nan
         return (value - low) / (high - low)
 
+    @property
+    def size(self) -> float:
+        """The number of values; inf for real numbers."""
+        if self.kind == "choice":
+            return len({*self.ends})
+        return self.ends[1] - self.ends[0] + 1 if self.kind == "int" else math.inf
+
     def holds(self, text: str) -> bool:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Return whether a value lies within a tenth of an end of a log or uniform range, or beyond it: better values may lie
-            outside.
+        """Return whether better values may lie outside: a value lies within a tenth of an end of the range, or beyond it.
 
-        False for int and choice.
+        Of a choice of three or more numbers, the least and the largest are at an edge. False for a text.
         """
-        return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
+        if self.kind == "choice":
+            numbers = sorted(filter(_NUMBER.fullmatch, {*self.ends}), key=float)
+            return len(numbers) == self.size > 2 and text in (numbers[0], numbers[-1])
+        share = self.share(text)
+        return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 
     def around(self, text: str) -> "Range":
         """Return a range of the same width (on the log scale for log) with the value in the middle. Only for log and uniform
@@ -209,6 +220,14 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
         shares = np.random.default_rng(seed).random((count, len(ranges)))
     for row in shares:
         yield {key: values.at(float(share)) for (key, values), share in zip(ranges.items(), row, strict=True)}
+
+
+def distinct(points: Iterable[Point], tried: Sequence[Point], count: int) -> list[Point]:
+    """Return the first `count` points that differ from each other and from those tried; repeated points only if there are fewer."""
+    new, repeated = list[Point](), list[Point]()
+    for point in takewhile(lambda _: len(new) < count, points):
+        (repeated if point in tried or point in new else new).append(point)
+    return (new + repeated)[:count]
 
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:

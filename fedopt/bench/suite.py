@@ -5,7 +5,6 @@ conf/bench/entries/<version>.yaml.
 """
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -19,7 +18,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from fedopt.bench.space import Point, Range, read_range, roles, words_of
-from fedopt.config import CONF, content, key_of, options, quoted
+from fedopt.config import CONF, command_line, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
 from fedopt.metrics import COSTS, Cost
@@ -226,7 +225,7 @@ class Entries:
     """
 
     def __init__(self, folders: Sequence[str] = ()):
-        self.roles, self._nodes = dict[str, str](), dict[str, dict[str, Any]]()
+        self.folders, self.roles, self._nodes = folders, dict[str, str](), dict[str, dict[str, Any]]()
         own = (path for root in folders for path in sorted((Path(root) / "bench" / "entries").glob("*.yaml")))
         for path in (CONF / "bench" / "entries" / f"{VERSION}.yaml", *own):
             read = content(path)
@@ -275,7 +274,7 @@ class Entries:
         points = self.points(task, self[name])
         if not 0 <= number < len(points):
             raise UserError(f"point {number}: must be from 0, the defaults, to {len(points) - 1}")
-        return shlex.join(["fedopt", *task.command(self[name], points[number], twin), f"seed={seed}"])
+        return command_line([*task.command(self[name], points[number], twin), f"seed={seed}"], self.folders)
 
     def cube(self, task: Task, entry: Entry) -> np.ndarray:
         """Return the pool of points as fractions of the ranges, [points, keys].

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import numpy as np
 from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
 from fedopt.bench.parzen import journal, proposed
-from fedopt.bench.space import Point, Range, cube, words_of
-from fedopt.config import compose, flat, key_of
+from fedopt.bench.space import Point, Range, cube, distinct, grid, words_of
+from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
 from fedopt.files import write_atomically
 from fedopt.jobs import Job
@@ -30,6 +31,7 @@ from fedopt.results import OVER, RunFolder, numbers_of, stamp
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
 BATCH = 4  # trials that are chosen at once
 WARM_UP = 0.25  # share of the budget in which nothing is pruned
+DRAWS = 20  # of points for each that is needed, before random ones are taken
 BEFORE = 5  # trials whose median a run is pruned by, at least
 STAGES = ("trial", "again")  # again: where the best value was at an edge
 
@@ -149,7 +151,7 @@ class Search:
     def defaults(self) -> dict[str, str]:
         """Return searched key -> its default value as text, written as in an override."""
         values = flat(compose(self.command({}), self.folders).nodes)
-        return {key: v if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
+        return {key: quoted(v) if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
 
     @property
     def best(self) -> Trial:
@@ -162,9 +164,9 @@ class Search:
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range; [] for the defaults. See `Range.at_edge`."""
-        ranges = self._ranges(trial.stage)
-        return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
+        """Return the keys whose value lies at an edge of its range, or beyond it. See `Range.at_edge`."""
+        point = trial.point or self.defaults
+        return [key for key, values in self.ranges_of(trial).items() if values.at_edge(point[key])]
 
     @property
     def seeds(self) -> range:
@@ -181,10 +183,14 @@ class Search:
         grid.
         """
         if stage == STAGES[0]:
-            is_grid = self.how.sampler == "grid"  # which may have fewer points
-            return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
+            if self.how.sampler == "grid":
+                size: float = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
+            else:
+                size = math.prod(values.size for values in self.ranges.values())
+                size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
+            return 1 + int(min(self.how.trials, size))
         best = self._best_at_first
-        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self.edges(best))
+        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self._beyond(best))
         return -(-self.how.trials // 2) if needed else 0
 
     def expected(self, stage: str) -> int:
@@ -265,7 +271,10 @@ class Search:
                 ended(folder.path, self.x)
         values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
         ends = zip(values, statuses, strict=True)
-        losses = [math.inf if v is None or how != "finished" else self.metric.sign * v for v, how in ends]
+        losses = [
+            self.metric.sign * v if v is not None and math.isfinite(v) and how == "finished" else math.inf
+            for v, how in ends
+        ]
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
@@ -294,6 +303,19 @@ class Search:
         """Return the best trial of the first stage. Its loss is infinite if none has a value."""
         return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
 
+    @property
+    def best_run(self) -> RunFolder:
+        """Return the folder of the best trial's first run."""
+        return RunFolder(self.place(self.best.stage, self.best.number, FIRST_SEED))
+
+    def ranges_of(self, trial: Trial) -> dict[str, Range]:
+        """Return key -> range, as it was when the trial was chosen."""
+        return self._ranges(trial.stage)
+
+    def _beyond(self, best: Trial) -> list[str]:
+        """Return the keys whose range the second stage moves: log and uniform ones with the best value at an edge."""
+        return [key for key in self.edges(best) if best.point and self.ranges[key].kind in ("log", "uniform")]
+
     def _ranges(self, stage: str) -> dict[str, Range]:
         """Return key -> range in a stage. In the second stage, ranges whose best value lay at an edge are centred on that
         value.
@@ -301,19 +323,20 @@ class Search:
         if stage == STAGES[0]:
             return self.ranges
         best = self._best_at_first
-        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
+        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self._beyond(best)}
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
         """Return the points of the trials with these numbers. Trial 0 of the first stage is the defaults, an empty point."""
-        ranges, shift = self._ranges(stage), int(stage == STAGES[0])
-        points: list[Point] = [{}] * (shift if numbers.start == 0 else 0)
-        wanted = len(numbers) - len(points)
-        if self.how.sampler != "tpe":
-            begin = max(numbers.start - shift, 0)
-            all_points = [*cube(self.how.sampler, ranges, self.planned(stage) - shift, self._seed(stage, 0))]
-            return points + all_points[begin : begin + wanted]
+        ranges, points = self._ranges(stage), [Point()] if (stage, numbers.start) == (STAGES[0], 0) else []
         before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
-        return points + proposed(ranges, before, wanted, self._seed(stage, numbers.start), self.how.trials)
+        wanted = len(numbers) - len(points)
+        if self.how.sampler == "tpe":
+            new = proposed(ranges, before, DRAWS * wanted, self._seed(stage, numbers.start), self.how.trials)
+        else:
+            count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned(stage)
+            new = cube(self.how.sampler, ranges, count, self._seed(stage, 0))
+        others = cube("random", ranges, 10_000, 0)  # among them are all points of a space that has too few
+        return points + distinct(chain(new, others), [self.defaults, *(t.point for t in before)], wanted)
 
     def _seed(self, stage: str, number: int) -> int:
         return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])

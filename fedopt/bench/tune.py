@@ -117,7 +117,7 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
     lock = RunFolder(folder)
     lock.open()
     with closing(lock), closing(Bar(stream=sys.stdout)) as bar:
-        _remember(searches, folder)
+        lock.write_json("search.json", refuse_other_search(searches, folder))
         for search in searches:
             _check(search.ended_jobs())
             search.write_journal()
@@ -189,8 +189,3 @@ def _longer(before: Any, how: dict[str, Any]) -> Any:
     trials = before.get("trials") if isinstance(before, dict) else None
     more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"
     return {**before, "trials": how["trials"]} if more else before
-
-
-def _remember(searches: Sequence[Search], folder: Path) -> None:
-    """Write search.json. Raises UserError if the present file is of another search."""
-    RunFolder(folder).write_json("search.json", refuse_other_search(searches, folder))

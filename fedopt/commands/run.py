@@ -74,6 +74,9 @@ def _dispatch(arguments: list[str]) -> int:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(composed)
+        from fedopt.running.assemble import assemble, check_parts
+
+        (check_parts if composed.nodes["dataset"].get("_target_") else assemble)(composed)  # a run reads data
         show(yaml_text(dict(composed.nodes)).rstrip())
     return 0
 
@@ -129,7 +132,8 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         lines.append(f"to go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
         lines.append(
-            f"to go on from the last good state: repeat the command with from='{folder.path}', a new output_dir and smaller steps"
+            f"to go on from the last good state: repeat the command with {shlex.quote(f'from={folder.path}')}, a new output_dir "
+            "and smaller steps"
         )
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, key_of, quoted
+from fedopt.config import CONF, key_of
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -24,13 +24,14 @@ def _main() -> int:
     from fedopt.analysis import print_table
     from fedopt.bench import (
         How,
+        comparing,
         planned_searches,
-        run_words,
+        remarks,
+        repeating,
         search_all,
         value_of,
         winners,
         with_values,
-        words_of,
         write_searches,
         write_tuned,
     )
@@ -57,13 +58,12 @@ def _main() -> int:
     written = write_searches(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
     written += [write_tuned(search, CONF) for search in good if given.keep]
-    show(*(f"wrote {path}" for path in written))
-    show(*(f"to run it: fedopt {run_words([search], *words_of(search.best.point))}" for search in good))
+    show(*(f"wrote {path}" for path in written), *remarks(good))
+    show(*(f"to run it: {repeating(search)}" for search in good))
     best = min(good, key=lambda search: search.best.loss)
     first = ", ".join(search.algo for search in good if search.best.loss == best.best.loss)
-    apart = f"output_dir={quoted(str(Path('outputs', 'tuned', folder.name)))}"  # from runs of the same words with untuned values
-    next_one = f"fedopt -m {run_words(good, 'seed=0,1,2', apart, '--config-dir', str(folder))}"
-    show(f"best: {first}, {best.metric.name} {value_of(best, best.best)}; results: {folder}; next: {next_one}")
+    show(f"best: {first}, {best.metric.name} {value_of(best, best.best)}; results: {folder}")
+    show(*(f"next: {line}" for line in comparing(good, folder)))
     return int(len(good) < len(searches))
 
 

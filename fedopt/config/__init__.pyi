@@ -53,6 +53,7 @@ from fedopt.config.tuned import NODES as NODES
 from fedopt.config.tuned import Tuned as Tuned
 from fedopt.config.tuned import tuned_names as tuned_names
 from fedopt.config.tuned import tuned_values as tuned_values
+from fedopt.config.words import command_line as command_line
 from fedopt.config.words import extra_folders as extra_folders
 from fedopt.config.words import key_of as key_of
 from fedopt.config.words import last_of_each as last_of_each

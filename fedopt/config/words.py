@@ -1,6 +1,8 @@
 """The overrides of a command, called words here: parsing, quoting and comparing them."""
 
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -23,7 +25,11 @@ def parsed(words: Iterable[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
-        needed = "write KEY=VALUE, with quotes around a value that holds blanks, commas or braces"
+        key, _, value = str(error.override).partition("=")
+        shown = value if not {*value} & {"'", '"'} and value else "VALUE"
+        needed = (
+            f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{shown}\"'"
+        )
         raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(
@@ -107,9 +113,15 @@ def _means_more(text: str) -> bool:
 
 
 def of_folder(word: str) -> str:
-    """Quote the value of output_dir or from if a folder of this name exists: it may hold commas and equals signs."""
+    """Quote a value that is a path with an equals sign, and that of output_dir or from if a folder of this name exists."""
     key, _, name = word.partition("=")
-    return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
+    is_path = os.path.exists(name) if "=" in name else key in ("output_dir", "from") and Path(name).is_dir()
+    return f"{key}={quoted(name)}" if is_path else word
+
+
+def command_line(words: Iterable[str], folders: Iterable[str]) -> str:
+    """Return the command that runs the words with these config folders, for a shell."""
+    return shlex.join(["fedopt", *words, *(part for folder in folders for part in ("--config-dir", folder))])
 
 
 def last_of_each(words: Iterable[str]) -> list[str]:

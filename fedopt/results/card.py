@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "features": problem.feature_names,
     }
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "directory": os.getcwd(),
         **how(composed),
         "metrics": [asdict(metric) for metric in problem.metrics],

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from support.cases import few
 from support.command import ROOT, code_of
+from support.command import fedopt as fedopt_command
 
 import fedopt
 from fedopt.analysis import unequal
@@ -36,6 +38,7 @@ from fedopt.drawing import figures
 from fedopt.errors import UserError, of_machine
 from fedopt.jobs.job import Outcome
 from fedopt.metrics import Metric
+from fedopt.results import RunFolder
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import begin, loop
 
@@ -156,6 +159,142 @@ def test_a_method_of_ones_own_has_roles(template, tmp_path):
     assert "step" in roles(template, [tmp_path]).values()
 
 
+# What is printed and written
+
+
+def executed(monkeypatch, capsys, line, *more):
+    """The last values of the runs of a printed command, by algorithm and metric: the medians over seeds."""
+    program, *words = shlex.split(line)
+    assert program == "fedopt"
+    result = fedopt_command(monkeypatch, capsys, *words, "output_dir=again", *more)
+    assert result.code == 0, result.err
+    runs = [RunFolder(path.parent) for path in Path("again").rglob("summary.json")]
+    finals = pd.DataFrame([{"algo": run.card()["chosen"]["algo"], **run.summary()["final"]} for run in runs])
+    shutil.rmtree("again")
+    return finals.groupby("algo").median().map(lambda value: float(f"{value:.7g}"))  # as trials.csv
+
+
+PLAIN = ["algo=fedavg", "problem=quadratic_minimisation"]
+WINNERS = {  # the search; what is searched has values that win, unless the name says otherwise
+    "own values": [*PLAIN, "algo.eta=log(0.15,0.16)"],
+    "untuned": [*PLAIN, "preset=none", "algo.eta=log(0.15,0.16)"],
+    "another preset": ["algo=scaffold", PLAIN[1], "preset=fedavg/quadratic_minimisation", "algo.eta=log(0.15,0.16)"],
+    "inherited by like": ["algo=scaffold", PLAIN[1], "algo.eta_g=choice(1.01,1.02)"],
+    "inherited by defaults": ["algo=local_sgda", "problem=quadratic_minimax", "algo.eta_x=uniform(0.06,0.07)"],
+    "inherited, the defaults win": ["algo=local_sgda", "problem=quadratic_minimax", "algo.eta_x=log(1e-9,1e-8)"],
+    "untuned, the defaults win": [*PLAIN, "preset=none", "algo.eta=log(1e-9,1e-8)"],
+    "fixed values": [*PLAIN, "algo.tau=3", "algo.eta=log(0.15,0.16)"],
+    "participation": [*PLAIN, "participation.cohort=choice(9,8)"],
+    "a pattern": [
+        *PLAIN,
+        "participation.cohort=5",
+        "participation.pattern={kind:cyclic,groups:2},{kind:cyclic,groups:5}",
+    ],
+    "problem": ["algo=local_sgda", "problem=quadratic_minimax", "problem.coupling=uniform(1.4,1.5)"],
+    "partitioner": [*PLAIN, "partitioner.clients=choice(1,16)"],
+    "dataset": ["algo=fedavg", "problem=classification", "dataset=digits", "dataset.pixels=choice(raw,unit)"],
+    "three seeds": [*PLAIN, "algo.B=2", "algo.eta=log(0.15,0.16)", "--seeds", "3"],
+    "higher is better": ["algo=fedavg", "problem=classification", "dataset=digits", "algo.tau='2 epochs','3 epochs'"],
+    "a schedule": ["algo=zo_hfl", "problem=quadratic_hierarchical", "algo.gamma_local.initial=uniform(0.6,0.7)"],
+    "an experiment": [
+        "experiment=fednormsgda/fig3_quadratic",
+        "algo=fed_norm_sgda",
+        "problem=quadratic_minimax",
+        "algo.eta_x=log(0.06,0.07)",
+    ],
+    "a limit of the search's": [*PLAIN, "budget.rounds=choice(9,8)"],
+    "two methods": ["algo=fedavg,scaffold", PLAIN[1], "preset=none", "algo.eta=log(0.15,0.16)"],
+    "single precision": [*PLAIN, "hardware.dtype=float32", "algo.eta=log(0.15,0.16)"],
+}
+
+
+@pytest.mark.parametrize("name", few([*WINNERS], {"untuned", "inherited, the defaults win", "a schedule"}.__contains__))
+def test_printed_commands_give_the_printed_number(name, monkeypatch, capsys, tmp_path):
+    """To the last digit: 'to run it', 'next:' on the seeds of the search, and the values that --keep writes."""
+    monkeypatch.chdir(tmp_path)
+    Path("checkout").mkdir()
+    monkeypatch.setattr(command, "CONF", Path("checkout"))
+    words, seeds = WINNERS[name], "3" if "--seeds" in WINNERS[name] else "1"
+    few_trials = ["--budget", "rounds=2", "--trials", "2", "--sampler", "random", "--no-again"]
+    capsys.readouterr()
+    assert tune(monkeypatch, *words, *few_trials, "--seeds", seeds, "--keep", "--out", "out") == 0
+    out = capsys.readouterr().out
+    table = trials(Path("out"))
+    best = table.loc[table.groupby("algo")["loss"].idxmin()].set_index("algo")
+    assert (best["trial"] == 0).eq("defaults win" in name).all()
+    metric = re.search(r"^\w+(, \w+)* on .* by (\w+):", out, re.MULTILINE)[2]
+    sign = -1 if metric == "test_accuracy" else 1
+    numbers = {algo: sign * loss for algo, loss in best["loss"].items()}
+    for line in re.findall(r"to run it: (.*)", out):
+        done = executed(monkeypatch, capsys, line)[metric]
+        assert numbers[done.index[0]] == done.iloc[0]
+        assert f"{done.iloc[0]:.5g}" in re.search(rf"^{done.index[0]}  .*", out, re.MULTILINE)[0].split()
+    same = "seed=" + ",".join(str(FIRST_SEED + j) for j in range(int(seeds)))
+    lines = re.findall(r"next: (.*)", out)
+    assert len(lines) == 1
+    assert ("--config-dir" in lines[0]) == (name != "an experiment")
+    assert executed(monkeypatch, capsys, lines[0], same)[metric].to_dict() == numbers
+    if name != "an experiment":
+        kept = lines[0].replace("--config-dir out", "--config-dir checkout")
+        assert executed(monkeypatch, capsys, kept, same)[metric].to_dict() == numbers
+
+
+def test_python_gives_its_number_again(tmp_path):
+    """By the best overrides, and by the folder, which needs no preset=none."""
+    words = [*PLAIN, "budget.rounds=2", "eval.metric=distance"]
+    more = {"output_dir": tmp_path / "search", "trials": 2, "seeds": 1, "sampler": "random", "again": False}
+    tuning = fedopt.tune([*words, "preset=none", "algo.eta=log(0.15,0.16)"], metric="distance", **more)
+    value = tuning.trials["loss"].min()
+    assert tuning.best["fedavg"]
+    for number, (others, folders) in enumerate([(["preset=none", *tuning.best["fedavg"]], ()), ([], tuning.folder)]):
+        run = fedopt.run(
+            [*words, *others, f"seed={FIRST_SEED}"], folders=folders, output_dir=tmp_path / str(number), quiet=True
+        )
+        assert RunFolder(run.folder).summary()["final"]["distance"] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ["algo.eta=log(0.15,0.1500001)"],
+            ["the best value is at an edge, algo.eta=0.15 in log(0.15,0.15); a better one may lie beyond"],
+        ),
+        (
+            ["algo.tau=int(11,12)"],
+            ["the best value is at an edge, algo.tau=12 in int(11,12); a better one may lie beyond"],
+        ),
+        (
+            ["algo.tau=1,2,12"],
+            ["the best value is at an edge, algo.tau=12 in choice(1,2,12); a better one may lie beyond"],
+        ),
+        (["algo.tau=1,12"], []),
+        (
+            ["algo.eta=log(1e6,1e9)"],
+            [
+                "3 of 4 trials diverged or failed; search smaller steps",
+                "no trial is better than the defaults; do more trials, or give other ranges",
+                "the best value is at an edge, algo.eta=0.1 in log(1e+06,1e+09); a better one may lie beyond",
+            ],
+        ),
+        (["algo.tau=1,2"], ["no trial is better than the defaults; do more trials, or give other ranges"]),
+    ],
+)
+def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys, tmp_path):
+    few_trials = ["--budget", "rounds=3", "--trials", "3", "--seeds", "1", "--no-again", "--sampler", "random"]
+    assert tune(monkeypatch, *PLAIN, *words, *few_trials, "--metric", "distance", "--out", str(tmp_path)) == 0
+    said = re.findall(r"^fedavg on quadratic_minimisation: (.*)", capsys.readouterr().out, re.MULTILINE)[1:]
+    assert said == lines
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "sobol", "grid"])
+def test_no_point_twice(sampler, monkeypatch, tmp_path):
+    """A small space is tried once, and the default of 10 is not tried again."""
+    few_trials = ["--budget", "rounds=1", "--trials", "9", "--seeds", "1", "--no-again", "--sampler", sampler]
+    assert tune(monkeypatch, *PLAIN, "algo.tau=int(8,11)", *few_trials, "--out", str(tmp_path)) == 0
+    assert sorted(trials(tmp_path)["algo.tau"].dropna()) == [8, 9, 11]
+
+
 # Statistics
 
 
@@ -227,7 +366,8 @@ def test_keys_keep_their_whole_name(monkeypatch, tmp_path):
     search = ["budget.rounds=choice(9,8)", "--budget", "rounds=1", "--sampler", "grid", "--trials", "2", "--seeds", "1"]
     assert tune(monkeypatch, *words, *search, "--metric", "distance", "--out", str(tmp_path)) == 0
     node = yaml.safe_load((tmp_path / "tuned" / "fedavg.yaml").read_text())["quadratic_minimisation"]
-    assert {key: value for key, value in node.items() if key != "source"} == {"budget": {"rounds": 9}}
+    shipped = {"algo": {"eta": 0.1, "tau": 10, "B": None}, "eval": {"every": 5}}
+    assert {key: value for key, value in node.items() if key != "source"} == {**shipped, "budget": {"rounds": 9}}
     assert compose(words, [str(tmp_path)]).nodes == {
         **(usual := compose(words).nodes),
         "budget": {**usual["budget"], "rounds": 9},

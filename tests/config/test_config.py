@@ -3,8 +3,10 @@
 import dataclasses
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -215,6 +217,7 @@ def test_checks_import_no_torch(tmp_path):
     classes say."""
     code = """
 import sys
+from pathlib import Path
 from fedopt.commands import run as cli
 for words in ["resume=maybe"], ["+nonsense=1"], ["seed=abc"], ["output_dir=[1]"], ["preset=no"], ["algo=fedavg"], ["eval.at=x"]:
     sys.argv = ["fedopt", *words]
@@ -321,3 +324,24 @@ def test_files_mean_what_hydra_reads(text, tmp_path):
 def test_what_is_written_is_read(value, tmp_path):
     (tmp_path / "x.yaml").write_text(yaml_text({"a": value}), encoding="utf-8")
     assert read_config(tmp_path / "x.yaml") == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "word", ["algo.eta=-1", "eval.metric=xx", "problem.conditioning=-1", "participation.cohort=50"]
+)
+def test_a_config_that_a_run_refuses_is_not_shown(word, monkeypatch, capsys):
+    shown = fedopt(monkeypatch, capsys, "algo=fedavg", "problem=quadratic_minimisation", word, "--cfg", "job")
+    assert (shown.code, shown.out) == (2, "")
+    assert word in shown.err
+
+
+def test_a_path_with_an_equals_sign(monkeypatch, capsys, tmp_path):
+    """It is read if it exists; else the advice, as a shell reads it, is right."""
+    monkeypatch.chdir(tmp_path)
+    Path("day=1").mkdir()
+    Path("day=1", "x.npz").write_text("no archive")
+    words = ["algo=fedavg", "problem=classification", "dataset=npz"]
+    assert "day=1/x.npz: cannot be read as .npz" in fedopt(monkeypatch, capsys, *words, "dataset.path=day=1/x.npz").err
+    advice = fedopt(monkeypatch, capsys, *words, "dataset.path=day=2/x.npz").err.rpartition(": ")[2]
+    assert shlex.split(advice) == ['dataset.path="day=2/x.npz"']
+    assert "day=2/x.npz: there is no such file" in fedopt(monkeypatch, capsys, *words, *shlex.split(advice)).err
