@@ -135,10 +135,10 @@ class Drfa:
         return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
 
     def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Draw a cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
+        """Sample a new cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
 
         def loss(client: Client, x: Tensor) -> Tensor:
             return client.f(x, client.sample("xi"))
 
-        U = fed.cohort()
+        U = fed.new_cohort()
         return U, fed.exchange(loss, x, U, combine=lambda losses, weights: losses, xi=Steps(1, self.B))

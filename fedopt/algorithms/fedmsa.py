@@ -135,7 +135,7 @@ class FedMSA:
             u = moved(problem, s.u, d)
             return State(u, s.u, d, u if replace else s.u_drawn)
         sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
-        u, drawn = fed.exchange(local_steps, (s.u, d), fed.cohort(), xi=sampled, K=Steps(work))
+        u, drawn = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=sampled, K=Steps(work))
         return State(u, s.u, d, drawn if replace and drawn else s.u_drawn)
 
     def output(self, s: State) -> Vectors:

@@ -122,9 +122,23 @@ class Round:
         return self.cohort_size == self.problem.clients and not (who.dropout or who.pattern) and who.punctual
 
     def cohort(self) -> np.ndarray:
-        """Return the sorted indices of clients that take part: all of them if `complete`, else a new draw at each call.
+        """Return the sorted indices of the clients of the round's cohort, the same ones at each call.
 
-        `cohort_size` clients are drawn from `available`, uniformly without replacement. Some may drop out, but never all.
+        They are sampled at the first call, as `new_cohort` samples. If `new_cohort` was called before, the round's cohort is
+        independent of the cohorts that it returned.
+        """
+        return self._cohort
+
+    @cached_property
+    def _cohort(self) -> np.ndarray:
+        return self.new_cohort()
+
+    def new_cohort(self) -> np.ndarray:
+        """Sample another cohort at each call, independent of all others of the round, and return its sorted indices.
+
+        A method whose exchanges are to reach different clients within one round needs it. `cohort_size` clients are drawn
+        from `available`, uniformly without replacement. Some may drop out, but never all. All clients are returned if
+        `complete`.
         """
         if self.complete:
             return self.everyone()
