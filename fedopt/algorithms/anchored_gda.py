@@ -69,6 +69,7 @@ class AnchoredGda:
     stage: PositiveInt
 
     solves: ClassVar = (Minimax,)
+    cohort_weights = property(lambda self: "corrected" if self.anchor == "all" else "mean")
 
     def __post_init__(self) -> None:
         if self.correction == "kept" and self.anchor == "another":

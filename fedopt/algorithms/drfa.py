@@ -61,6 +61,8 @@ class Drfa:
     kept: Literal["weighted", "public"]
 
     solves: ClassVar = (Minimisation,)
+    each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
+    cohort_weights: ClassVar = "corrected"
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:

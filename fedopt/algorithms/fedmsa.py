@@ -66,6 +66,7 @@ class FedMSA:
 
     solves: ClassVar = (Bilevel, Compositional)
     uneven: ClassVar = "K"
+    cohort_weights = property(lambda self: "corrected" if self.anchor == "all" and self.K > 1 else "mean")
 
     def init(self, problem: Bilevel | Compositional) -> State:
         if isinstance(problem, Bilevel):

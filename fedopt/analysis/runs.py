@@ -1,7 +1,7 @@
 """Reading runs from their folders. Imports no torch."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -44,6 +44,7 @@ class Recorded:
         table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
+        solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
         elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
     """
 
@@ -58,6 +59,7 @@ class Recorded:
     tuned: bool = False
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
     elsewhere: str = ""
+    solves: Hashable = None
 
     def metric(self, name: str) -> Metric:
         """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
@@ -269,10 +271,20 @@ def read(folder: Path, x: str) -> Recorded:
         tuned.effective,
         sources,
         " ".join(tuned.beside),
+        _solves(card, keys),
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")
     return run
+
+
+def _solves(card: Mapping[str, Any], keys: Mapping[str, str]) -> Hashable:
+    """Return `Recorded.solves` of a run."""
+    if "effective_weights" not in card:
+        return None
+    if (weights := card["effective_weights"]) is None:
+        return keys.get("problem.weighting", "uniform")
+    return tuple(weights) if len({*weights}) > 1 else "uniform"
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
