@@ -1,5 +1,6 @@
 """How clients of unequal weights count where only a cohort takes part: drawn by weight, or weighted otherwise in the long run."""
 
+import json
 from itertools import combinations, product
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from support.cases import few
 
+import fedopt
 from fedopt.config import Participation
 from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
@@ -233,3 +235,14 @@ def test_the_weights_of_the_objective_are_not_recorded():
     for dropout in (0.0, 0.5):
         assert effective_weights(federation(cohort=2, sampling="by_weight", dropout=dropout)) is None
     assert effective_weights(federation(np.arange(1, 40), cohort=5, sampling="by_weight")) is None
+
+
+def test_a_run_records_its_weights(tmp_path, monkeypatch):
+    """Of one client in four they are equal, whatever problem.weighting says; with draws by weight they are the objective's."""
+    monkeypatch.chdir(tmp_path)
+    words = "problem=classification problem.model=linear dataset=digits partitioner=dirichlet partitioner.clients=4 budget.rounds=1"
+    found = {}
+    for algo, sampling in [("fedavg", "uniform"), ("scaffold", "uniform"), ("fedavg", "by_weight")]:
+        run = fedopt.run(words, algo=algo, participation={"cohort": 1, "sampling": sampling}, quiet=True)
+        found[algo, sampling] = json.loads((run.folder / "run.json").read_text())["effective_weights"]
+    assert found == {("fedavg", "uniform"): [0.25] * 4, ("scaffold", "uniform"): None, ("fedavg", "by_weight"): None}
