@@ -332,9 +332,10 @@ class Round:
         fence.check(client_fn, message)
         sampled = any(S is cohort for S, _ in self._shares) and (weights is None or self._asked)
         if self._by_weight and not sampled and len(cohort) < self.problem.clients:
-            why = "is exchanged with clients or weights= that do not know how often a client was drawn"
-            how = "take fed.cohort() as it is, and fed.weights(cohort), or set participation.sampling=uniform"
-            raise WrongFunction(client_fn, f"{why}; {how}")
+            remedy = "take fed.cohort() as it is and fed.weights(cohort), or set participation.sampling=uniform"
+            raise WrongFunction(
+                client_fn, f"is exchanged with a cohort or weights= that do not know the draws; {remedy}"
+            )
         if not isinstance(memory, Memory | None):
             raise WrongFunction(
                 client_fn,

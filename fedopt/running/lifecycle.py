@@ -17,8 +17,7 @@ from fedopt.config import Composed
 from fedopt.console import Bar, counted, interruptible, note
 from fedopt.console import say as console
 from fedopt.errors import UserError
-from fedopt.federation import ranks
-from fedopt.federation.effective import effective_weights
+from fedopt.federation import effective_weights, ranks
 from fedopt.files import yaml_text
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, continued, facts, journal, run_card, stamp
 from fedopt.running import resume, sinks
