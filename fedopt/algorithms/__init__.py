@@ -19,6 +19,11 @@ class Algorithm(Protocol):
             list then.
         on_time: Optional. True for a method whose fixed points would move if answers came late: ``participation.late`` is
             refused.
+        each_once: Optional. True for a method in which a client of a cohort counts once, such as by its control variate:
+            ``participation.sampling=by_weight`` is refused.
+        cohort_weights: Optional. The weights of a cohort's clients, from which run.json has the clients' `effective_weights`.
+            ``mean``, as where it is missing: those of the mean that `Round.exchange` takes. ``unbiased``: those that
+            `Round.weights` gives with ``unbiased=True``. ``corrected``: the method ends at the same point whoever takes part.
         first_order: Optional. True for a method without second derivatives. On problems with an inner objective, taking one
             then raises UserError.
     """

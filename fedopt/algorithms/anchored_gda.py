@@ -69,6 +69,7 @@ class AnchoredGda:
     stage: PositiveInt
 
     solves: ClassVar = (Minimax,)
+    cohort_weights = property(lambda self: "corrected" if self.anchor == "all" else "mean")
 
     def __post_init__(self) -> None:
         if self.correction == "kept" and self.anchor == "another":
@@ -105,7 +106,7 @@ class AnchoredGda:
             return u, client.memory
 
         S_local = fed.cohort()
-        S = {"all": fed.everyone, "cohort": lambda: S_local, "another": fed.cohort}[self.anchor]()
+        S = {"all": fed.everyone, "cohort": lambda: S_local, "another": fed.new_cohort}[self.anchor]()
         points = (s.w,) if a == 1 else (s.w, s.w_prev)
         v = Memory([torch.cat(0 * s.w)] * problem.clients)
         (q, *F_prev), v = fed.exchange(gradients, points, S, memory=v, anchor=Steps(1, self.B_anchor))

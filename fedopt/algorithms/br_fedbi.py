@@ -66,6 +66,8 @@ class BRFedBi:
     attack: Literal["none", "large", "sign_flip", "ipm", "alie"]
 
     solves: ClassVar = (Bilevel,)
+    cohort_weights: ClassVar = "unbiased"
+    each_once = property(lambda self: self.rule not in ("mean", "geometric"))
 
     def init(self, problem: Bilevel) -> State:
         z = bilevel_start(problem)
@@ -96,7 +98,7 @@ class BRFedBi:
         def aggregate(answers: Vectors, weights: Tensor) -> Vectors:
             return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
 
-        pt = problem.weights[S] * problem.clients / len(S)
+        pt = fed.weights(S, unbiased=True)
         xi = Steps(1, self.B_page if anew and self.variance == "page" else self.B)
         memory = {} if self.variance == "none" else {"memory": s.memory}
         answer = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, xi=xi, **memory)

@@ -65,6 +65,8 @@ class Codasca:
     control: Literal["none", "gradients", "iterates"]
 
     solves: ClassVar = (Minimax,)
+    each_once = property(lambda self: self.control != "none")  # c moves by the changes of the clients' c_i, each once
+    cohort_weights = property(lambda self: "mean" if self.control == "none" else "corrected")
 
     def __post_init__(self) -> None:
         if self.control == "iterates" and 0 in values(self.eta_x) + values(self.eta_y):

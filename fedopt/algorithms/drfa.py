@@ -62,6 +62,8 @@ class Drfa:
     kept: Literal["weighted", "public"]
 
     solves: ClassVar = (Minimisation,)
+    each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
+    cohort_weights: ClassVar = "corrected"
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:
@@ -136,10 +138,10 @@ class Drfa:
         return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
 
     def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Draw a cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
+        """Sample a new cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
 
         def loss(client: Client, x: Tensor) -> Tensor:
             return client.f(x, client.sample("xi"))
 
-        U = fed.cohort()
+        U = fed.new_cohort()
         return U, fed.exchange(loss, x, U, combine=lambda losses, weights: losses, xi=Steps(1, self.B))

@@ -56,6 +56,7 @@ class EAiPOD:
     own_head: bool
 
     solves: ClassVar = (Bilevel,)
+    each_once: ClassVar = True  # else the c_i do not sum to zero
     on_time: ClassVar = True  # ybar must be the mean of the clients' present y_i, or the c_i do not sum to zero
 
     def __post_init__(self) -> None:

@@ -102,6 +102,7 @@ class FedNormSgda:
 
     solves: ClassVar = (Minimax,)
     uneven: ClassVar = "tau"
+    cohort_weights = property(lambda self: "unbiased" if self.aggregation == "normalised" else "mean")
 
     def __post_init__(self) -> None:
         if [] in (self.rho, self.mu, self.decay):
@@ -129,13 +130,13 @@ class FedNormSgda:
             a_x, a_y = (torch.where(norm > 0, norm, 1.0) for norm in norms)
             return (x - x_i) / a_x, (u_i - y) / a_y  # eta g_i, lines 15 to 17
 
-        C, p, local = fed.cohort(), problem.weights, fed.local(self.tau, self.B)
+        C, local = fed.cohort(), fed.local(self.tau, self.B)
         tau_x = tau_y = 1.0
         if normalised:
             of = fed.everyone() if self.tau_eff == "all" else C
             norms = self._norms((eta_x, eta_y), local.steps_of(problem.splits, of), of)
-            tau_x, tau_y = np.average(norms, axis=1, weights=p[of])
-        weights = p[C] * problem.clients / len(C) if normalised else None  # eq. 3
+            tau_x, tau_y = np.average(norms, axis=1, weights=fed.weights(of))
+        weights = fed.weights(C, unbiased=True) if normalised else None  # eq. 3
         message, x_hat = self._message(s, fed.r)
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
         x = s.x - tau_x * self.gamma_x(fed.r) * g_x  # line 20; gamma is relative to eta, which is in g

@@ -66,6 +66,7 @@ class FedMSA:
 
     solves: ClassVar = (Bilevel, Compositional)
     uneven: ClassVar = "K"
+    cohort_weights = property(lambda self: "corrected" if self.anchor == "all" and self.K > 1 else "mean")
 
     def init(self, problem: Bilevel | Compositional) -> State:
         if isinstance(problem, Bilevel):
@@ -135,7 +136,7 @@ class FedMSA:
             u = moved(problem, s.u, d)
             return State(u, s.u, d, u if replace else s.u_drawn)
         sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
-        u, drawn = fed.exchange(local_steps, (s.u, d), fed.cohort(), xi=sampled, K=Steps(work))
+        u, drawn = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=sampled, K=Steps(work))
         return State(u, s.u, d, drawn if replace and drawn else s.u_drawn)
 
     def output(self, s: State) -> Vectors:

@@ -117,7 +117,7 @@ class FedNest:
                 "inner", step, unless_late(client, "inner", client.project(moved(y, q, beta_i)), y), skip=1
             )
 
-        S = fed.cohort()
+        S = fed.new_cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
         q = fed.exchange(q_i, (x, y), anchored, anchor=Steps(1, self.B_anchor, split=problem.g_split))
         return fed.exchange(local_steps, (x, y, q), S, inner=fed.local(self.tau_in, self.B, split=problem.g_split))
@@ -131,14 +131,14 @@ class FedNest:
             return sgd(client, x, y, beta(client))
 
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
-        return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
+        return fed.exchange(local_steps, (x, y), fed.new_cohort(), inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Return x after local outer steps with SVRG [Alg. 2].
 
         With outer=server the server takes the step, if it is one and clients are even.
         """
-        S, alpha = fed.cohort(), self.alpha(fed.r)
+        S, alpha = fed.new_cohort(), self.alpha(fed.r)
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
         if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
@@ -156,7 +156,7 @@ class FedNest:
             return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
 
         def cohort() -> Any:
-            return fed.cohort() if self.cohorts == "fresh" else S
+            return fed.new_cohort() if self.cohorts == "fresh" else S
 
         b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
         return b if problem.identity else self.estimate(problem, fed)[1](mean_product, b)
@@ -175,7 +175,7 @@ class FedNest:
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
-        return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
+        return fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
         """Return (x, y) after a round of LFedNest-NonAlt [App. H.1]."""

@@ -123,7 +123,7 @@ class MomentumLocalSGDA:
             return Vectors((x, y)), Vectors((u, v))
 
         d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
-        return State(*fed.exchange(iterations, (s.z, d), fed.cohort(), xi=Steps(self.tau, self.B)))
+        return State(*fed.exchange(iterations, (s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
 
     def output(self, s: State) -> Tensors:
         return s.z

@@ -68,7 +68,7 @@ class FessGda:
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
         mean = fed.exchange(local_steps, s.w, S, local=local)
-        K = float(np.average(local.steps_of(problem.splits, S), weights=problem.weights[S]))
+        K = float(np.average(local.steps_of(problem.splits, S), weights=fed.weights(S)))
         x, y = descend(problem, s.w, s.w - mean, gamma)  # w + gamma (mean w_i - w)
         x = x - eta_l[0] * gamma[0] * K * self.p * (s.w[0] - s.z)
         return State(Vectors((x, y)), s.z + self.beta * (x - s.z))

@@ -70,7 +70,9 @@ class PFedMe:
 
         S = fed.cohort()
         trained = S if self.trained == "cohort" else fed.everyone()
-        p = problem.weights[trained] * np.isin(trained, S)
+        p = np.zeros(problem.clients)
+        p[S] = fed.weights(S)
+        p = p[trained]
         local = fed.local(self.R, self.B, replace=True)
         mean, theta = fed.exchange(local_rounds, s.w, trained, weights=p / p.sum(), memory=s.theta, local=local)
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)

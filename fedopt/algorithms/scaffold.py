@@ -41,6 +41,8 @@ class Scaffold:
 
     solves: ClassVar = (Minimisation,)
     uneven: ClassVar = "tau"
+    each_once: ClassVar = True  # c moves by the changes of the clients' c_i, each once
+    cohort_weights: ClassVar = "corrected"
 
     def __post_init__(self) -> None:
         if 0 in values(self.eta):

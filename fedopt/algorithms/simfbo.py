@@ -59,6 +59,7 @@ class SimFBO:
 
     solves: ClassVar = (Bilevel,)
     uneven: ClassVar = "tau"
+    cohort_weights: ClassVar = "unbiased"
 
     def init(self, problem: Bilevel) -> State:
         return State(bilevel_start(problem))
@@ -81,8 +82,8 @@ class SimFBO:
             a_i = client.own_steps("local").to(z[0].dtype)
             return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # 0, 0 of a straggler
 
-        S, p = fed.cohort(), problem.weights
-        pt, local = p[S] * problem.clients / len(S), fed.local(self.tau, self.B)
+        S, local = fed.cohort(), fed.local(self.tau, self.B)
+        pt = fed.weights(S, unbiased=True)
         Q, a = fed.exchange(local_steps, s.z, S, weights=pt, local=local)
         Q = Vectors(a * q for q in Q) if self.normalised else Q
         return State(descend(problem, s.z, Q, gammas, self.radius))

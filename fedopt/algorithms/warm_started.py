@@ -260,6 +260,8 @@ class SRBA(WarmStarted):
 
     period: PositiveInt
 
+    cohort_weights: ClassVar = "corrected"
+
     def init(self, problem: Bilevel) -> Recursive:
         z = bilevel_start(problem)
         return Recursive(z, z, Vectors(0 * z_n for z_n in z))

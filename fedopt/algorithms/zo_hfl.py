@@ -47,6 +47,7 @@ class ZoHfl:
 
     solves: ClassVar = (Hierarchical,)
     uneven: ClassVar = "tau"
+    cohort_weights: ClassVar = "unbiased"
 
     def init(self, problem: Hierarchical) -> State:
         return State(*problem.start())
@@ -67,7 +68,7 @@ class ZoHfl:
             return n / (2 * eta * len(v)) * (plus - minus) @ v
 
         S = fed.cohort()
-        weights = problem.weights[S] * problem.clients / len(S)
+        weights = fed.weights(S, unbiased=True)
         outer, local = Steps(B=self.B, replace=True), fed.local(self.tau, self.B, replace=True)
         own = self._directions(s.x, S, fed)
         g = fed.exchange(estimate, s.x, S, weights=weights, own=own, outer=outer, local=local)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -48,6 +48,7 @@ class Recorded:
         elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
         bad: The round of the evaluation at which the run diverged; nan if it did not.
         departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
+        solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
     """
 
     folder: Path
@@ -63,6 +64,7 @@ class Recorded:
     elsewhere: str = ""
     bad: float = np.nan
     departures: Sequence[str] = ()
+    solves: Hashable = None
 
     def metric(self, name: str) -> Metric:
         """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
@@ -289,10 +291,20 @@ def read(folder: Path, x: str) -> Recorded:
         " ".join(tuned.beside),
         table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
         card.get("departures", ()),
+        _solves(card, keys),
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")
     return run
+
+
+def _solves(card: Mapping[str, Any], keys: Mapping[str, str]) -> Hashable:
+    """Return `Recorded.solves` of a run."""
+    if "effective_weights" not in card:
+        return None
+    if (weights := card["effective_weights"]) is None:
+        return keys.get("problem.weighting", "uniform")
+    return tuple(weights) if len({*weights}) > 1 else "uniform"
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.scale import LinearScale
@@ -59,6 +59,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         if not any(counts):
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
+    yield from _weights(groups)
     yield from _tuning(runs)
     if "algo" in by and BATCH not in by:
         yield from _batches(groups)
@@ -172,6 +173,19 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
         several = {digest for run in runs for digest in run.sources.get(module, ())}
         if len(several) > 1:
             yield f"the runs were made by {len(several)} versions of {module}; delete the older ones and run them again"
+
+
+def _weights(groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem whose groups solve it with different weights of the clients, by the runs of one seed."""
+    for problem, labels in by_problem(groups).items():
+        seed, solved = next(iter(labels.values()))[0].keys.get("seed"), dict[Hashable, dict[str, None]]()
+        for label, run in ((label, run) for label, runs in labels.items() for run in runs):
+            if run.solves is not None and run.keys.get("seed") == seed:
+                solved.setdefault(run.solves, {})[label] = None
+        if len(solved) > 1:
+            which, remedy = "; ".join(", ".join(names) for names in solved.values()), "participation.sampling=by_weight"
+            why = "clients count by who takes part, see effective_weights in run.json"
+            yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy} mends it"
 
 
 def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:

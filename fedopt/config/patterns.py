@@ -18,6 +18,7 @@ _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 Groups = Annotated[int, Field(ge=2)] | Annotated[list[NonNegativeInt], Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Shares = Share | Annotated[list[Share], Field(min_length=1)]  # of all clients, or of each
+DAY = 100  # times of a day, see `Diurnal.chances`
 Uniform = Callable[[int], np.ndarray]  # numbers in [0, 1) of all clients in a round, [M]
 
 
@@ -45,6 +46,10 @@ class Cyclic:
     def there(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
         """Return whether each client is there in round r, ``[M]``. groups: ``[M]``. ``uniform`` is not used."""
         return groups == r // self.stay % (groups.max() + 1)
+
+    def chances(self, groups: np.ndarray) -> list[np.ndarray]:
+        """Return the probability that each client is there, ``[M]``, in each of some rounds that stand for all."""
+        return [groups == g for g in range(groups.max() + 1)]
 
 
 @dataclass(frozen=True, config=_config)
@@ -75,6 +80,10 @@ class Markov:
             u, k = uniform(k), k - 1
             if_away, if_there = np.where(u < on, if_there, if_away), np.where(u < 1 - off, if_there, if_away)
         return np.where(uniform(0) < on / (on + off), if_there, if_away)
+
+    def chances(self, groups: np.ndarray) -> list[np.ndarray]:
+        """Return as `Cyclic.chances`."""
+        return [np.broadcast_to(np.asarray(self.on) / np.add(self.on, self.off), len(groups))]
 
 
 @dataclass(frozen=True, config=_config)
@@ -107,8 +116,16 @@ class Diurnal:
 
     def there(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
         """Return whether each client is there in round r, ``[M]``. groups: ``[M]``."""
+        return uniform(r) < self._chance(r, groups)
+
+    def chances(self, groups: np.ndarray) -> list[np.ndarray]:
+        """Return as `Cyclic.chances`: those of a day's rounds, or of `DAY` times of a day that is longer or no whole number."""
+        rounds = int(self.period) if self.period.is_integer() and self.period <= DAY else DAY
+        return [self._chance(k * self.period / rounds, groups) for k in range(rounds)]
+
+    def _chance(self, r: float, groups: np.ndarray) -> np.ndarray:
         phase = groups / (groups.max() + 1)
-        return uniform(r) < np.asarray(self.share) * (1 + self.depth * np.sin(2 * np.pi * (r / self.period + phase)))
+        return np.asarray(self.share) * (1 + self.depth * np.sin(2 * np.pi * (r / self.period + phase)))
 
 
 def _check_groups(groups: Any, by: str) -> None:

@@ -112,7 +112,7 @@ class Participation:
     """Which clients take part in a round, and how much local work they do.
 
     Args:
-        cohort: The number of clients in a round, drawn uniformly without replacement. None: all clients.
+        cohort: The number of clients in a round, drawn as ``sampling`` says. None: all clients.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
         least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
             all clients do the algorithm's number.
@@ -122,6 +122,8 @@ class Participation:
         pattern: Which clients are there in a round, of whom the cohort is drawn. None: all.
         late: How many rounds late a client's answers come: a draw from 0 to this number for each client and round. A list: the
             fixed number of each client.
+        sampling: How a cohort is drawn. ``uniform``: without replacement. ``by_weight``: with replacement, by the clients'
+            weights in the objective; a client counts in the mean as often as it was drawn.
     """
 
     cohort: PositiveInt | None = None
@@ -131,6 +133,7 @@ class Participation:
     stragglers: Fraction = 0.0
     pattern: Pattern | None = field(default=None, metadata={"before": None})
     late: NonNegativeInt | list[NonNegativeInt] = field(default=0, metadata={"before": 0})
+    sampling: Literal["uniform", "by_weight"] = field(default="uniform", metadata={"before": "uniform"})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -143,6 +146,7 @@ class Participation:
     def described(self, clients: int) -> str:
         """Return a phrase on who takes part, such as '10 clients, 3 in a round'. clients: the number of clients."""
         cohort = "" if self.cohort is None else f", {self.cohort} in a round"
+        cohort += ", drawn by weight" if self.sampling == "by_weight" else ""
         late = "" if self.punctual else ", answers late"
         return counted(clients, "client") + cohort + (f", {self.pattern.kind}" if self.pattern else "") + late
 

@@ -1,6 +1,7 @@
 from fedopt.federation.client import Client as Client
 from fedopt.federation.client import ClientFn as ClientFn
 from fedopt.federation.draws import Steps as Steps
+from fedopt.federation.effective import effective_weights as effective_weights
 from fedopt.federation.engines import OneByOne as OneByOne
 from fedopt.federation.engines import Vectorised as Vectorised
 from fedopt.federation.inverse import Inverse as Inverse

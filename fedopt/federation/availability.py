@@ -34,6 +34,10 @@ class Availability:
             there = keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
         return there
 
+    def chances(self) -> list[np.ndarray]:
+        """Return the probability that each client is available, [M], in each of some rounds that stand for all."""
+        return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
+
     def ages(self, r: int) -> np.ndarray:
         """Return how many rounds old the message is that each client answers in round r, [M]."""
         if self.late == 0 or isinstance(self.late, list):

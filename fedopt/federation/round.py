@@ -78,6 +78,9 @@ class Round:
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
         self._made = Counter[str]()  # exchanges so far, by the names of their draws
+        self._by_weight = self.participation.sampling == "by_weight"
+        self._asked = False  # whether `weights` was called
+        self._shares = list[tuple[np.ndarray, np.ndarray]]()  # the cohorts that were drawn by weight, and their shares
 
     def __init_subclass__(cls) -> None:
         raise UserError(
@@ -123,41 +126,90 @@ class Round:
         return self.cohort_size == self.problem.clients and not (who.dropout or who.pattern) and who.punctual
 
     def cohort(self) -> np.ndarray:
-        """Return the sorted indices of clients that take part: all of them if `complete`, else a new draw at each call.
+        """Return the sorted indices of the clients of the round's cohort, the same ones at each call.
 
-        `cohort_size` clients are drawn from `available`, uniformly without replacement. Some may drop out, but never all.
+        They are sampled at the first call, as `new_cohort` samples. If `new_cohort` was called before, the round's cohort is
+        independent of the cohorts that it returned.
+        """
+        return self._cohort
+
+    @cached_property
+    def _cohort(self) -> np.ndarray:
+        return self.new_cohort()
+
+    def new_cohort(self) -> np.ndarray:
+        """Sample another cohort at each call, independent of all others of the round, and return its sorted indices.
+
+        A method whose exchanges are to reach different clients within one round needs it. `cohort_size` clients are drawn
+        from `available`, uniformly without replacement; with ``participation.sampling=by_weight`` as `drawn` does, by the
+        problem's weights. Some may drop out, but never all. All clients are returned if `complete`.
         """
         if self.complete:
             return self.everyone()
+        if self._by_weight:
+            self._shares.append(self.drawn(self.problem.weights))
+            return self._shares[-1][0]
         number = next(self._cohorts)
         chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.available, self.cohort_size, replace=False))
-        return self._present(chosen, number)
+        return chosen[self._staying(chosen, np.ones_like(chosen), number) > 0]
+
+    def weights(self, cohort: np.ndarray, *, unbiased: bool = False) -> np.ndarray:
+        """Return the weights of a cohort's clients, ``[cohort]``, for a server that weights answers by itself.
+
+        Args:
+            cohort: The clients: a cohort that this round sampled, or all clients.
+            unbiased: Whether a sum with these weights has, over uniform cohorts of a fixed size, the weighted mean over all
+                clients as its expectation. They need not sum to 1 then.
+
+        Returns:
+            The problem's weights ``p_i``; if ``unbiased``, ``p_i M / |cohort|``. For cohorts that were sampled by weight,
+            both are the clients' shares of the draws, whose sum is 1.
+
+        """
+        self._asked = True
+        return self._weights(cohort, unbiased)
+
+    def _weights(self, cohort: np.ndarray, unbiased: bool = False) -> np.ndarray:
+        for sampled, shares in self._shares:
+            if sampled is cohort:
+                return shares
+        p = self.problem.weights[cohort]
+        return p * self.problem.clients / len(cohort) if unbiased else p
 
     def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of clients that take part, each once, and their shares of the draws, with the sum 1.
 
-        There are `cohort_size` draws with replacement from `available`. If these are as many, nothing is drawn: clients of
-        probability 0 are left out, and the shares are the probabilities. If all that are available have probability 0, they
-        count equally. Clients that drop out are left out, too, but at least one stays.
+        There are `cohort_size` draws with replacement from `available`, new ones at each call. If these are as many, nothing
+        is drawn, except for ``by_weight`` with dropout: clients of probability 0 are left out, and the shares are the
+        probabilities. If all that are available have probability 0, they count equally. With dropout each draw is lost by
+        itself, so that the shares that are left keep their expectation, but at least one stays.
 
         Args:
             probabilities: ``[M]``. They are divided by their sum.
         """
         number, there = next(self._cohorts), np.isin(self.everyone(), self.available)
         possible = probabilities * there if probabilities[there].any() else there
-        shares = possible / possible.sum()
-        if self.cohort_size < len(self.available):
-            shares = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares) / self.cohort_size
-        present = self._present(np.flatnonzero(shares), number)
-        return present, shares[present] / shares[present].sum()
+        shares, times = possible / possible.sum(), np.ones(len(possible), dtype=int)
+        if self.cohort_size < len(self.available) or (self._by_weight and self.participation.dropout):
+            times = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares)
+            shares = times / self.cohort_size
+        chosen = np.flatnonzero(shares)
+        left = self._staying(chosen, times[chosen], number)
+        shares = shares[chosen] * (left / times[chosen])
+        return chosen[left > 0], shares[left > 0] / shares[left > 0].sum()
 
-    def _present(self, chosen: np.ndarray, number: int) -> np.ndarray:
-        """Return the clients of a cohort that do not drop out, at least one. number: the cohort's index in this round."""
+    def _staying(self, chosen: np.ndarray, times: np.ndarray, number: int) -> np.ndarray:
+        """Return how many draws of each client do not drop out, [chosen], at least one in all.
+
+        times: how often each was drawn. number: the cohort's index in this round.
+        """
         dropout = self.participation.dropout
         if not dropout:
-            return chosen
-        luck = np.array([self.rng(Purpose.DROPOUT, number, int(i)).random() for i in chosen])
-        return chosen[luck >= min(dropout, luck.max())]
+            return times
+        rngs = (self.rng(Purpose.DROPOUT, number, int(i)) for i in chosen)
+        luck = [rng.random(n) for rng, n in zip(rngs, times, strict=True)]
+        least = min(dropout, max(map(np.max, luck)))
+        return np.array([np.count_nonzero(of_client >= least) for of_client in luck])
 
     def local(
         self,
@@ -260,8 +312,8 @@ class Round:
             client_fn: ``client_fn(client, message)``, which computes and returns one client's answer.
             message: The message to every client of the cohort. Clients must not write over it.
             cohort: The indices of the clients, each once.
-            weights: ``[cohort]``, the weights of the answers in the mean, used as they are. None: the problem's weights of
-                the cohort, divided by their sum.
+            weights: ``[cohort]``, the weights of the answers in the mean, used as they are. None: `weights` of the cohort,
+                divided by their sum.
             memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this
                 returns (mean, new memory).
             own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
@@ -277,6 +329,12 @@ class Round:
                 ``first_order`` refuses.
         """
         fence.check(client_fn, message)
+        sampled = any(S is cohort for S, _ in self._shares) and (weights is None or self._asked)
+        if self._by_weight and not sampled and len(cohort) < self.problem.clients:
+            remedy = "take fed.cohort() as it is and fed.weights(cohort), or set participation.sampling=uniform"
+            raise WrongFunction(
+                client_fn, f"is exchanged with a cohort or weights= that do not know the draws; {remedy}"
+            )
         if not isinstance(memory, Memory | None):
             raise WrongFunction(
                 client_fn,
@@ -285,7 +343,7 @@ class Round:
             )
         calls, rows = Calls(), list[Tensor]()
         if weights is None:
-            weights = self.problem.weights[cohort]
+            weights = self._weights(cohort)
             weights = weights / weights.sum()
         number, ages = next(self._exchanges), self._federation.availability.ages(self.r)[cohort]
         mine, steps, idle = self._mine(cohort, ages, draws)

@@ -40,7 +40,7 @@ def how(composed: Composed) -> dict[str, Any]:
     return {**asked, "departures": composed.departures, "seed": composed.settings.seed}
 
 
-def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
+def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the card of a run that begins.
 
     It has what was asked for, the names of metrics, clients, classes and features, and hashes of the data and of your
@@ -49,7 +49,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
     Args:
         composed: The config.
         problem: The problem.
-        data: The hashes of its data, from `Experiment.data`.
+        data: The hashes of its data, from `Experiment.data`, and the clients' `effective_weights`.
     """
     names = {
         "clients": problem.splits["train"].names,

@@ -64,6 +64,7 @@ CARD = {
     "client_metric": Metric,
     "data": str | None,
     "division": str,
+    "effective_weights": list[float] | None,
     "clients": list[str],
     "classes": list[str],
     "commit": str | None,

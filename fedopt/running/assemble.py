@@ -194,6 +194,9 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(
             f"participation.late={who.late}: {type(algorithm).__name__} needs all answers on time; set it to 0"
         )
+    if who.sampling == "by_weight" and getattr(algorithm, "each_once", False):
+        why = f"{type(algorithm).__name__} is not defined for clients that are drawn twice"
+        raise UserError(f"participation.sampling=by_weight: {why}; set it to uniform")
     if who.stragglers and not round(exact(who.stragglers * clients)):
         raise UserError(
             f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"

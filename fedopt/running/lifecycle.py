@@ -17,7 +17,7 @@ from fedopt.config import Composed
 from fedopt.console import Bar, counted, interruptible, note
 from fedopt.console import say as console
 from fedopt.errors import UserError
-from fedopt.federation import ranks
+from fedopt.federation import effective_weights, ranks
 from fedopt.files import yaml_text
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, continued, facts, journal, run_card, stamp
 from fedopt.running import resume, sinks
@@ -171,7 +171,9 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.composed, e.original, e.data))
+            weights = effective_weights(e.federation, getattr(e.algorithm, "cohort_weights", "mean"))
+            data = {**e.data, "effective_weights": weights}
+            self.folder.write_json("run.json", run_card(self.composed, e.original, data))
         else:
             self.folder.write_json("run.json", continued(self.folder, self.progress.round, self.config))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)

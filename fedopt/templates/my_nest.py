@@ -41,7 +41,7 @@ class MyNest:
         def outer(client, message):
             return client.hypergradient(*message, client.sample("xi"), inverse)
 
-        S = fed.cohort()
+        S = fed.cohort()  # the same clients at each call; fed.new_cohort() samples others
         y = fed.exchange(inner, (s.x, s.y), S, local=fed.local(self.tau, self.B, split=problem.g_split))
         xi = Steps(1, self.B, samples=problem.hypergradient_samples(self.N))  # independent ones, as a list
         h = fed.exchange(outer, (s.x, y), S, xi=xi)  # the mean of the clients' own hypergradients

@@ -72,7 +72,7 @@ def test_golden_numbers(algo, kinds, M, cohort):
             a[j] = r * a[j] + (1 - r) * (parts[j] ** 2 if kind == "diagonal" else np.linalg.norm(parts[j]))
             matrices.append((np.sqrt(a[j]) if kind == "diagonal" else a[j]) + rho + np.zeros(2))
         size, answers = np.array([gamma, gamma, lam, lam]) / np.concatenate(matrices), []
-        for i in fed.cohort():
+        for i in fed.new_cohort():
             z_i, d_i = z, d
             for t, xi in enumerate(samples(number, trips, i, "xi", q, B), number * q):
                 old, z_i = z_i, z_i - eta(t) * size * d_i

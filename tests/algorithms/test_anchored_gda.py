@@ -122,7 +122,7 @@ def test_golden_numbers(algo):
         fed = e.federation.at(r)
         w_s = w if r % m.stage == 0 else w_s
         local = fed.cohort()
-        S = {"all": fed.everyone(), "cohort": local, "another": fed.cohort()}[m.anchor]
+        S = {"all": fed.everyone(), "cohort": local, "another": fed.new_cohort()}[m.anchor]
         now, before, v = [], [], {}
         for i in S:
             (noise,) = noise_of_draws(e, r, 1, i, anchor=Steps(1, m.B_anchor))["anchor"]

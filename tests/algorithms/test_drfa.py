@@ -166,8 +166,8 @@ def test_golden_numbers(algo, sampling, kept, tau):
             losses[i] = loss(path[-2], *data[i])
         if algo == "drfa":
             if sampling == "lambda":
-                fed.cohort()  # the number of a draw counts
-            U = fed.cohort()
+                fed.new_cohort()  # the number of a draw counts
+            U = fed.new_cohort()
             losses = np.array([tau * 2 * loss(x_s, *data[i]) if i in U else 0 for i in range(6)])
         mixture = onto_the_simplex(mixture + gamma_l * losses)
         x = x + change
@@ -185,7 +185,7 @@ def test_what_is_sent(algo, sampling, exchanges, down, up):
     steps(e, 1)
     fed, d, ledger = e.federation.at(0), 8 * len(e.problem.start()[0]), e.federation.ledger
     S = len(fed.drawn(e.problem.weights)[0] if sampling == "lambda" else fed.cohort())
-    U = len(fed.cohort()) if algo == "drfa" else 0
+    U = len(fed.new_cohort()) if algo == "drfa" else 0
     assert ledger.comm_rounds == exchanges
     assert ledger.down.sum() == (S + U) * d
     assert ledger.up.sum() == S * up * d + 8 * (U or S)

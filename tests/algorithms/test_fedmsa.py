@@ -73,7 +73,7 @@ def test_golden_numbers(B, anchor):
         rho_r, K_r = (rho, K) if r else (1, 1)
         fed = e.federation.at(r)
         anchored = (0, 1) if anchor == "all" else fed.cohort()
-        (chosen,) = fed.cohort()
+        (chosen,) = fed.new_cohort()
         per_client = []
         for m in anchored:
             xi = sample_noise(p, seed, r, 1, m, B, 0, 1)

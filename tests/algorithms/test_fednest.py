@@ -400,7 +400,7 @@ def test_outer_epochs_pass_over_the_outer_data(algo):
     e = fednest(algo, "hyper_representation", **settings, **{"problem.validation": 0.2})
     steps(e, 1)
     fed = e.federation.at(0)
-    cohorts = [fed.cohort() for _ in range(2)]
+    cohorts = [fed.new_cohort() for _ in range(2)]
     passes = [2 * (-(-e.problem.splits["val"].sizes[S] // 7)).sum() for S in cohorts]
     # FedNest: its anchor, grad_y f, grad_x f, and two gradients a step after the first; LFedNest: one a step of either kind
     expected = 3 + 3 + 3 + 2 * (passes[1] - 3) if algo == "fednest" else 3 + passes[1]

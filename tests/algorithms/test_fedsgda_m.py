@@ -78,7 +78,7 @@ def test_golden_numbers_of_momentum_local_sgda(cohort):
             noise = [noise_of_draws(e, 0, 1, i, xi=Steps(1, B))["xi"][0] for i in range(M)]
             d = np.mean([numpy_field(e.problem, i, z, noise[i]) for i in fed.cohort()], axis=0)
         answers = []
-        for i in fed.cohort():
+        for i in fed.new_cohort():
             z_i, d_i = z, d
             for xi in noise_of_draws(e, r, 2 if r == 0 else 1, i, xi=Steps(tau, B))["xi"]:
                 z_i = z_i - alpha * eta * d_i

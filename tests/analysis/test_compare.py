@@ -1043,6 +1043,22 @@ def test_unlike_batches_are_said(tmp_path, command):
     assert command(tmp_path / "runs" / "fedmsa", tmp_path / "runs" / "scaffold")[3] == ""
 
 
+def test_unlike_weights_of_clients_are_said(tmp_path, command):
+    """Groups are those that count clients alike; older runs, which do not say, are left out."""
+    seen = {"fedavg": [0.4, 0.35, 0.25], "ditto": [0.4, 0.35, 0.25], "scaffold": None}
+    for choice, weights in {**seen, "old": ()}.items():
+        folder = tmp_path / "runs" / choice
+        named(folder, choice, 1, 2)
+        card = json.loads((folder / "run.json").read_text())
+        card |= {} if weights == () else {"effective_weights": weights}
+        (folder / "run.json").write_text(json.dumps(card))
+    said = command(tmp_path / "runs")[3]
+    assert said.startswith("note: these solve differently weighted problems on mco: ditto, fedavg; scaffold; ")
+    assert "effective_weights in run.json" in said
+    assert "participation.sampling=by_weight" in said
+    assert command(tmp_path / "runs" / "fedavg", tmp_path / "runs" / "ditto", tmp_path / "runs" / "old")[3] == ""
+
+
 # For a paper
 
 

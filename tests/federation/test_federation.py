@@ -396,17 +396,24 @@ def test_mean_and_memory(problem, engine):
     torch.testing.assert_close(after.tensor()[:, 0], torch.tensor([0.0, 1, 3, 3, 4, 6], dtype=torch.float64))
 
 
-def test_cohorts_are_uniform_and_new_each_time(problem):
+def test_a_round_has_one_cohort_and_samples_others_by_name(problem):
     fed = Federation(problem, OneByOne(), 0, Participation(cohort=2))
     counts = np.zeros(6)
     for r in range(600):
         of_round = fed.at(r)
-        first, second = of_round.cohort(), of_round.cohort()
+        first, second = of_round.cohort(), of_round.new_cohort()
         assert len(set(first)) == 2
+        np.testing.assert_array_equal(of_round.cohort(), first)
         counts[first] += 1
         counts[second] += 1
     assert abs(counts - 400).max() < 5 * np.sqrt(400 * 2 / 3)
-    np.testing.assert_array_equal(fed.at(5).cohort(), fed.at(5).cohort())
+    np.testing.assert_array_equal(fed.at(5).cohort(), fed.at(5).new_cohort())  # the first draw of either
+    of_round = fed.at(5)  # the cohort is a draw of its own in any order
+    drawn = [of_round.new_cohort(), of_round.cohort(), of_round.cohort(), of_round.new_cohort()]
+    again = fed.at(5)
+    expected = [again.new_cohort() for _ in range(3)]
+    for S, k in zip(drawn, (0, 1, 1, 2), strict=True):
+        np.testing.assert_array_equal(S, expected[k])
 
 
 def test_oracle_calls_of_finished_clients_are_not_counted(problem):
