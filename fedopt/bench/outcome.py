@@ -197,7 +197,7 @@ def remarks(searches: Sequence[Search]) -> Iterator[str]:
             yield f"{name}: no trial is better than the defaults; do more trials, or give other ranges"
         if {*best.statuses} != {"finished"}:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
-        point, ranges = best.point or search.defaults, search.ranges_of(best)
+        point, ranges = best.point or search.defaults, search.ranges_in(best.stage)
         if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
             yield f"{name}: the best value is at an edge, {', '.join(at)}; a better one may lie beyond"
 

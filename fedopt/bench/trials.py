@@ -166,7 +166,7 @@ class Search:
     def edges(self, trial: Trial) -> list[str]:
         """Return the keys whose value lies at an edge of its range, or beyond it. See `Range.at_edge`."""
         point = trial.point or self.defaults
-        return [key for key, values in self.ranges_of(trial).items() if values.at_edge(point[key])]
+        return [key for key, values in self.ranges_in(trial.stage).items() if values.at_edge(point[key])]
 
     @property
     def seeds(self) -> range:
@@ -295,7 +295,7 @@ class Search:
         studies = {}
         for stage in dict.fromkeys(trial.stage for trial in self.done):
             trials = [(trial.point or self.defaults, trial) for trial in self.done if trial.stage == stage]
-            studies[f"{self.algo} {stage}"] = (self._ranges(stage), trials)
+            studies[f"{self.algo} {stage}"] = (self.ranges_in(stage), trials)
         write_atomically(self.folder / "journal.log", journal(studies).encode())
 
     @property
@@ -308,15 +308,11 @@ class Search:
         """Return the folder of the best trial's first run."""
         return RunFolder(self.place(self.best.stage, self.best.number, FIRST_SEED))
 
-    def ranges_of(self, trial: Trial) -> dict[str, Range]:
-        """Return key -> range, as it was when the trial was chosen."""
-        return self._ranges(trial.stage)
-
     def _beyond(self, best: Trial) -> list[str]:
         """Return the keys whose range the second stage moves: log and uniform ones with the best value at an edge."""
         return [key for key in self.edges(best) if best.point and self.ranges[key].kind in ("log", "uniform")]
 
-    def _ranges(self, stage: str) -> dict[str, Range]:
+    def ranges_in(self, stage: str) -> dict[str, Range]:
         """Return key -> range in a stage. In the second stage, ranges whose best value lay at an edge are centred on that
         value.
         """
@@ -327,7 +323,7 @@ class Search:
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
         """Return the points of the trials with these numbers. Trial 0 of the first stage is the defaults, an empty point."""
-        ranges, points = self._ranges(stage), [Point()] if (stage, numbers.start) == (STAGES[0], 0) else []
+        ranges, points = self.ranges_in(stage), [Point()] if (stage, numbers.start) == (STAGES[0], 0) else []
         before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
         wanted = len(numbers) - len(points)
         if self.how.sampler == "tpe":

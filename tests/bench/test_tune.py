@@ -328,12 +328,13 @@ def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     default = table.loc[0, "loss"]
     assert best["loss"] < 0.5 * default
     out = capsys.readouterr().out
-    settings = "partitioner.clients=1 algo.tau=1 algo.B=null budget.rounds=20"
+    settings = "partitioner.clients=1 algo.tau=1 algo.B=null budget.rounds=20 eval.points=40 eval.metric=distance"
     run = f"algo=fedavg problem=quadratic_minimisation {settings}"
-    *_, printed, last = out.splitlines()
-    assert printed == f"to run it: fedopt {run} algo.eta={best['algo.eta']:g}"
-    next_one = f"fedopt -m {run} seed=0,1,2 output_dir=outputs/tuned/{tmp_path.name} --config-dir {tmp_path}"
-    assert last == f"best: fedavg, distance {best['loss']:.5g}; results: {tmp_path}; next: {next_one}"
+    *_, printed, last, next_one = out.splitlines()
+    assert printed == f"to run it: fedopt {run} algo.eta={best['algo.eta']:g} seed={FIRST_SEED}"
+    assert last == f"best: fedavg, distance {best['loss']:.5g}; results: {tmp_path}"
+    place = f"output_dir=outputs/tuned/{tmp_path.name}_{len(table)} --config-dir {tmp_path}"
+    assert next_one == f"next: fedopt -m {run} seed=0,1,2 {place}"
     counts = re.findall(r"^\[ *(\d+)/(\d+)\]", out, re.MULTILINE)  # of one count, which a second stage prolongs
     assert [int(number) for number, _ in counts] == [*range(1, len(table) + 1)]
     assert {int(total) for _, total in counts} == {13, len(table)}
@@ -342,7 +343,7 @@ def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     assert marks["the defaults"].get_xydata().tolist() == [[0.1, pytest.approx(default)]]
     assert {*marks} < {text.get_text() for text in drawn[0].legends[0].get_texts()}
     node = yaml.safe_load((tmp_path / "tuned" / "fedavg.yaml").read_text())["quadratic_minimisation"]
-    assert node["algo"] == {"eta": pytest.approx(best["algo.eta"])}
+    assert node["algo"] == {"eta": pytest.approx(best["algo.eta"]), "tau": 1, "B": None}
     assert str(FIRST_SEED) in node["source"]
     assert "13 trials" in node["source"] or "19 trials" in node["source"]
     composed = compose(["algo=fedavg", "problem=quadratic_minimisation"], [str(tmp_path)])
