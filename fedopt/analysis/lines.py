@@ -1,13 +1,13 @@
 """Lines of several runs: the mean of a metric as a function of cost, with a band."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.scale import LogScale, ScaleBase
 
-from fedopt.analysis.runs import Recorded
+from fedopt.analysis.runs import Groups, Recorded
 from fedopt.analysis.stats import half_width
 from fedopt.drawing import Line, is_share, named_scale, scale_of
 from fedopt.metrics import COSTS
@@ -38,20 +38,20 @@ class Lines(NamedTuple):
         return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
 
 
-def y_scale(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | None = None) -> ScaleBase:
+def y_scale(groups: Groups, metric: str, log: bool | None = None) -> ScaleBase:
     """Return the scale of the y axis of groups on one problem. log: whether it is logarithmic; None: as `scale_of` all values."""
     runs = [run for members in groups.values() for run in members]
     values = np.concatenate([run.values(metric) for run in runs])
     return scale_of(runs[0].metric(metric), values) if log is None else named_scale(log)
 
 
-def is_log(groups: Mapping[str, Sequence[Recorded]], metric: str, log: bool | None = None) -> bool:
+def is_log(groups: Groups, metric: str, log: bool | None = None) -> bool:
     """Return whether the y axis of groups on one problem is logarithmic, so that means are geometric. log: as in `y_scale`."""
     return isinstance(y_scale(groups, metric, log), LogScale)
 
 
 def lines_of(
-    groups: Mapping[str, Sequence[Recorded]],
+    groups: Groups,
     metric: str,
     x: str = "",
     log: bool | None = None,
@@ -106,8 +106,8 @@ def line_of(
     least = min(union[union > 0], default=1) / 2 if logx else -np.inf
     places = [along.transform(np.maximum(cost, least)) for cost in (union, *costs)]
     heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for _, value in points]
-    between = [np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True)]
-    values = np.array([shown.inverted().transform(height) for height in between])
+    between = (np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True))
+    values = np.array([*map(shown.inverted().transform, between)])
     return mean_line(union, np.ma.array(values, mask=[union > cost[-1] for cost in costs]), log, band)
 
 

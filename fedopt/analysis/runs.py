@@ -136,7 +136,10 @@ class Recorded:
         return replace(self, table=self.table[reached])
 
 
-def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
+Groups = Mapping[str, Sequence[Recorded]]  # by label
+
+
+def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
     """Return (problem, data set) -> label -> runs. Each group belongs to the problem of its first run."""
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():

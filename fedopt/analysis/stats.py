@@ -4,14 +4,14 @@ Importing scipy takes half a second, so only the functions that need it import i
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.runs import ABSENT, Recorded, by_problem
+from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
 from fedopt.console import note
 from fedopt.drawing import spans_decades
 
@@ -44,7 +44,7 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
 
 
-def not_positive(groups: Mapping[str, Sequence[Recorded]], metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
+def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
     """Return where a value on a problem is 0 or less, as 'is 0 in LABEL, seed 1', if the other values span decades; else ''.
 
     of: returns the values of a run, [n].
@@ -57,7 +57,7 @@ def not_positive(groups: Mapping[str, Sequence[Recorded]], metric: str, of: Call
     return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
 
 
-def by_ratio(groups: Mapping[str, Sequence[Recorded]], metric: str, at: float | None = None) -> bool:
+def by_ratio(groups: Groups, metric: str, at: float | None = None) -> bool:
     """Return whether last values of groups on one problem are compared by their ratios: whether they span decades.
 
     at: as in `Recorded.last`.
@@ -66,11 +66,7 @@ def by_ratio(groups: Mapping[str, Sequence[Recorded]], metric: str, at: float | 
     return spans_decades(runs[0].metric(metric), np.array([run.last(metric, at) for run in runs]))
 
 
-def tests(
-    groups: Mapping[str, Sequence[Recorded]],
-    metric: str,
-    at: float | None = None,  # noqa: PT028
-) -> pd.DataFrame:
+def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
     A test uses the seeds that both groups have; a pair with fewer than two of them has no row. Several runs with the same seed
@@ -108,11 +104,9 @@ def _tested(
     """Return (pair, mean difference or ratio, seeds, p) of two groups. pair: labels and runs. log: whether to test logarithms."""
     ends: list[dict[str, float]] = []  # seed -> mean of the runs' last values, or of their logarithms
     for _, runs in pair:
-        of_seed: dict[str, list[float]] = {}
-        for run in runs:
-            last = run.last(metric, at)
-            of_seed.setdefault(run.keys.get("seed", ABSENT), []).append(math.log(last) if log else last)
-        ends.append({seed: moments(values)[0] for seed, values in of_seed.items()})
+        last = pd.Series([run.last(metric, at) for run in runs], [run.keys.get("seed", ABSENT) for run in runs])
+        of_seed = (last.map(math.log) if log else last).groupby(level=0)
+        ends.append({str(seed): moments([*its])[0] for seed, its in of_seed})
     values = np.array([[one[seed] for one in ends] for seed in ends[0] if seed in ends[1]]).reshape(-1, 2)
     apart, n, p = values[:, 0] - values[:, 1], len(values), math.nan
     name = (" / " if log else " - ").join(label for label, _ in pair)

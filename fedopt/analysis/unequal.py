@@ -9,7 +9,7 @@ from matplotlib.scale import LinearScale
 
 from fedopt.analysis.groups import departures, differing
 from fedopt.analysis.lines import y_scale
-from fedopt.analysis.runs import DATA, Recorded, by_problem
+from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
 from fedopt.analysis.stats import not_positive
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.console import order
@@ -21,8 +21,6 @@ SPARSE = 2  # and intervals of evaluations whose ratio is larger
 ABOVE = 2  # times its best value: a loss that ends above is named
 BATCH = "algo.B"  # the key that every method of fedopt's has for its examples of a step, null for all
 MANY = 10  # times its first value: a loss that has grown to more is named
-
-Groups = Mapping[str, Sequence[Recorded]]  # by label
 
 
 def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) -> Iterator[str]:

@@ -44,9 +44,8 @@ def as_number(text: str) -> float | None:
 def order(text: str) -> tuple[float, list[float | str]]:
     """Return a sort key: numbers by size, then other texts, with the numbers inside them by size."""
     size, parts = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
-    if size is not None:
-        return size, []
-    return math.inf, [float(part) if place % 2 else part for place, part in enumerate(parts)]
+    mixed = [float(part) if place % 2 else part for place, part in enumerate(parts)]
+    return (math.inf, mixed) if size is None else (size, [])
 
 
 def csv_cell(text: str) -> str:

@@ -104,7 +104,5 @@ class RobustNn(SupervisedMinimax):
         """Return y after one step of `worst`. g: the gradient of the test loss."""
         if self.penalty is not None:
             return y + g - 2 * self.penalty * y
-        steepest = (
-            g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=torch.finfo(g.dtype).tiny)
-        )
+        steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
         return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball

@@ -1240,3 +1240,21 @@ def test_mutants_can_be_made(name, tmp_path):
     assert mutant.experiment in published.names()
     with pytest.raises(SystemExit, match="0 times, not once"):
         SCRIPT["mutate"](mutant._replace(right="nowhere"), tmp_path / "fedopt")
+
+
+def test_equal_values_of_any_size_are_equal_relatively():
+    """1e-12 is not 0, and 2 is 2 up to rounding."""
+    zero, two = (build(claims.Claim, {"says": "a", "measure": "final('A')", "equals": value}) for value in (0, 2))
+    assert [zero.margin(0), zero.margin(1e-12), two.margin(2 + 1e-12)] == [math.inf, -math.inf, math.inf]
+
+
+def test_a_point_of_which_a_seed_has_no_value_is_left_out(tmp_path, monkeypatch):
+    """As a mean over the other seeds would be that of the survivors."""
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    described = published.load("fedmsa/theorem31")
+    table = pd.read_csv(ROOT / "docs/results/fedmsa/theorem31/curves.csv")
+    lost = (table["series"] == "alike clients") & (table["x"] == 1) & (table["seed"] == 0)
+    draw_points([tmp_path / "a.png"], described, table.assign(y=table["y"].where(~lost, np.inf)))
+    x = kept[0].axes[0].containers[list(described.points).index("alike clients")].lines[0].get_xdata()
+    assert sorted(x) == sorted(set(table[table["series"] == "alike clients"]["x"]) - {1})
