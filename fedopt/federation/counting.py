@@ -22,14 +22,6 @@ class Calls:
     hvp_examples: int = field(default=0, compare=False)
     jvp_examples: int = field(default=0, compare=False)
 
-    @property
-    def total(self) -> int:
-        return self.grad + self.hvp + self.jvp
-
-    @property
-    def examples(self) -> int:
-        return self.grad_examples + self.hvp_examples + self.jvp_examples
-
 
 class Counter:
     """Counts the oracle calls of a stack of clients. All copies of a client share one.

@@ -177,7 +177,6 @@ Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made i
 class Drawn:
     """The draws of one name for a stack of clients. They are made a stretch of samples at a time, which bounds memory.
 
-    wanted: what is drawn.
     splits: the splits that are drawn from.
     sizes: for each of these the number of examples of each client, [clients].
     steps: the number of local steps of each client, [clients].
@@ -190,7 +189,6 @@ class Drawn:
         generators at the start.
     """
 
-    wanted: Steps | Epochs
     splits: tuple[str, ...]
     sizes: list[np.ndarray]
     steps: np.ndarray
@@ -243,7 +241,7 @@ def draw(
         sizes = [splits[split].sizes[clients] for split in drawn_from]
         widest = max((_width(wanted, of_split.max()) for of_split in sizes), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
-        drawn[name] = Drawn(wanted, drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
+        drawn[name] = Drawn(drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
         if not all(map(wanted.full, sizes)):
             random.add(name)
     rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}

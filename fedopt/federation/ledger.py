@@ -54,11 +54,6 @@ class Ledger:
         counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()  # on the CPU: no GPU waits
         self.calls = Calls(*map(add, vars(self.calls).values(), counted))
 
-    @property
-    def total_bytes(self) -> int:
-        """The bytes to and from all clients so far."""
-        return int(self.down.sum() + self.up.sum())
-
     def columns(self) -> dict[str, int]:
         """Return the totals over all clients, by their column names in metrics.csv."""
         totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}

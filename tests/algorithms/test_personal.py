@@ -232,7 +232,8 @@ def test_local_only_sends_nothing_and_finds_each_clients_own_minimum():
     A, c, _ = quadratics(e)
     state = steps(e, 2)[-1]
     np.testing.assert_allclose(state.heads.tensor(), alone(A, c), rtol=1e-7)
-    assert e.federation.ledger.total_bytes == 0
+    assert not e.federation.ledger.down.any()
+    assert not e.federation.ledger.up.any()
     found, *_ = evaluate(e, state, Progress())
     assert found["better_than_alone"] == 0
 

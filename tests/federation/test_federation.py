@@ -377,6 +377,8 @@ def test_ledger_bills_bytes_per_client(problem, engine):
     assert fed.ledger.comm_rounds == 2
     np.testing.assert_array_equal(fed.ledger.down, [0, 32, 0, 0, 64, 0])
     np.testing.assert_array_equal(fed.ledger.up, [0, 8, 0, 0, 8 + 24, 0])
+    billed = {name: n for name, n in fed.ledger.columns().items() if n}
+    assert billed == {"comm_rounds": 2, "bytes_down": 96, "bytes_up": 40, "client_visits": 3}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -475,6 +477,24 @@ def test_examples_of_clients_with_few(few_examples, engine, wanted, counts):
     columns = fed.ledger.columns()
     assert (columns["grad_calls"], columns["grad_examples"]) == counts
     assert [columns[name] for name in ("hvp_calls", "jvp_calls", "hvp_examples", "jvp_examples")] == [0] * 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_examples_of_products_and_of_several_points(few_examples, engine):
+    """Two gradients, three Hessian-vector and five Jacobian-vector products a use of the map, and gradients at seven points."""
+
+    def local(client, x):
+        xi = client.sample("local")
+        _, product = client.vjp(lambda x: client.f(x, xi), x, grad=2, hvp=3, jvp=5, sample=xi)
+        product(product(torch.ones((), dtype=x.dtype))[0].sum())
+        return x + client.at_each(lambda x: client.gradient(x, xi), x.expand(7, -1)).sum()
+
+    fed, of_all = Federation(few_examples, engine, 0), 3 + 5 + 5
+    fed.at(0).exchange(local, *few_examples.start(), np.arange(3), local=Steps(1, 5))
+    columns = fed.ledger.columns()
+    assert [columns[f"{kind}_calls"] for kind in ("grad", "hvp", "jvp")] == [3 * (2 * 2 + 7), 3 * 2 * 3, 3 * 2 * 5]
+    examples = [of_all * (2 * 2 + 7), of_all * 2 * 3, of_all * 2 * 5]
+    assert [columns[f"{kind}_examples"] for kind in ("grad", "hvp", "jvp")] == examples
 
 
 @pytest.mark.parametrize("engine", ENGINES)
