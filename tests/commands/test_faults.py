@@ -215,6 +215,10 @@ WRONG = {
         ["problem.pretrain=2147483648", "at most"],
     ),
     "a count beyond 64 bits": (["algo.K=18446744073709551616"], ["algo.K: must be at most 1000000000"]),
+    "a group that would need a list of 10^11 numbers": (
+        ["participation.pattern={kind: cyclic, groups: [0, 100000000000]}"],
+        ["participation.pattern", "groups must be numbered 0, 1, ..."],
+    ),
     "a count in a list": (["eval.at=[1,9223372036854775807]"], ["eval.at: must be at most 1000000000"]),
     "a count in a schedule": (
         ["algo=fednest", "problem=quadratic_bilevel", "algo.tau_in={kind:growing,tau:[1,10000000000],power:0}"],

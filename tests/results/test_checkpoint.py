@@ -228,6 +228,14 @@ def test_a_new_row_of_another_type_is_refused():
         Memory(torch.zeros(3, dtype=torch.int64)).replaced(np.array([1]), torch.tensor([0.5]))
 
 
+def test_a_file_with_a_hole_of_a_terabyte_is_no_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(UserError, match="is too large"):
+        checkpoint.read(path)
+
+
 def test_a_damaged_journal_is_refused_at_the_door(monkeypatch, capsys, tmp_path):
     arguments = [*SCAFFOLD, "budget.rounds=2", f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *arguments).code == 0
