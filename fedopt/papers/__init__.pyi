@@ -1,3 +1,4 @@
+from fedopt.papers.claims import totals as totals
 from fedopt.papers.claims import Claim as Claim
 from fedopt.papers.kept import claims_shown as claims_shown
 from fedopt.papers.kept import draw_again as draw_again
