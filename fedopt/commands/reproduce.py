@@ -21,8 +21,19 @@ from fedopt.errors import UserError
 from fedopt.files import refuse_linked
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
-from fedopt.papers import Plan, chosen, claims_shown, draw_again, judged_again, keep, load, names, rows_of, takes
-from fedopt.papers.claims import totals
+from fedopt.papers import (
+    Plan,
+    chosen,
+    claims_shown,
+    draw_again,
+    judged_again,
+    keep,
+    load,
+    names,
+    rows_of,
+    takes,
+    totals,
+)
 from fedopt.papers.report import report
 from fedopt.results import ENDED, RunFolder
 
@@ -207,12 +218,9 @@ def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) 
     Raises:
         UserError: An experiment or a table is broken.
     """
-    rows, absent = [], []
-    for name in wanted:
-        if (results / name / "claims.csv").exists():
-            rows += [{"experiment": name, **row} for row in judged_again(name, folders, results / name)]
-        else:
-            absent.append(name)
+    here = [name for name in wanted if (results / name / "claims.csv").exists()]
+    rows = [{"experiment": name, **row} for name in here for row in judged_again(name, folders, results / name)]
+    absent = [name for name in wanted if name not in here]
     table = f"{markdown(claims_shown(rows))}\n\n{totals(rows)}"
     return table + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
 

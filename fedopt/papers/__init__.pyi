@@ -1,4 +1,5 @@
 from fedopt.papers.claims import Claim as Claim
+from fedopt.papers.claims import totals as totals
 from fedopt.papers.kept import claims_shown as claims_shown
 from fedopt.papers.kept import draw_again as draw_again
 from fedopt.papers.kept import judged_again as judged_again
