@@ -325,7 +325,6 @@ def test_what_is_written_is_read(value, tmp_path):
 
 # Step sizes, momenta and their factors, local work, and batch sizes, of the methods that have tuned values
 OF_STEPS = {
-}
     "alpha",
     "beta",
     "gamma",
@@ -355,7 +354,7 @@ OF_STEPS = {
     "tau_phi",
     "B",
     "B_out",
-]
+}
 
 
 @pytest.mark.parametrize("name", tuned_names())
