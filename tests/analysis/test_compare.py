@@ -24,6 +24,7 @@ from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
+import fedopt
 from fedopt.analysis import comparison, groups, lines, stats, sweeps, tables
 from fedopt.analysis.runs import read as read_run
 from fedopt.commands import compare
@@ -830,6 +831,61 @@ def test_tuned_values_of_another_model_are_said(tmp_path, command):
     line = f"note: the tuned values of fedmsa, fednest were found without {words}, and may be"
     assert command(tmp_path / "runs")[-1].count("were found without") == 1
     assert line in command(tmp_path / "runs")[-1]
+
+
+@pytest.mark.pictures
+def test_who_takes_part_is_in_labels_and_notes(tmp_path, command, drawn):
+    """FedNest's tuned values for the saddle ask all 100 clients for the anchor, where LFedNest asks 10: of its four exchanges with
+    10 clients each none has an anchor, and FedNest's eight have three.
+    """
+    for algo in ("fednest", "lfednest", "fedavg_s"):
+        words = (
+            f"algo={algo} problem=saddle participation.cohort=10 budget.comm_rounds=16 output_dir={tmp_path}/{algo}/0"
+        )
+        fedopt.run(words)
+    _, csv, _, err = command(tmp_path / "fednest", tmp_path / "lfednest")
+    assert list(csv["label"]) == ["fednest, algo.anchor=all", "lfednest, algo.anchor=cohort"]
+    assert "note: the groups differ in algo.anchor as well" in err
+    assert (
+        "lfednest, algo.anchor=cohort asks 10 clients in a communication round, fednest, algo.anchor=all asks 43.8"
+        in err
+    )
+    shown = ["FedNest, algo.anchor=all", "LFedNest, algo.anchor=cohort"]
+    assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == shown
+    assert (
+        "differ in algo.anchor as well" in command(tmp_path / "fednest", tmp_path / "lfednest", "--group-by", "algo")[3]
+    )
+    _, csv, _, err = command(tmp_path / "fednest", tmp_path / "fedavg_s")
+    assert list(csv["label"]) == ["fedavg_s", "fednest, algo.T=3, algo.anchor=all"]
+    assert "differ in algo.T, algo.anchor as well" in err
+
+
+@pytest.mark.pictures
+def test_long_labels_keep_who_takes_part(tmp_path, command, drawn):
+    """Other keys go; a limit that a budget lacks is in no label."""
+    for algo, K, keys in (("fednest", 10, ["algo.anchor", "budget.comm_rounds"]), ("fedmsa", 1, ["budget.rounds"])):
+        budget = {"comm_rounds": 200 if algo == "fednest" else None, "rounds": None if algo == "fednest" else 1000}
+        config = {"algo": {**FEDMSA, "K": K, "anchor": algo, "radius": K / 7}, "budget": budget}
+        named(tmp_path / algo, algo, 1, 2, tuned=f"{algo}/mco" * (K > 1), **config)
+        card = json.loads((tmp_path / algo / "run.json").read_text())
+        (tmp_path / algo / "run.json").write_text(json.dumps(card | {"departures": keys}))
+    for number in (0, 1):
+        named(tmp_path / str(number), "fednest", 1, 2, algo={**FEDMSA, "K": 1, "anchor": "x" * 40, "radius": number})
+    command(*(tmp_path / name for name in ("fednest", "fedmsa", "0", "1")))
+    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert any("anchor=fednest" in label and "budget.comm_rounds=200" in label for label in labels)
+    assert not any("null" in label for label in labels)
+
+
+def test_a_cohort_of_one_method_alone_is_in_its_label(tmp_path, command):
+    for algo, cohort in (("fednest", 10), ("lfednest", None)):
+        named(tmp_path / algo, algo, 1, 2, participation={"cohort": cohort})
+        card = json.loads((tmp_path / algo / "run.json").read_text())
+        keys = ["participation.cohort"] if cohort else []
+        (tmp_path / algo / "run.json").write_text(json.dumps(card | {"departures": keys}))
+    _, csv, _, err = command(tmp_path / "fednest", tmp_path / "lfednest")
+    assert list(csv["label"]) == ["fednest, participation.cohort=10", "lfednest, participation.cohort=null"]
+    assert "the groups differ in participation.cohort as well" in err
 
 
 @pytest.mark.pictures

@@ -345,3 +345,53 @@ def test_a_path_with_an_equals_sign(monkeypatch, capsys, tmp_path):
     advice = fedopt(monkeypatch, capsys, *words, "dataset.path=day=2/x.npz").err.rpartition(": ")[2]
     assert shlex.split(advice) == ['dataset.path="day=2/x.npz"']
     assert "day=2/x.npz: there is no such file" in fedopt(monkeypatch, capsys, *words, *shlex.split(advice)).err
+
+
+# Step sizes, momenta and their factors, local work, and batch sizes, of the methods that have tuned values
+OF_STEPS = {
+    "alpha",
+    "beta",
+    "gamma",
+    "gamma_l",
+    "gamma_local",
+    "gamma_x",
+    "gamma_y",
+    "eta",
+    "eta_h",
+    "eta_phi",
+    "eta_theta",
+    "eta_x",
+    "eta_y",
+    "delta",
+    "rho",
+    "rho1",
+    "rho2",
+    "lam",
+    "l",
+    "theta",
+    "K",
+    "p",
+    "tau",
+    "tau_h",
+    "tau_in",
+    "tau_out",
+    "tau_phi",
+    "B",
+    "B_out",
+}
+
+
+@pytest.mark.parametrize("name", tuned_names())
+def test_tuned_values_of_more_than_steps_depart(name):
+    """They are what labels and notes of a comparison name."""
+    algo, problem = name.split("/")
+    composed, usual = (
+        compose([f"algo={algo}", f"problem={problem}", f"preset={preset}"]) for preset in ("auto", "none")
+    )
+    now, before = flat(composed.nodes), flat(usual.nodes)
+    parts = ("algo", "budget", "participation", "problem", "partitioner", "dataset", "hardware")
+    other = {key for key in now if key.split(".")[0] in parts and now[key] != before.get(key)}
+    assert {*composed.departures} == {key for key in other if key.split(".")[1] not in OF_STEPS}
+    assert usual.departures == []
+    known = {"fednest/saddle": {"algo.T", "algo.anchor"}, "fedmsa/mco": {"algo.warm_up", "budget.rounds"}}
+    assert {*composed.departures} == known.get(name, {*composed.departures})
