@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+EXAMPLES = "_fedopt_examples"  # the attribute of a sample's first tensor that holds its numbers of examples
+
 
 @dataclass
 class Calls:
@@ -42,19 +44,18 @@ class Counter:
 
     def hand_out(self, sample: Any, examples: np.ndarray) -> Any:
         """Return a sample that knows its numbers of examples, ``[clients]``."""
-        attributes, name = _mark(sample)
-        self._latest = attributes[name] = examples
+        self._latest = _attributes(sample)[EXAMPLES] = examples
         return sample
 
     def count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
         """Count gradients, Hessian-vector and Jacobian-vector products on a sample.
 
-        A sample that a client function made, or a part of one, counts as the one that was handed out last.
+        A sample that a client function made counts as the one that was handed out last. A part with the first tensor of a
+        sample counts as the whole sample.
         """
         if self.depth:
             return
-        attributes, name = _mark(sample)
-        examples = attributes.get(name, self._latest)
+        examples = _attributes(sample).get(EXAMPLES, self._latest)
         calls, number = self.calls, self.points * int(np.count_nonzero(self.busy))
         size = self.points * int(examples @ self.busy)
         calls.grad += grad * number
@@ -65,12 +66,8 @@ class Counter:
         calls.jvp_examples += jvp * size
 
 
-def _mark(sample: Any) -> tuple[dict[str, Any], str]:
-    """Return where a sample keeps its numbers of examples: the attributes of the first leaf, and the name of one of them.
-
-    The name has the depth of the leaf, so that a part of a sample is another sample.
-    """
-    depth = 0
+def _attributes(sample: Any) -> dict[str, Any]:
+    """Return the attributes of the first leaf of a sample, which keeps its numbers of examples."""
     while isinstance(sample, dict | list | tuple) and sample:
-        sample, depth = next(iter(sample.values() if isinstance(sample, dict) else sample)), depth + 1
-    return getattr(sample, "__dict__", {}), f"_fedopt_examples_{depth}"
+        sample = next(iter(sample.values() if isinstance(sample, dict) else sample))
+    return getattr(sample, "__dict__", {})

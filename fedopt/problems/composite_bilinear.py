@@ -16,6 +16,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.data import of_finite
 from fedopt.metrics import Metric
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.policeman_burglar import DUALITY_GAP
@@ -95,4 +96,4 @@ class CompositeBilinear(Minimax):
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]
         entries = torch.cat([x, y])
         gap = self.lam * entries.abs().sum() + self._b @ y + self.D * sum(reached)
-        return {"duality_gap": float(gap), "non_zeros": float((entries != 0).double().mean())}
+        return {"duality_gap": float(gap), "non_zeros": float(of_finite(entries != 0, entries).double().mean())}

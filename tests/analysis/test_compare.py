@@ -326,6 +326,15 @@ def test_a_diverged_run_is_not_left_out_of_the_mean(tmp_path, command):
     assert "1 diverged, 1 finished" in out
 
 
+def test_the_evaluation_that_diverged_is_no_best_one_and_reaches_no_target(tmp_path, command):
+    """Though its value is finite: another metric was not. What --at leaves out does not matter."""
+    record(tmp_path / "runs", (4, 3, 1), metric="distance", status="diverged")
+    for more, best in (([], 3), (["--at", "20"], 3)):
+        _, csv, *_ = command(tmp_path / "runs", "--target", 2, *more)
+        (row,) = csv.to_dict("records")
+        assert (row["best_distance_mean"], row["reached"]) == (best, 0)
+
+
 def curve(*runs, **options):
     return [list(part) for part in lines.line_of([read_run(run, "round") for run in runs], "distance", **options)]
 

@@ -535,7 +535,7 @@ def test_examples_of_samples_that_a_client_makes(few_examples, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_examples_of_a_sample_that_a_client_keeps(few_examples, engine):
-    """However many others it has been given since. A part of one counts as the one that it was given last."""
+    """However many others it has been given since. A part counts as the sample that it is taken from."""
 
     def local(client, x):
         kept = list(client.steps("epoch"))  # of five, five and two where there are twelve
@@ -546,7 +546,7 @@ def test_examples_of_a_sample_that_a_client_keeps(few_examples, engine):
 
     fed = Federation(few_examples, engine, 0)
     fed.at(0).exchange(local, *few_examples.start(), np.array([1]), epoch=Epochs(1, 5), few=Steps(40, 4))
-    assert fed.ledger.columns()["grad_examples"] == 40 * 4 + 12 + 4
+    assert fed.ledger.columns()["grad_examples"] == 40 * 4 + 12 + 2
 
 
 def test_copies_of_a_client_count_for_those_that_still_work():

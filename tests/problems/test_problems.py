@@ -6,22 +6,26 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from support.cases import few
 from support.derivatives import F64, Given, central_differences, full, mean, normal, quadratic, two_levels, whole
 from torch import nn
 from torch.autograd.functional import hessian
 
+from fedopt.data.examples import of_finite
 from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.federation.oracles import Oracles
-from fedopt.problems.checks import check
+from fedopt.problems.auc import area
+from fedopt.problems.checks import check, measured
 from fedopt.problems.classification import Classification
 from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
-from fedopt.testing.harness import small
+from fedopt.problems.x_risk import partial_area
+from fedopt.testing.harness import small, usual_pairs
 
 # mco
 
@@ -388,6 +392,49 @@ def assert_test_metrics(metrics, images, parameters):
     logits = mlp_logits(parameters, normalised(images, images.x_test))
     assert metrics["test_loss"] == pytest.approx(losses(logits, images.y_test).mean(), rel=1e-12)
     assert metrics["test_accuracy"] == pytest.approx(100 * np.mean(logits.argmax(1) == images.y_test), rel=1e-12)
+
+
+EACH = {problem: algo for algo, problem in sorted(usual_pairs(), reverse=True)}
+CONSTANT = {"client_classes"}
+
+
+@pytest.mark.parametrize("name", few(sorted(EACH), ["data_cleaning", "invariant_logistic", "x_risk"].count))
+def test_metrics_of_values_that_are_not_finite_are_nan(name):
+    """By the problem itself, and as a run takes them, where one number is enough."""
+    e = small(EACH[name], name)
+    point = e.algorithm.output(e.algorithm.init(e.problem))
+    found = e.problem.evaluate(*(v * np.nan for v in point))
+    assert {metric for metric, value in found.items() if np.isfinite(value)} <= CONSTANT
+    point[0].view(-1)[0] = np.inf
+    assert all(np.isnan(value) for value in measured(e.problem, e.original, point).values())
+
+
+def test_labels_of_scores_that_are_not_finite_are_nan():
+    """One score is enough: of one example, one class, one client."""
+    p = small("fedavg_s", "fair_classification").problem
+    for bad in (np.nan, np.inf, -np.inf):
+
+        def logits(x, bad=bad):
+            return torch.nn.functional.pad(torch.tensor([[bad]], dtype=F64).expand(1, 10), (0, 0, 0, len(x) - 1))
+
+        assert np.isnan(p.test_metrics(logits)["test_accuracy"])
+        scores, positive = np.array([0.1, bad, 0.3, 0.4]), np.array([True, False, True, False])
+        assert np.isnan(area(scores, positive))
+        assert np.isnan(partial_area(scores, positive, 0.3))
+        judged = of_finite(torch.tensor([True, True, False]), torch.tensor([bad, 1.0, 2.0]))
+        assert judged.isnan().tolist() == [True, False, False]
+
+
+def test_the_worst_client_is_nan_if_one_model_is():
+    """Whichever it is. It is not better than alone, and not worse."""
+    e = small("local_only", "classification", "problem.own_test=0.3")
+    (x,) = e.problem.start()
+    for i in (0, 3, 5):
+        models = x.repeat(6, 1)
+        models[i] = np.nan
+        found = e.problem.own_metrics(models, [0.5] * 6)
+        assert len(found) == 3
+        assert all(np.isnan(value) for value in found.values())
 
 
 @pytest.mark.parametrize("partitioner", [Iid(4), Dirichlet(6, 0.5, min_size=5)])

@@ -1,6 +1,7 @@
 """The loop as a script calls it: no folder, no config file, rows as they come."""
 
 import copy
+import json
 import time
 from dataclasses import fields
 from typing import get_args, get_type_hints
@@ -13,6 +14,7 @@ from fedopt.errors import UserError
 from fedopt.metrics import COSTS, COUNTS, LIMITS
 from fedopt.papers.published import Published
 from fedopt.running.loop import begin, costs, loop
+from fedopt.running.resume import progress_of
 from fedopt.testing.harness import small
 
 WORDS = ["algo=fedmsa", "problem=mco", "budget.rounds=7", "eval.every=3", "eval.at=[1]"]
@@ -97,6 +99,47 @@ def test_the_best_evaluation_and_what_the_target_took():
     assert improved == [value for n, value in enumerate(values) if all(value < other for other in values[:n])]
     assert progress.best["distance"] == min(values)
     assert progress.to_target["round"] == 0
+
+
+def test_an_evaluation_that_diverged_is_no_best_one_and_reaches_no_target(monkeypatch):
+    """The distance falls to the target, and is beyond the limit."""
+    e = experiment("eval.metric=distance", "eval.target=3", "eval.diverged=0.5")
+    state, progress = begin(e)
+    names, due = [metric.name for metric in e.problem.metrics], iter((4.0, 3.0))
+    monkeypatch.setattr("fedopt.running.loop.measured", lambda *_: dict.fromkeys(names, 0.0) | {"distance": next(due)})
+    start, last = loop(e, state, progress)
+    assert (start.improved, last.improved, last.status, progress.to_target) == (True, False, "diverged", None)
+    assert (progress.best["distance"], progress.final["distance"]) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [((2.5e10, 2e10, 2.4e16, 2.6e16), 2.5e16), ((0, 9e5, -9e5, 1.1e6), 1e6), ((1e-9, 1e-3, 9e5, -1.1e6), 1e6)],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_limit_is_relative_to_the_start(values, limit, resumed, monkeypatch):
+    """At least eval.diverged itself. Only metrics that bound divergence have one; a resumed run keeps its start."""
+    e = experiment("eval.every=1")
+    names = [metric.name for metric in e.problem.metrics]
+    due = iter(values)
+    monkeypatch.setattr("fedopt.running.loop.measured", lambda *_: dict.fromkeys(names, 1.0) | {"distance": next(due)})
+    state, progress = begin(e)
+    for moment in loop(e, state, progress):
+        if resumed and moment.round == 2:
+            break
+    if resumed:
+        progress = progress_of(json.loads(json.dumps(vars(progress))))
+        *_, moment = loop(e, moment.state, progress)
+    assert (moment.round, moment.status) == (3, "diverged")
+    for said in ("distance", f"{values[-1]:.5g}", f"{limit:.5g}", "eval.diverged=1e+06"):
+        assert said in progress.diverged
+
+
+def test_a_metric_that_is_not_bounded_has_no_limit(monkeypatch):
+    e = small("fedavg", "classification", "budget.rounds=2", "eval.every=1")
+    names = [metric.name for metric in e.problem.metrics]
+    monkeypatch.setattr("fedopt.running.loop.measured", lambda *_: dict.fromkeys(names, 1.0) | {"test_accuracy": 1e30})
+    assert [moment.status for moment in loop(e, *begin(e))] == [None, None, "finished"]
 
 
 def test_a_budget_of_which_nothing_is_spent():

@@ -221,6 +221,21 @@ def test_divergence(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
 
 
+def test_scores_that_are_not_finite_reach_no_target(monkeypatch, capsys, tmp_path):
+    """The largest of some nan is class 0, whose share of the examples would be an accuracy."""
+    words = ["algo=fedavg", "problem=classification", "dataset=digits", "algo.eta=1e30", "budget.rounds=3"]
+    words += ["eval.every=1", "eval.metric=test_accuracy", "eval.target=9", "keep=best", "algo.tau=2"]
+    result = fedopt(monkeypatch, capsys, *words, "problem.model=mlp", f"output_dir={tmp_path / 'run'}")
+    summary, rows = RunFolder(tmp_path / "run").summary(), pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert (result.code, summary["status"], summary["error"]) == (3, "diverged", "test_accuracy is not finite")
+    assert set(summary["final"].values()) == {None}
+    assert summary["best"]["test_accuracy"] == rows["test_accuracy"][0]
+    assert rows.iloc[-1][list(summary["final"])].isna().all()
+    reached = rows["test_accuracy"][0] >= 9
+    assert (summary["to_target"] is not None) == reached
+    assert "since test_accuracy is not finite" in result.out
+
+
 @pytest.mark.parametrize(("key", "limit"), [("comm_rounds", 7), ("bytes", 30_000), ("seconds", 0.05)])
 def test_budgets(monkeypatch, capsys, tmp_path, key, limit):
     overrides = [*LONG, "budget.rounds=null", f"budget.{key}={limit}", f"output_dir={tmp_path / 'run'}"]
