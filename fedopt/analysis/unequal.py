@@ -181,9 +181,10 @@ def _weights(groups: Groups) -> Iterator[str]:
             if run.solves is not None and run.keys.get("seed") == seed:
                 solved.setdefault(run.solves, {})[label] = None
         if len(solved) > 1:
-            which, remedy = "; ".join(", ".join(names) for names in solved.values()), "participation.sampling=by_weight"
-            why = "clients count by who takes part, see effective_weights in run.json"
-            yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy} mends it"
+            which = "; ".join(", ".join(names) for names in solved.values())
+            why = "their cohorts count clients by effective_weights in run.json"
+            remedy = "participation.sampling=by_weight draws cohorts by the objective's weights"
+            yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy}"
 
 
 def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
