@@ -13,7 +13,6 @@ from fedopt.bench.release import benchopt as benchopt
 from fedopt.bench.release import released as released
 from fedopt.bench.release import with_newer as with_newer
 from fedopt.bench.release import write_release as write_release
-from fedopt.bench.space import words_of as words_of
 from fedopt.bench.suite import Entries as Entries
 from fedopt.bench.suite import tasks as tasks
 from fedopt.bench.trials import How as How

@@ -183,11 +183,10 @@ class Search:
         grid.
         """
         if stage == STAGES[0]:
+            size = math.prod(values.size for values in self.ranges.values())
+            size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
             if self.how.sampler == "grid":
-                size: float = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
-            else:
-                size = math.prod(values.size for values in self.ranges.values())
-                size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
+                size = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
             return 1 + int(min(self.how.trials, size))
         best = self._best_at_first
         needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self._beyond(best))

@@ -74,7 +74,8 @@ def _dispatch(arguments: list[str]) -> int:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(composed)
-        from fedopt.running.assemble import assemble, check_parts
+        from fedopt.running import check_parts
+        from fedopt.running.assemble import assemble
 
         (check_parts if composed.nodes["dataset"].get("_target_") else assemble)(composed)  # a run reads data
         show(yaml_text(dict(composed.nodes)).rstrip())

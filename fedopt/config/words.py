@@ -26,9 +26,8 @@ def parsed(words: Iterable[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
-        shown = value if not {*value} & {"'", '"'} and value else "VALUE"
         needed = (
-            f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{shown}\"'"
+            f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{value}\"'"
         )
         raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
     except (ValueError, RecursionError) as error:
