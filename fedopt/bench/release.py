@@ -141,7 +141,7 @@ def released(folder: Path, results: Path | None = None) -> pd.DataFrame:
                 note(f"{folder}: has no {TABLE}, so that the results that come with fedopt are ranked")
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
         if results is not None:
-            raise UserError(f"--results {results}: has no {TABLE}; give the folder of one, or leave out --results")
+            raise UserError(f"--results {results}: has no {TABLE}, as fedopt-bench run makes it; leave out --results")
     return pd.DataFrame(columns=COLUMNS)
 
 
