@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from fedopt.config import Tuned
 from fedopt.console import printable
 from fedopt.errors import UserError
-from fedopt.files import PART, read_config, read_json, read_table, refuse_links, write_atomically
+from fedopt.files import PART, read_config, read_json, refuse_links, write_atomically
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
@@ -199,7 +199,9 @@ class RunFolder:
         summary = self.summary()
         if name in summary or not self.metrics.is_file():
             return numbers_of(summary.get(name))
-        import pandas as pd
+        import pandas as pd  # not at the top: it takes half a second
+
+        from fedopt.files import read_table
 
         rows = read_table(self.metrics, growing=True).apply(pd.to_numeric, errors="coerce")
         metrics = [metric for metric in described(self.path) if metric.name in rows and len(rows)]

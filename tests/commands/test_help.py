@@ -142,7 +142,8 @@ def test_what_other_processes_keep_of_classes_stays(tmp_path, monkeypatch):
     classes._kept.cache_clear()
     classes.about(classes.SETTINGS)
     (file,) = tmp_path.rglob("*.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"their.Class": {"files": {}}}))
+    theirs = {"files": {}, "fields": {}, "fits": [], "before": {}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"their.Class": theirs}))
     classes.about("fedopt.metrics.Metric")
     assert classes.about("nowhere.Class")["fields"] == {}
     assert set(json.loads(file.read_text())) == {classes.SETTINGS, "their.Class", "fedopt.metrics.Metric"}
