@@ -101,8 +101,7 @@ def _complete(words: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
-    alone = composed.settings.hardware.processes == 1 and number_of("WORLD_SIZE", 1) == 1
-    with closing(Drawing(apart=alone)) as drawing:
+    with closing(Drawing(apart=number_of("WORLD_SIZE", 1) == 1)) as drawing:
         drawing.prepare()
         with ending_at_once():
             from fedopt.federation import rank

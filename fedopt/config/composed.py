@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.classes import about
@@ -131,6 +131,8 @@ def recorded(
         UserError: A key is unknown, or a value is not allowed.
     """
     config = OmegaConf.create(_literal(nodes))
+    if isinstance(config.get("hardware"), DictConfig):
+        config.hardware.pop("processes", None)  # a key of fedopt 0.3
     for word in parsed(words):
         key = word.key_or_group
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:

@@ -175,7 +175,6 @@ class Hardware:
         tf32: Whether GPUs may use TensorFloat-32 for matrix products.
         autocast: The type of products and convolutions in networks. None: ``dtype``.
         deterministic: Whether only operations that give the same bits every time are allowed.
-        processes: Processes of this machine among which the clients are divided; ``all``: one per GPU.
     """
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
@@ -186,7 +185,6 @@ class Hardware:
     tf32: bool
     autocast: Literal["bfloat16"] | None
     deterministic: bool
-    processes: Annotated[int, Field(ge=1, le=1024)] | Literal["all"] = 1
 
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":

@@ -15,15 +15,17 @@ from hydra.errors import OverrideParseException
 
 from fedopt.errors import UserError, first_line
 
+REMOVED = {"hardware.processes": "start N processes with torchrun --nproc-per-node N -m fedopt ..."}  # keys
+
 
 def parsed(words: Iterable[str]) -> list[Override]:
     """Parse the overrides of a command.
 
     Raises:
-        UserError: One is not an override, or its value has thousands of digits or brackets.
+        UserError: One is not an override, sets a key that was removed, or its value has thousands of digits or brackets.
     """
     try:
-        return OverridesParser.create().parse_overrides(list(words))
+        overrides = OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
         needed = (
@@ -34,6 +36,9 @@ def parsed(words: Iterable[str]) -> list[Override]:
         raise UserError(
             f"a value cannot be read ({first_line(error)}); it is too long or nested too deep: shorten it"
         ) from None
+    if removed := [key for override in overrides if (key := override.key_or_group) in REMOVED]:
+        raise UserError(f"{removed[0]}: was removed; {REMOVED[removed[0]]}")
+    return overrides
 
 
 def key_of(override: str) -> str:

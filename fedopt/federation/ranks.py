@@ -45,7 +45,7 @@ def start() -> None:
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
         return
     if multiprocessing.parent_process() is not None:
-        pass  # `running.launch` started it, and sees to that
+        pass  # whoever started it, as by torch.multiprocessing, sees to that
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         _left = end_with(lambda: os.getppid() == fedopt.PARENT)
     elif "MASTER_ADDR" in os.environ:

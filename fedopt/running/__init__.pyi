@@ -1,3 +1,4 @@
+from fedopt.running.apart import PLACE as PLACE
 from fedopt.running.apart import Drawing as Drawing
 from fedopt.running.apart import program_hidden as program_hidden
 from fedopt.running.apart import serve as serve
@@ -7,7 +8,6 @@ from fedopt.running.assemble import check_parts as check_parts
 from fedopt.running.assemble import refuse_changed_data as refuse_changed_data
 from fedopt.running.failure import record_failure as record_failure
 from fedopt.running.hardware import restored as restored
-from fedopt.running.launch import PLACE as PLACE
 from fedopt.running.lifecycle import execute as execute
 from fedopt.running.names import FIRST as FIRST
 from fedopt.running.names import named as named

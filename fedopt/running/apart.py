@@ -19,6 +19,7 @@ from fedopt.console import ctrl_c_later, end_with, note
 from fedopt.machine import cores, number_of, short_spins
 
 DRAWS = "fedopt.drawing.run"  # the module
+PLACE = "FEDOPT_PLACE"  # the variable that tells a run of several at once which one of them it is, from 0
 PATIENCE = 120  # seconds that a run waits for a picture, which takes one or two
 
 

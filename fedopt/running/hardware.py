@@ -14,7 +14,7 @@ import torch
 from fedopt.config import Hardware
 from fedopt.errors import UserError
 from fedopt.machine import cores, number_of
-from fedopt.running.launch import PLACE, RUN_ID
+from fedopt.running.apart import PLACE
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -91,7 +91,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         torch.cuda.set_device(device)
     processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if os.environ.get("TORCHELASTIC_RUN_ID", RUN_ID) != RUN_ID and asked == "1":
+    if "TORCHELASTIC_RUN_ID" in os.environ and asked == "1":
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
     torch.set_num_threads((hardware.threads or ours) if _first_to_compute() == os.getpid() else 1)

@@ -6,7 +6,6 @@ The loop is in `loop`, resuming in `resume`, checkpoints in `sinks`, failures in
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,7 +24,6 @@ from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
-from fedopt.running.launch import asked_processes, launched
 from fedopt.running.loop import Progress, begin, costs, loop, point_of
 
 
@@ -47,8 +45,7 @@ def execute(
         composed: The config.
         locate: A function that returns the folder. It is called again if another run takes that folder first.
         jobs: How many runs share the machine.
-        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops. It needs
-            hardware.processes=1.
+        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops.
         quiet: If true, no progress is shown.
         bar: The progress bar that this run shares with other runs. None: the run makes one.
         drawing: Draws the pictures. None: this process does.
@@ -58,12 +55,6 @@ def execute(
         Exception: What on_eval raises, and bugs of fedopt.
         KeyboardInterrupt: Ctrl-C was pressed twice, or before the run began.
     """
-    if (processes := asked_processes(composed.settings.hardware)) > 1:
-        if on_eval is not None:
-            raise UserError(f"on_eval: cannot be combined with hardware.processes={processes}; leave out one of them")
-        folder = RunFolder(locate())
-        run_there = partial(execute, composed, partial(Path, folder.path), jobs, quiet=quiet or bar is not None)
-        return launched(run_there, folder, processes), folder
     try:
         ranks.start()
         run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar, drawing or Drawing())

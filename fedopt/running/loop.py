@@ -1,6 +1,7 @@
 """One run as a loop: step, evaluate, stop. It knows no folders, files or displays."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,6 @@ from fedopt.federation import ranks
 from fedopt.metrics import COSTS
 from fedopt.problems import measured
 from fedopt.running.assemble import Experiment
-from fedopt.running.clock import clock
 
 IDLE = 100  # rounds, after which a run that spends nothing of its budget ends
 Row = dict[str, Any]  # of metrics.csv: a value for each column
@@ -72,10 +72,9 @@ class Moment(NamedTuple):
 
 def begin(e: Experiment) -> tuple[Any, Progress]:
     """Return the algorithm's first state, and the progress of a run that begins."""
-    now = clock()
-    started = now()
+    started = time.perf_counter()
     state = first_state(e.algorithm, e.problem)
-    return state, Progress(seconds=now() - started)
+    return state, Progress(seconds=time.perf_counter() - started)
 
 
 def loop(
@@ -94,7 +93,6 @@ def loop(
         progress: How far the run is.
         interrupted: Tells whether to stop after this round.
     """
-    now = clock()
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
         spent = share_spent(e, progress)
@@ -112,9 +110,9 @@ def loop(
         if status or ranks.agree(interrupted(), e.device):
             return
 
-        started = now()
+        started = time.perf_counter()
         state = step(state, e.problem, e.federation.at(progress.round))
-        progress.seconds += now() - started
+        progress.seconds += time.perf_counter() - started
         progress.round += 1
         progress.evaluated = False
         step = e.algorithm.step

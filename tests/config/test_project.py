@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cases import few
-from support.command import ROOT, fedopt, one_line, run
+from support.command import ROOT, fedopt, one_line, run, torchrun
 
 import fedopt as library
 from fedopt.config import classes, project
@@ -62,10 +62,10 @@ def test_processes_find_it_too(how, monkeypatch, capsys, listed):
         "-m": ["-m", *MINE, "seed=0,1"],
         "--jobs": ["-m", *MINE, "seed=0,1", "--jobs", "2"],
         "python -m": MINE,
-        "torchrun": [*MINE, "hardware.processes=2"],
+        "torchrun": ["-m", "fedopt", *MINE],
         "queue": ["-m", *MINE, "seed=0", "--launcher", "local-executor"],
     }[how]
-    result = run(*words, **one)
+    result = torchrun(*words, cwd=Path.cwd()) if how == "torchrun" else run(*words, **one)
     assert result.code == 0, result.err
     assert len([*Path("outputs").rglob("summary.json")]) == 1 + ("seed=0,1" in words)
 

@@ -127,7 +127,7 @@ QUEUE = ["--launcher", "local-executor"]
 
 @pytest.mark.full
 @pytest.mark.pictures
-@pytest.mark.parametrize("more", [[], ["hardware.processes=2"], ["-m", "--jobs", "2"], ["-m", *QUEUE]])
+@pytest.mark.parametrize("more", [[], ["-m", "--jobs", "2"], ["-m", *QUEUE]])
 def test_no_process_of_a_command_searches_the_working_directory(more, tmp_path):
     for name in ("matplotlib", "multiprocessing", "submitit", "torch"):  # which they import
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")

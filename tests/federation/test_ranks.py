@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.command import ROOT, Result, fedopt, start_ranks
+from support.command import ROOT, Result, fedopt, start, start_ranks
 
 from fedopt.results.folder import RunFolder
 
@@ -80,12 +80,14 @@ def test_rank_that_fails_alone_says_why(tmp_path):
 
 
 @full
-def test_ranks_are_interrupted_when_torchrun_is_killed(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=slow)])
+def test_ranks_are_interrupted_with_torchrun(how, monkeypatch, capsys, tmp_path):
+    """When it is killed, and by Ctrl-C."""
     process = start_ranks("-m", "fedopt", *LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
     while not (tmp_path / "run" / "metrics.csv").exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.kill()
+    process.send_signal(how)
     out, err = process.communicate(timeout=60)  # until no rank is left
     assert "interrupted after" in out
     assert "fedopt: " not in err
@@ -159,6 +161,20 @@ def test_two_machines(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *LONG, "budget.rounds=9", f"output_dir={tmp_path / 'one'}").code == 0
     run, one = (pd.read_csv(tmp_path / name / "metrics.csv").drop(columns="train_seconds") for name in ("run", "one"))
     np.testing.assert_allclose(run, one, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.full
+def test_left_over_world_says_that_it_waits(tmp_path):
+    """A rank whose master does not exist, as a job script leaves it in the environment."""
+    env = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    command = start(*LONG, "output_dir=run", cwd=tmp_path, env=env)
+    try:
+        line = command.stderr.readline()
+        assert line.startswith("note: WORLD_SIZE=2")
+        assert "localhost" in line
+    finally:
+        command.kill()
+        command.communicate()
 
 
 def free_port() -> int:

@@ -14,6 +14,7 @@ import torch
 from support.command import TINY, fedopt, one_line, without_time
 from torch.utils._pytree import tree_leaves
 
+from fedopt import api
 from fedopt.drawing import run
 from fedopt.errors import UserError
 from fedopt.federation import round as of_round
@@ -276,6 +277,19 @@ def test_a_run_goes_on_with_other_values_as_a_new_one(old, monkeypatch, capsys, 
     assert fedopt(monkeypatch, capsys, *words).code == 0
     new, whole = (without_time(tmp_path / name / "metrics.csv") for name in ("new", "whole"))
     assert new == [whole[0], *whole[4:]]
+
+
+def test_a_key_that_was_removed(old, monkeypatch, capsys):
+    """A command that sets it is refused with what to write; a run that recorded it goes on, and can be read."""
+    folder, _ = old
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("hardware:\n", "hardware:\n  processes: 2\n"))
+    words = [f"output_dir={folder}", "resume=true", "budget.rounds=5"]
+    for key in ("hardware.processes", "+hardware.processes"):
+        result = fedopt(monkeypatch, capsys, *words, f"{key}=2")
+        one_line(result, "hardware.processes: was removed; ", "torchrun --nproc-per-node N -m fedopt")
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    assert api.load(folder).variables
 
 
 def test_a_new_run_does_not_need_the_old_one_any_more(old, monkeypatch, capsys, tmp_path):

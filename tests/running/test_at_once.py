@@ -1,15 +1,11 @@
-"""Several writers and readers at once, processes that stand still or are killed, and disks that fail."""
+"""Several writers and readers at once, processes that are killed, and disks that fail."""
 
 import json
-import os
-import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pandas as pd
 import pytest
-from support.command import TINY, fedopt, start
+from support.command import TINY, fedopt
 
 from fedopt.commands import new
 from fedopt.config.composed import compose
@@ -19,7 +15,6 @@ from fedopt.jobs.job import Job
 from fedopt.results.card import continued
 from fedopt.results.folder import RunFolder
 from fedopt.running import lifecycle
-from fedopt.running.clock import Clock
 from fedopt.running.place import place
 
 WORDS = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=2"]
@@ -138,58 +133,6 @@ def test_new_writes_all_files_or_none(fails, monkeypatch, tmp_path):
     with pytest.raises(OSError, match="No space"):
         new.new(["algo", "my_new"])
     assert list(tmp_path.rglob("*")) == []
-
-
-@pytest.mark.full
-def test_time_while_a_process_is_stopped_is_no_time_of_training(tmp_path):
-    process = start(*WORDS[:2], "budget.rounds=100000", "eval.every=20", "output_dir=run", cwd=tmp_path)
-    rows = tmp_path / "run" / "metrics.csv"
-    try:
-        begun = time.monotonic()
-        while not (rows.exists() and rows.read_text().count("\n") > 2):
-            assert time.monotonic() < begun + 600
-            time.sleep(0.02)
-        running = time.monotonic()
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=600)
-        took = time.monotonic() - running
-    finally:
-        process.kill()
-        process.wait()
-    seconds = pd.read_csv(rows)["train_seconds"].iloc[-1]
-    assert seconds < running - begun + took - 3.5
-
-
-@pytest.mark.full
-def test_a_clock_counts_work_and_short_waits():
-    clock = Clock()
-    began = clock()
-    end = time.process_time() + 1.5
-    while time.process_time() < end:
-        pass
-    time.sleep(0.5)
-    assert clock() - began >= 1.9
-
-
-@pytest.mark.full
-def test_a_clock_leaves_a_stop_out(tmp_path):
-    child = os.fork()
-    if child == 0:
-        clock = Clock()
-        began, wall = clock(), time.perf_counter()
-        while time.perf_counter() - wall < 3:
-            time.sleep(0.01)
-        os._exit(int(100 * (clock() - began) / 3))  # the share that counts
-    time.sleep(0.3)
-    os.kill(child, signal.SIGSTOP)
-    time.sleep(2)
-    os.kill(child, signal.SIGCONT)
-    share = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert 20 < share < 50
 
 
 def test_locks_are_still_exclusive(tmp_path):

@@ -4,6 +4,8 @@ import pytest
 import torch
 from support.device import FAR, FarDevice, FarTensor, far_device, unread
 
+from fedopt.errors import UserError
+from fedopt.running import hardware
 from fedopt.testing.harness import in_turn, leaves, make, small, steps
 from fedopt.testing.test_contract import ENGINES, checks
 
@@ -91,3 +93,31 @@ def test_what_a_gpu_takes_is_taken():
         y = x.clone()
         y.unsqueeze_(0)
         assert y.shape == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("place", "local_rank", "ranks_here", "gpu"), [(0, 0, 1, 0), (3, 0, 1, 1), (1, 1, 2, 1), (0, 1, 2, 1)]
+)
+def test_gpus_in_turn(place, local_rank, ranks_here, gpu, monkeypatch):
+    """The fourth of the runs at once has the second of two GPUs; both ranks of the second run have one each."""
+    assert hardware_index(monkeypatch, place, local_rank, ranks_here) == gpu
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    with pytest.raises(UserError, match=r"2.*GPUs"):
+        hardware_index(monkeypatch, 0, 2, 3)
+
+
+def hardware_index(monkeypatch, place, local_rank, ranks_here):
+    """The GPU that a process takes on a machine with two."""
+    chosen = []
+    monkeypatch.setattr(hardware.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(hardware.torch.cuda, "set_device", chosen.append)
+    for name, value in (("FEDOPT_PLACE", place), ("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_here)):
+        monkeypatch.setenv(name, str(value))
+    settings = hardware.Hardware("cuda", "float32", "auto", None, 1, False, None, False)
+    with hardware.restored():
+        device = hardware.configure(settings)
+    assert chosen == [device]
+    return device.index
