@@ -80,7 +80,6 @@ def installed(wheel, tmp_path_factory):
         ),
         ("fedopt new algo mine", "**/mine.py"),
         ("fedopt-reproduce --list", ""),
-        ("fedopt --schema config", ""),
     ],
 )
 def test_commands_of_the_wheel(command, left, installed, tmp_path):

@@ -76,7 +76,6 @@ COMMANDS = {
     "fedopt list TOPIC": "what there is; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
     "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
-    "fedopt --schema experiment": "a JSON schema of experiment files, for editors; or config",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare DIR...": "compare runs",
     "fedopt-report DIR...": "a page of results, --live while runs go on",

@@ -1,8 +1,5 @@
-from fedopt.config.build import INTERFACES as INTERFACES
 from fedopt.config.build import build_target as build_target
 from fedopt.config.build import imported as imported
-from fedopt.config.build import target as target
-from fedopt.config.build import typed as typed
 from fedopt.config.classes import PROBLEM as PROBLEM
 from fedopt.config.classes import SETTINGS as SETTINGS
 from fedopt.config.classes import about as about
