@@ -26,7 +26,6 @@ from fedopt.config.files import title as title
 from fedopt.config.files import values_of as values_of
 from fedopt.config.fits import other_solution as other_solution
 from fedopt.config.hydra import TURN as TURN
-from fedopt.config.hydra import search_path as search_path
 from fedopt.config.merging import check_choices as check_choices
 from fedopt.config.merging import refuse_mistyped as refuse_mistyped
 from fedopt.config.patterns import Markov as Markov
