@@ -78,7 +78,7 @@ COMMANDS = {
     "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare DIR...": "compare runs",
-    "fedopt-report DIR...": "a page of results, --live while runs go on",
+    "fedopt-report DIR...": "a page of results",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
     "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
     "fedopt-bench run --smoke": "the benchmark of methods; also rank, and enter ALGORITHM",

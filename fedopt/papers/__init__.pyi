@@ -4,7 +4,6 @@ from fedopt.papers.kept import draw_again as draw_again
 from fedopt.papers.kept import judged_again as judged_again
 from fedopt.papers.kept import keep as keep
 from fedopt.papers.kept import rows_of as rows_of
-from fedopt.papers.page import stamp as stamp
 from fedopt.papers.published import chosen as chosen
 from fedopt.papers.published import load as load
 from fedopt.papers.published import names as names
