@@ -31,7 +31,7 @@ def test_metadata(wheel):
     assert data["Author"] == "The fedopt authors"
     assert "federated learning" in data["Keywords"]
     assert "Typing :: Typed" in data.get_all("Classifier")
-    assert {"wandb", "mlflow", "tensorboard"} <= {*data.get_all("Provides-Extra")}
+    assert {"wandb", "tensorboard"} <= {*data.get_all("Provides-Extra")}
 
 
 def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
