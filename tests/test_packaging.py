@@ -31,7 +31,7 @@ def test_metadata(wheel):
     assert data["Author"] == "The fedopt authors"
     assert "federated learning" in data["Keywords"]
     assert "Typing :: Typed" in data.get_all("Classifier")
-    assert {"wandb", "mlflow", "tensorboard"} <= {*data.get_all("Provides-Extra")}
+    assert {"wandb", "tensorboard"} <= {*data.get_all("Provides-Extra")}
 
 
 def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
@@ -80,7 +80,6 @@ def installed(wheel, tmp_path_factory):
         ),
         ("fedopt new algo mine", "**/mine.py"),
         ("fedopt-reproduce --list", ""),
-        ("fedopt --schema config", ""),
     ],
 )
 def test_commands_of_the_wheel(command, left, installed, tmp_path):

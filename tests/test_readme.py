@@ -80,8 +80,6 @@ def test_commands_run(page, monkeypatch, capsys, tmp_path):
 
 def run(command: str, further: str, monkeypatch, capsys) -> None:
     """Run a command of a page, in short."""
-    if "joblib" in command:
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     program, *arguments = [*shlex.split(command), *added(command, further)]
     if program == "fedopt":
         result = fedopt(monkeypatch, capsys, *arguments)

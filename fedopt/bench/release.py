@@ -151,17 +151,3 @@ def with_newer(table: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
         return newer if len(newer) else table
     pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (table, newer)]
     return pd.concat([table[~pairs[0].isin(pairs[1])], newer], ignore_index=True)
-
-
-def benchopt(table: pd.DataFrame, path: Path) -> None:
-    """Write a table in the columns of benchopt's results. Its time is missing: no score is about seconds."""
-    renamed = pd.DataFrame(
-        {"objective_name": f"fedopt bench {VERSION}", "dataset_name": table["task"], "data_name": table["task"]}
-    )
-    renamed["solver_name"], renamed["idx_rep"], renamed["stop_val"] = table["method"], table["seed"], table["step"]
-    renamed["time"], renamed["objective_value"], renamed["sampling_strategy"] = np.nan, table["value"], "callback"
-    spent = [*COUNTS][1:]
-    renamed = renamed.assign(**{f"objective_{name}": table[name] for name in spent})
-    renamed = renamed.assign(**{f"p_solver_{name}": table[name] for name in ("point", "words", "kind")})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, renamed.to_parquet(None, compression="zstd", index=False))

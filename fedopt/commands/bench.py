@@ -30,7 +30,7 @@ def _main() -> int:
     if find_spec("pyarrow") is None:
         raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
-    from fedopt.bench import Entries, Pools, benchopt, released, tasks, with_newer, write_pages, write_release
+    from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_release
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
     if given.command == "command":
@@ -59,10 +59,6 @@ def _main() -> int:
     if given.command == "run":
         write_release(out, here)
     table = here if given.command == "run" else with_newer(released(out, given.results), here)
-    if given.command == "export":
-        benchopt(table, given.file)
-        show(f"results: {given.file}, in benchopt's columns")
-        return 0
     chosen = [task for task in chosen if task.name in set(table["task"])]
     if not chosen:
         raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
@@ -109,26 +105,22 @@ def _arguments() -> argparse.Namespace:
         "rank", help="rank what was run, or the results that come with fedopt, and write the pages"
     )
     enter = commands.add_parser("enter", help="check a method's contract, run it alone, rank it with the others")
-    export = commands.add_parser("export", help="write all evaluations in the columns of benchopt's results")
     one = commands.add_parser("command", help="print the command of a run, which gives its rows again")
     enter.add_argument(
         "method", metavar="ENTRY", help="an entry, or an algorithm, such as one of your own, in --config-dir"
-    )
-    export.add_argument(
-        "--benchopt", dest="file", type=Path, required=True, metavar="FILE", help="the Parquet file to write"
     )
     one.add_argument("tasks", nargs=1, metavar="TASK", help="a task of conf/bench")
     one.add_argument("method", metavar="ENTRY", help="an entry of the task")
     one.add_argument("point", type=int, metavar="POINT", help="the number of the point in the pool, 0 for the defaults")
     one.add_argument("seed", type=int, metavar="SEED", help="the seed")
     one.add_argument("--twin", action="store_true", help="with equal clients")
-    for command in (run, rank, enter, export):
+    for command in (run, rank, enter):
         command.add_argument("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
-    for command in (run, rank, enter, export, one):
+    for command in (run, rank, enter, one):
         add = command.add_argument
         add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
         add("--smoke", action="store_true", help="the smallest form: 24 points, 3 seeds, three tasks")
-    for command in (run, rank, enter, export):
+    for command in (run, rank, enter):
         add = command.add_argument
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)

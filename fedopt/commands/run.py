@@ -3,7 +3,6 @@
 It imports torch only when a run starts, so that help and error messages appear at once.
 """
 
-import json
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, INTERFACES, TYPED, Budget, Composed, Settings, last_of_each, of_folder
+from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each, of_folder
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
@@ -49,18 +48,13 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--cfg", choices=["job"])
     parser.add_argument("--jobs", "-j", type=positive, default=1)
     add_launcher(parser)
-    parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
     if (given.jobs > 1 or given.launcher) and not given.multirun:
         raise UserError(f"--{'launcher' if given.launcher else 'jobs'} needs -m, which makes it a sweep")
-    if given.schema:
-        from fedopt.commands.schema import schema
-
-        show(json.dumps(schema(given.schema, given.folders), indent=2))
-    elif given.sc:
+    if given.sc:
         _complete(given.overrides)
     elif given.help or not arguments:
         from fedopt.commands.help import show_help

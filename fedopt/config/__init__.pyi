@@ -1,8 +1,5 @@
-from fedopt.config.build import INTERFACES as INTERFACES
 from fedopt.config.build import build_target as build_target
 from fedopt.config.build import imported as imported
-from fedopt.config.build import target as target
-from fedopt.config.build import typed as typed
 from fedopt.config.classes import PROBLEM as PROBLEM
 from fedopt.config.classes import SETTINGS as SETTINGS
 from fedopt.config.classes import about as about
@@ -29,7 +26,6 @@ from fedopt.config.files import title as title
 from fedopt.config.files import values_of as values_of
 from fedopt.config.fits import other_solution as other_solution
 from fedopt.config.hydra import TURN as TURN
-from fedopt.config.hydra import search_path as search_path
 from fedopt.config.merging import check_choices as check_choices
 from fedopt.config.merging import refuse_mistyped as refuse_mistyped
 from fedopt.config.patterns import Markov as Markov

@@ -11,15 +11,6 @@ from fedopt.config.files import GROUPS, options
 from fedopt.config.words import key_of
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
-PLUGINS = {  # of Hydra, by how their names begin
-    "submitit": "hydra-submitit-launcher",
-    "joblib": "hydra-joblib-launcher",
-    "ray": "hydra-ray-launcher",
-    "rq": "hydra-rq-launcher",
-    "optuna": "hydra-optuna-sweeper",
-    "nevergrad": "hydra-nevergrad-sweeper",
-    "ax": "hydra-ax-sweeper",
-}
 KINDS = {  # of keys, by their names in other programs: what the comment beside such a key says of it
     **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step"),
     **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^local batch|^outer samples of a step"),
@@ -40,9 +31,7 @@ def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> 
         if missing.startswith("experiment/"):  # Hydra's options are those of one folder then
             return unknown("experiment", missing.partition("/")[2], options("experiment"))
         group, _, option = missing.rpartition("/")
-        plugin = next((name for begins, name in PLUGINS.items() if option.startswith(begins)), "")
-        installing = f"; pip install {plugin} adds it" if plugin else ""
-        return unknown(group, option, sorted(error.options or [])) + installing
+        return unknown(group, option, sorted(error.options or []))
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):

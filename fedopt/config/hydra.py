@@ -69,7 +69,7 @@ def _with_hydra(*words: str) -> DictConfig:
 
 @contextmanager
 def _set_aside(running: GlobalHydra) -> Iterator[None]:
-    """Hide the running Hydra during the context: within a job of a sweep, Hydra itself is running and would refuse to compose."""
+    """Hide the running Hydra during the context: within a Hydra program of the user's, it would refuse to compose."""
     before, running.hydra = running.hydra, None
     try:
         yield

@@ -19,21 +19,17 @@ MOST_REFERRED = 10_000  # that a key's references may stand for; those of all ke
 _REFERENCE = re.compile(r"\$\{([^{}:]+)\}")
 
 
-def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
-    """Raise UserError for an override that configures Hydra itself, which can be told to call any function.
-
-    Args:
-        words: The overrides.
-        allowed: Beginnings of keys that are allowed, unless they name something to call.
-    """
+def refuse_hydra(words: Iterable[str]) -> None:
+    """Raise UserError for an override that configures Hydra itself, which can be told to call any function."""
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
-        calls = "._" in key or "_target_" in word or "custom_search_space" in word
-        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and (calls or not key.startswith(allowed)):
+        if re.match(r"hydra[./](launcher|sweeper)\b", key):
             raise UserError(
-                f"{key}: is a setting of Hydra that cannot be set here; remove it. With -m, hydra/launcher, hydra/sweeper "
-                "and their keys can be set, except _target_"
+                f"{key}: fedopt does not use Hydra's launchers and sweepers; remove it. fedopt -m --jobs N does N runs at a "
+                "time, --launcher slurm leaves them to a cluster, and fedopt-tune searches for good values"
             )
+        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra":
+            raise UserError(f"{key}: is a setting of Hydra that cannot be set here; remove it")
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:

@@ -1,4 +1,4 @@
-"""Figures, their styles, the page of results and how it is served. Does not depend on runs."""
+"""Figures, their styles and the page of results. Does not depend on runs."""
 
 from fedopt.lazy import face
 

@@ -15,7 +15,6 @@ from fedopt.drawing.figures import scale_of as scale_of
 from fedopt.drawing.figures import spans_decades as spans_decades
 from fedopt.drawing.figures import styled as styled
 from fedopt.drawing.figures import within as within
-from fedopt.drawing.live import serve as serve
 from fedopt.drawing.page import Page as Page
 from fedopt.drawing.page import Section as Section
 from fedopt.drawing.page import Table as Table

@@ -1,10 +1,10 @@
 "use strict";
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const plain = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // plotly reads some HTML
-const chosen = {}; // by the title of the section, so that it outlasts a refresh
+const chosen = {}; // by the title of the section
 
-async function unpacked(id, page = document) {
-  const bytes = Uint8Array.from(atob(page.getElementById(id).textContent), letter => letter.charCodeAt(0));
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), letter => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
@@ -77,9 +77,8 @@ function sort(table, [column, order]) {
   all("tbody", table)[0].append(...rows.map(([row]) => row));
 }
 
-async function show(page = document) {
-  const data = JSON.parse(await unpacked("data", page));
-  if (page !== document) document.querySelector("main").replaceWith(page.querySelector("main")); // drawn at once
+async function show() {
+  const data = JSON.parse(await unpacked("data"));
   all("section").forEach((section, s) => {
     const { chart, maps } = data[s], choice = chosen[section.dataset.title] ??= { hidden: new Set(), sorts: {}, open: {} };
     section.onchange = ({ target: { name, type, checked, value } }) => {
@@ -102,26 +101,8 @@ async function show(page = document) {
   });
 }
 
-async function refresh() {
-  const get = async path => {
-    const answer = await fetch(path);
-    if (!answer.ok) throw Error(answer.statusText);
-    return answer.text();
-  };
-  let state = "";
-  try {
-    if (await get("stamp") !== document.body.dataset.stamp) {
-      const page = new DOMParser().parseFromString(await get("/"), "text/html");
-      await show(page);
-      document.body.dataset.stamp = page.body.dataset.stamp;
-    }
-  } catch (error) { state = `(not refreshed: ${error instanceof TypeError ? "fedopt-report has ended" : error.message})`; }
-  document.getElementById("state").textContent = state;
-}
-
 unpacked("plotly").then(code => {
   document.head.append(Object.assign(document.createElement("script"), { textContent: code }));
   matchMedia("(prefers-color-scheme: dark)").onchange = () => show();
-  if (document.body.dataset.stamp) setInterval(refresh, 2000);
   return show();
 });

@@ -59,15 +59,12 @@ class Page(NamedTuple):
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
-    def html(self, stamp: str = "") -> str:
-        """Return the page as HTML. Raises UserError if plotly is not installed.
-
-        stamp: a text by which a page that is served notices changes (`fedopt.drawing.live`); empty for a page in a file.
-        """
+    def html(self) -> str:
+        """Return the page as HTML. Raises UserError if plotly is not installed."""
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
-        parts = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self, "stamp": stamp}
+        parts = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self}
         data = [{"chart": section.chart, "maps": section.maps} for section in self.sections]
         made = f"fedopt {fedopt.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         return template.render(parts, made=made, data=_packed(json.dumps(data)))

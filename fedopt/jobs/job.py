@@ -10,7 +10,7 @@ from fedopt.console import Bar, ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
 from fedopt.files import refuse_linked
-from fedopt.results import ENDED, RunFolder, described, numbers_of, refuse_other
+from fedopt.results import ENDED, RunFolder, numbers_of, refuse_other
 from fedopt.results.identity import identity
 from fedopt.running import Drawing
 
@@ -103,17 +103,3 @@ def outcome_in(folder: RunFolder) -> Outcome:
     summary = folder.summary()
     final = numbers_of(summary.get("final")).items()
     return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))
-
-
-def optimised(folder: RunFolder, wanted: str | None) -> float | None:
-    """Return the value that Hydra's sweepers optimise: the last value of a metric; if the run diverged, an infinitely bad one.
-
-    Return None if the run has not ended, or has no such metric or value.
-
-    folder: of the run. wanted: the metric's name; None: the problem's first metric.
-    """
-    summary = folder.summary()
-    metric = next((m for m in described(folder.path) if wanted in (m.name, None)), None)
-    if summary.get("status") not in ENDED or metric is None:
-        return None
-    return metric.worst if summary["status"] == "diverged" else numbers_of(summary.get("final")).get(metric.name)

@@ -1,40 +1,26 @@
 """Sweeps: all combinations of the values in a command, each composed once."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle, islice, product
+from itertools import islice, product
 from math import prod
 from pathlib import Path
-from socket import gethostname
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
-from hydra.core.utils import JobReturn
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.config import CONF, Composed, check_choices, compose, key_of, parsed, quoted, refuse_hydra, search_path
-from fedopt.config.explain import explain
-from fedopt.console import counted, ctrl_c_kept, end_with, ending_at_once, note, tell
+from fedopt.config import Composed, check_choices, compose, key_of, parsed, refuse_hydra
+from fedopt.console import counted, ctrl_c_kept, ending_at_once, note, tell
 from fedopt.console.say import say
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError
 from fedopt.files import refuse_links
-from fedopt.jobs.job import Job, Outcome, optimised
+from fedopt.jobs.job import Job, Outcome
 from fedopt.jobs.local import Launcher, Local, run_all
-from fedopt.machine import cores
 from fedopt.results import RunFolder
 from fedopt.running import FIRST, held, named, run_name, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
-# How the keys begin that set up a sweep by one of Hydra's launchers or sweepers
-LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
 
 
 @dataclass(frozen=True)
@@ -42,17 +28,13 @@ class Sweep:
     """The combinations of a sweep, composed and checked.
 
     Args:
-        words: The overrides of the command.
-        folders: The user's config folders.
-        composed: overrides of a combination -> its config. If Hydra's sweeper chooses combinations, only some are here.
+        composed: overrides of a combination -> its config.
         folder: The folder of all runs.
         swept: The keys with several values.
         naming: The keys that appear in the name of a run's folder, besides the seed. None: all overridden keys.
         places: overrides of a combination -> the folder of its run.
     """
 
-    words: tuple[str, ...]
-    folders: tuple[str, ...]
     composed: Mapping[tuple[str, ...], Composed]
     folder: Path
     swept: frozenset[str]
@@ -60,14 +42,9 @@ class Sweep:
     places: dict[tuple[str, ...], Path]
 
     def job(self, words: tuple[str, ...]) -> Job:
-        """Return the job of a combination, given its overrides.
-
-        A combination that is not in `composed`, chosen by Hydra's sweeper, is composed now. Raises UserError as `compose`
-        does.
-        """
-        composed = self.composed.get(words) or compose(words, self.folders)
-        place = self.places.get(words) or self.place(composed, {})
-        return Job(place, composed, place.name)
+        """Return the job of a combination, given its overrides."""
+        place = self.places[words]
+        return Job(place, self.composed[words], place.name)
 
     def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
         """Return the folder for a run. composed: its config. taken: folder -> config of runs that begin together, as in
@@ -92,29 +69,19 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
         UserError: The command has a mistake, or the launcher cannot be used.
     """
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
-    refuse_hydra(words, LAUNCHED)
-    if (by_hydra := any(word.startswith("hydra") for word in words)) and not isinstance(launcher, Local):
-        raise UserError(
-            "--launcher cannot be combined with hydra/launcher or hydra/sweeper, which start the runs "
-            "themselves; remove one of them"
-        )
     planned = plan(words, folders, launcher)
     from fedopt.analysis import report
 
     bad: dict[Job, Outcome] = {}
-    refused = False
     tell(*_head(planned))
     try:
         with ctrl_c_kept():
-            if by_hydra:
-                refused = _by_hydra(planned)
-            else:
-                bad = run_all([planned.job(combination) for combination in planned.composed], launcher)
+            bad = run_all([planned.job(combination) for combination in planned.composed], launcher)
     except KeyboardInterrupt:
         report(planned.folder)
         say(launcher.stopped)
         return 130
-    return max(report(planned.folder, _refused(bad)), refused, bool(bad))
+    return max(report(planned.folder, _refused(bad)), bool(bad))
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
@@ -132,8 +99,6 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
             the end.
         KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs have written a checkpoint.
     """
-    for words in commands:
-        refuse_hydra(words)
     taken: dict[str, Composed] = {}
     launcher = Local(at_once)
     sweeps = [plan(words, folders, launcher, taken) for words in commands]
@@ -191,13 +156,12 @@ def plan(
     Raises:
         UserError: A combination is wrong; the message says which.
     """
+    refuse_hydra(words)
     given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
-    given = {word: values for word, values in given.items() if not word.startswith("hydra")}
     swept = [word for values in given.values() if len(values) > 1 for word in values]
-    by_sweeper = any(word.startswith("hydra/sweeper=") for word in words)
     check_choices((word for values in given.values() for word in values), folders)
     composed: dict[tuple[str, ...], Composed] = {}
-    for combination in _combinations(list(given.values()), by_sweeper):
+    for combination in _combinations([*given.values()]):
         with _in_combination(combination, swept):
             composed[combination] = compose(combination, folders)
     launcher.prepare()
@@ -215,7 +179,7 @@ def plan(
     keys = {key_of(word) for word in swept}
     if warning := differences(list(composed.values()), keys):
         note(warning)
-    naming = None if by_sweeper else frozenset(keys)
+    naming: frozenset[str] | None = frozenset(keys)
     if place := places.pop():
         folder, naming = Path(place), None
     else:
@@ -225,84 +189,10 @@ def plan(
         name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(Path("outputs/multirun") / name, shared, keys)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
-    planned = Sweep(tuple(words), tuple(folders), composed, folder, frozenset(keys), naming, {})
+    planned = Sweep(composed, folder, frozenset(keys), naming, {})
     taken = {} if taken is None else taken
     planned.places.update({combination: planned.place(one, taken) for combination, one in composed.items()})
     return planned
-
-
-def _by_hydra(planned: Sweep) -> bool:
-    """Do the runs with the Hydra launcher or sweeper that the command names. Return whether a run was refused.
-
-    Raises UserError if Hydra cannot use them.
-    """
-    where = quoted(str(planned.folder).replace("${", "\\${"))
-    words = [*search_path(planned.folders), *_added(planned.words), f"hydra.sweep.dir={where}"]
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3", job_name="fedopt"):
-            hydra = GlobalHydra.instance().hydra
-            assert hydra is not None
-            batches: Sequence[Sequence[JobReturn]] = (
-                hydra.multirun("config", partial(_hydra_job, planned, (gethostname(), os.getpid())), words) or ()
-            )
-    except MissingConfigException as error:
-        raise UserError(explain(error, planned.words, {})) from None
-    except (ValueError, TypeError, ImportError, HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"hydra/launcher or hydra/sweeper cannot be used: {first_line(error)}") from error
-    return any(job.return_value is None for batch in batches for job in batch)
-
-
-def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> float | None:
-    """Do one of Hydra's jobs, and return the value to optimise; None for a refused run.
-
-    A mistake is printed and does not raise, so that the other jobs continue.
-    planned: the sweep. command: host and process id of the sweep's command; a worker exits when that process does. config:
-        Hydra's.
-    """
-    parent, here = os.getppid(), (gethostname(), os.getpid())
-
-    def alive() -> bool:  # the sweep may have ended before this worker's first job
-        return os.getppid() == parent and (here[0] != command[0] or _runs(command[1]))
-
-    if here != command:
-        end_with(alive)
-    given = HydraConfig.get()
-    words = tuple(bare if (bare := word.removeprefix("++")) in planned.words else word for word in given.overrides.task)
-    try:
-        job = planned.job(words)
-    except UserError as error:
-        say(f"{' '.join(words)}: {error}")
-        return None
-    parallel = OmegaConf.select(given.launcher, "n_jobs", default=1)
-    status, text = job.do(cores() if parallel == -1 else parallel)
-    if here != command and not alive():
-        os._exit(130)  # nobody waits for this worker, which would wait for another job
-    tell(f"{status:<9} {job.title}  {text}")
-    if status == "interrupted":
-        raise KeyboardInterrupt
-    return None if status == "refused" else optimised(RunFolder(job.folder), job.composed.settings.eval.metric)
-
-
-def _runs(process: int) -> bool:
-    with suppress(OSError):  # it is gone, or its number is another user's process now
-        os.kill(process, 0)
-        return True
-    return False
-
-
-def _added(words: Sequence[str]) -> list[str]:
-    """Return the overrides, with ++ in front of those that set a key of a swept config group.
-
-    Hydra first composes the config without the swept groups, where such keys would be unknown. `plan` has checked that every
-    combination has them.
-    """
-    overrides = parsed(words)
-    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
-    plain = (
-        not word.startswith(("+", "~")) and override.key_or_group.partition(".")[0] in swept - {override.key_or_group}
-        for word, override in zip(words, overrides, strict=True)
-    )
-    return [f"++{word}" if add else word for word, add in zip(words, plain, strict=True)]
 
 
 @contextmanager
@@ -318,32 +208,25 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
         raise UserError(f"{which}: {error}" if which else str(error)) from error
 
 
-def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[str, ...]]:
+def _combinations(given: Sequence[list[str]]) -> Iterable[tuple[str, ...]]:
     """Return all combinations of a sweep, each a tuple of overrides.
 
-    If Hydra's sweeper chooses, return only enough that each alternative occurs at least once.
-
-    given: for each override, its alternatives. by_sweeper: whether Hydra's sweeper chooses. Raises UserError if there are no
-        combinations or too many.
+    given: for each override, its alternatives. Raises UserError if there are no combinations or too many.
     """
-    longest = max(map(len, given), default=1)
-    runs = longest * all(given) if by_sweeper else prod(map(len, given))
+    runs = prod(map(len, given))
     if runs not in range(1, MOST_RUNS + 1):
         raise UserError(
             f"this sweep has {f'more than {MOST_RUNS:,} runs; give fewer' if runs else 'no run; give'} values"
         )
-    each = zip(*(islice(cycle(words), longest) for words in given), strict=True)
-    return each if by_sweeper and given else product(*given)
+    return product(*given)
 
 
 def _alternatives(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    if override.is_interval_sweep():
-        interval = override.value()
-        assert isinstance(interval, IntervalSweep)
-        return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
-    if isinstance(override.value(), Glob):
-        raise UserError(f"{override.input_line}: glob is not supported; list the values, separated by commas")
+    if isinstance(override.value(), Glob | IntervalSweep):
+        raise UserError(
+            f"{override.input_line}: glob and interval are not supported; list the values, separated by commas"
+        )
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]

@@ -167,7 +167,7 @@ def parsed(*names: str) -> PlainValidator:
             where = f"claim '{info.data['says']}'" if "says" in info.data else info.field_name
             raise UserError(f"{where}: {error}") from None
 
-    return PlainValidator(parse, json_schema_input_type=str | dict[str, list[str]])
+    return PlainValidator(parse)
 
 
 def numbers_in(paper: str) -> tuple[float, float] | None:

@@ -1,6 +1,5 @@
 """The page of `fedopt-report`: published experiments with their claims, and all other runs."""
 
-import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,7 +32,6 @@ from fedopt.papers.published import load
 from fedopt.results import RunFolder
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
-WATCHED = RESULTS | {"metrics.csv", "summary.json", "run.json", "table.csv", "figure.png", "figure.svg"}
 PICTURES = {  # their types, and what is at their beginnings
     "figure.svg": ("image/svg+xml", b"<svg"),
     "figure.png": ("image/png", b"\x89PNG"),
@@ -69,17 +67,6 @@ def page(paths: Sequence[Path]) -> Page:
         shown.append(Section("Without values", tables=[Table("Folders without values so far", cells)]))
     known = {line for section in shown for _, lines in section.views.values() for line in lines}
     return Page(f"Results of {', '.join(map(str, paths))}", shown, [line for line in notes if line not in known])
-
-
-def stamp(paths: Sequence[Path]) -> str:
-    """Return a hash that changes whenever the files that the page shows change."""
-    facts = set()
-    for path in [*paths, *filter(None, map(_runs_of, _results(paths)))]:
-        for file in (file for file in path.rglob("*") if file.name in WATCHED):
-            with suppress(OSError):  # it is gone by now
-                alive = file.name == "summary.json" and RunFolder(file.parent).alive
-                facts.add((str(file.resolve()), file.stat().st_mtime_ns, file.stat().st_size, alive))
-    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
 
 
 def _results(paths: Sequence[Path]) -> list[Path]:

@@ -18,9 +18,8 @@ from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.where import filled
 from fedopt.results import digits
 
-TEXTS = str | list[str]
-Splits = BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS)
-Wraps = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=TEXTS)
+Splits = BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
+Wraps = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Words = Annotated[list[str], Splits]
 
 
@@ -28,7 +27,7 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
     return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
 
-EachSeries = BeforeValidator(_each_series, json_schema_input_type=str | dict[str, str])
+EachSeries = BeforeValidator(_each_series)
 OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
 Cell = tuple[str, float | None]
 

@@ -5,10 +5,8 @@ A library is imported only when its tracker is built.
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from time import time
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -21,8 +19,6 @@ from fedopt.files import read_json
 from fedopt.results.folder import RunFolder
 
 STRICT = ConfigDict(extra="forbid")
-BATCH, LONGEST = 100, 500  # MLflow takes so many parameters at once, and so many characters of one
-ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}  # MLflow's words; others are FAILED
 
 
 class Tracker(Protocol):
@@ -99,61 +95,15 @@ class WandB:
         run = wandb.init(
             project=self.project,
             name=folder.name,
-            id=_run_id(folder, "wandb", first, lambda: uuid4().hex[:8]),
+            id=_run_id(folder, first),
             resume="allow",
             dir=folder,
             mode=mode,
-            config=_params(folder),
+            config=flat(RunFolder(folder).config()),
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
         run.define_metric("*", step_metric="round")
         return _Calls(lambda row, step: run.log({**row, "round": step}), run.finish)
-
-
-@dataclass(frozen=True, config=STRICT)
-class MLflow:
-    """A run of MLflow, with the config as parameters.
-
-    Args:
-        uri: The address of the tracking server or store. None: MLflow's default.
-        experiment: The name of the experiment; it is created if it does not exist.
-
-    Raises:
-        UserError: MLflow is not installed.
-    """
-
-    uri: str | None = None
-    experiment: str = "fedopt"
-
-    def __post_init__(self) -> None:
-        _library("mlflow")
-
-    def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking. folder, first: as in `WandB.start`. After a resume, some rounds are logged a second time here too."""
-        mlflow, entities = _library("mlflow"), _library("mlflow.entities")
-        client = mlflow.MlflowClient(self.uri)
-
-        def begun() -> str:
-            with suppress(mlflow.MlflowException):  # it is there, made by another run just now perhaps
-                client.create_experiment(self.experiment)
-            experiment = client.get_experiment_by_name(self.experiment)
-            run = client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
-            params = [entities.Param(key, str(value)[:LONGEST]) for key, value in _params(folder).items()]
-            for k in range(0, len(params), BATCH):
-                client.log_batch(run, params=params[k : k + BATCH])
-            return str(run)
-
-        run = _run_id(folder, "mlflow", first, begun)
-        client.update_run(run, "RUNNING")
-
-        def log(row: Mapping[str, float], step: int) -> None:
-            now = int(1000 * time())
-            client.log_batch(run, metrics=[entities.Metric(name, value, now, step) for name, value in row.items()])
-
-        def close() -> None:
-            client.set_terminated(run, ENDS.get(RunFolder(folder).summary().get("status", ""), "FAILED"))
-
-        return _Calls(log, close)
 
 
 def _library(module: str) -> Any:
@@ -170,17 +120,13 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _params(folder: Path) -> dict[str, Any]:
-    return flat(RunFolder(folder).config())
+def _run_id(folder: Path, first: int) -> str:
+    """Return the id of the run at Weights & Biases, kept as wandb.json in the run's folder, so that a resumed run continues
+    there.
 
-
-def _run_id(folder: Path, library: str, first: int, new: Callable[[], str]) -> str:
-    """Return a library's id of the run, kept as <library>.json in the run's folder, so that a resumed run continues there.
-
-    folder: the run's. library: its name. first: the first round to be logged; 0 begins a new run. new: makes a new id.
+    folder: the run's. first: the first round to be logged; 0 begins a new run.
     """
-    name = f"{library}.json"
-    known = read_json(folder / name, {"id": str}).get("id") if first else None
-    run = known or new()
-    RunFolder(folder).write_json(name, {"id": run})
+    known = read_json(folder / "wandb.json", {"id": str}).get("id") if first else None
+    run = known or uuid4().hex[:8]
+    RunFolder(folder).write_json("wandb.json", {"id": run})
     return str(run)

@@ -412,7 +412,7 @@ def test_groups_have_files_that_can_be_built(group: str) -> None:
         if group == "hardware":
             build(Hardware, node, group)
         elif group == "logger":
-            libraries = {"tensorboard", "wandb", "mlflow"} & {*node}
+            libraries = {"tensorboard", "wandb"} & {*node}
             if all(map(find_spec, libraries)):
                 assert len(sinks.loggers(node)) == len(libraries)
         elif node["_target_"] is not None:

@@ -148,7 +148,7 @@ def test_again_nothing_is_run(monkeypatch, folder, done):
 
 
 @pytest.mark.full
-def test_rank_and_export_from_the_table_alone(monkeypatch, folder, done, tmp_path):
+def test_rank_from_the_table_alone(monkeypatch, folder, done, tmp_path):
     """In a place without runs; the pages are the same."""
     results = tmp_path / "results"
     results.mkdir()
@@ -158,10 +158,6 @@ def test_rank_and_export_from_the_table_alone(monkeypatch, folder, done, tmp_pat
     for name in ("scores_minimisation_bytes.csv", "claims.csv", "toy.md"):
         here, there = (place / "pages" / name for place in (tmp_path / "out" / "smoke", done / "smoke"))
         assert here.read_bytes() == there.read_bytes()
-    assert command(monkeypatch, "export", "toy", *more, "--benchopt", tmp_path / "b.parquet") == 0
-    exported = pd.read_parquet(tmp_path / "b.parquet")
-    assert {"objective_name", "dataset_name", "solver_name", "idx_rep", "stop_val", "objective_value"} <= {*exported}
-    assert len(exported) == len(read_table(results / TABLE))
 
 
 @pytest.mark.full

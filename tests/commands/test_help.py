@@ -1,25 +1,21 @@
-"""What `fedopt --help` says, words that the shell completes, and JSON schemas for editors."""
+"""What `fedopt --help` says, and words that the shell completes."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from functools import cache
 from importlib import import_module
 from itertools import zip_longest
 
 import pytest
-from omegaconf import OmegaConf
 from support.cases import few
 from support.command import ROOT, fedopt
 
 from fedopt import __version__
 from fedopt.commands.help import TOPICS, completions, keys
-from fedopt.commands.schema import schema
 from fedopt.config import classes
-from fedopt.config.files import CONF, GROUPS, comments, options
-from fedopt.testing.harness import config
+from fedopt.config.files import GROUPS, comments, options
 
 # Keys
 
@@ -328,92 +324,3 @@ def test_completion_of_no_shell(words, monkeypatch, capsys):
         2,
         "fedopt: -sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash\n",
     )
-
-
-# Schemas
-
-
-def plain_file(path):
-    """As JSON holds it, whose keys are texts; interpolations stay."""
-    return json.loads(json.dumps(OmegaConf.to_container(OmegaConf.load(path))))
-
-
-@cache
-def validator(kind):
-    jsonschema = pytest.importorskip("jsonschema")
-    said = schema(kind)
-    jsonschema.Draft202012Validator.check_schema(said)
-    return jsonschema.Draft202012Validator(said)
-
-
-@pytest.mark.full
-def test_files_of_conf_keep_to_their_schema():
-    files = {"experiment": [CONF / "experiment" / f"{name}.yaml" for name in options("experiment") if name != "none"]}
-    files["config"] = [CONF / g / f"{name}.yaml" for g in ("algo", "problem") for name in options(g)]
-    files |= {g: [CONF / g / f"{name}.yaml" for name in options(g)] for g in ("dataset", "partitioner")}
-    for kind, paths in files.items():
-        wrong = {path.name: [e.message for e in validator(kind).iter_errors(plain_file(path))] for path in paths}
-        assert not {name: messages for name, messages in wrong.items() if messages}
-
-
-@pytest.mark.full
-def test_a_run_keeps_to_the_schema():
-    """Its config.yaml has every key."""
-    assert not list(validator("config").iter_errors(config("algo=zo_hfl", "problem=hierarchical")))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (("budgt",), {"rounds": 1}),
-        (("budget", "rouns"), 1),
-        (("algo", "alhpa"), 1),
-        (("algo", "K"), "many"),
-        (("algo", "alpha"), -1),
-        (("algo", "alpha"), {"kind": "cosine"}),
-        (("experiment", "liens"), {}),
-        (("experiment", "minutes"), "long"),
-        (("experiment", "claims", 0, "mesure"), "x"),
-        (("hardware", "engine"), "fast"),
-    ],
-)
-def test_mistakes_do_not_keep_to_the_schema(wrong, words):
-    content = plain_file(CONF / "experiment" / "fedmsa" / "fig2.yaml")
-    *inside, last = wrong
-    node = content
-    for key in inside:
-        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
-    node[last] = words
-    assert not validator("experiment").is_valid(content)
-
-
-@pytest.mark.parametrize(
-    ("kind", "content", "right"),
-    [
-        pytest.param(
-            "algo", {"_target_": "fedopt.algorithms.fedavg.FedAvg", "tau": "2epochs"}, True, marks=pytest.mark.full
-        ),
-        ("dataset", {"path": "a.csv", "label": "outcome"}, True),
-        ("dataset", {"path": "a.csv", "lable": "outcome"}, False),
-        ("partitioner", {"alpha": 0.5}, True),
-        ("partitioner", {"alpha": "much"}, False),
-    ],
-)
-def test_files_of_one_node(kind, content, right):
-    """Which hold an algorithm, a data set or a partitioner and no more."""
-    assert validator(kind).is_valid(content) == right
-
-
-def test_the_command_writes_a_schema(monkeypatch, capsys, tmp_path):
-    """With the classes of one's own files."""
-    (tmp_path / "conf" / "algo").mkdir(parents=True)
-    (tmp_path / "conf" / "algo" / "mine.yaml").write_text("_target_: own_schema.Own\nown_key: 1\n")
-    source = "from dataclasses import dataclass\nfrom fedopt.algorithms.fedavg import FedAvg\n"
-    (tmp_path / "own_schema.py").write_text(source + "@dataclass(frozen=True)\nclass Own(FedAvg):\n    own_key: int\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    result = fedopt(monkeypatch, capsys, "--schema", "config", "--config-dir", str(tmp_path / "conf"))
-    said = json.loads(result.out)
-    assert said["properties"]["seed"]["anyOf"][0]["minimum"] == 0
-    assert said["$defs"]["Own"]["properties"]["own_key"]["anyOf"][0] == {"title": "Own Key", "type": "integer"}
-    assert "experiment" not in said["properties"]

@@ -95,13 +95,11 @@ def hangs_up():
 LAUNCHERS = {
     "in turn": [],
     "two processes": ["--jobs", "2"],
-    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
 
 MARKS = {
     ("in turn", signal.SIGTERM): pytest.mark.slow,
     ("two processes", signal.SIGHUP): pytest.mark.full,
-    ("joblib", signal.SIGKILL): pytest.mark.slow,
 }
 
 
@@ -127,8 +125,6 @@ def computing(folder: Path) -> list[int]:
     ],
 )
 def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
-    if launcher == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     # The suite may itself ignore SIGHUP, as under nohup, and what it starts would then too
     command = start(
         "-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path, preexec_fn=hangs_up

@@ -180,7 +180,6 @@ def test_config_that_changed_in_the_queue(monkeypatch, capsys, tmp_path):
         (["-m", *TINY, "--partition", "fast"], ["--partition", "--launcher slurm"]),
         (["-m", *TINY, "--launcher", "cloud"], ["--launcher", "local-executor"]),
         (["-m", *TINY, "--launcher", "slurm", "--time", "2:00"], ["--time", "hours:minutes:seconds"]),
-        (["-m", *TINY, "hydra/launcher=basic", "--launcher", "slurm"], ["--launcher", "hydra/launcher"]),
     ],
 )
 def test_mistakes(words, fragments, monkeypatch, capsys, tmp_path):

@@ -1,7 +1,6 @@
 """Runs as a user sees them: folders, resuming, sweeps, ranks, help."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -585,40 +584,6 @@ def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     assert "algo.beta" in lines[failed].partition(": ")[2]
 
 
-@pytest.mark.full
-def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
-    """The last value of eval.metric, of the problem's first metric without one; the worst where the run diverged."""
-    monkeypatch.chdir(tmp_path)
-    returned = {}
-
-    def jobs(*words):
-        from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-
-        launch = BasicLauncher.launch
-
-        def launched(self, overrides, initial_job_idx):
-            done = launch(self, overrides, initial_job_idx)
-            returned.update(zip(map(",".join, overrides), [job.return_value for job in done], strict=True))
-            return done
-
-        with monkeypatch.context() as patch:
-            patch.setattr(BasicLauncher, "launch", launched)
-            return fedopt(monkeypatch, capsys, "-m", "hydra/launcher=basic", *SMALL, "output_dir=sweep", *words)
-
-    jobs("algo.K=1,2", "eval.metric=objective", "eval.target=0")
-    table = pd.read_csv("sweep/sweep.csv")
-    assert sorted(returned.values()) == pytest.approx(sorted(table["final_objective"]))
-    returned.clear()
-    jobs("eval.diverged=1e-9,1e6", "eval.metric=null", "eval.target=null")
-    ended = [RunFolder(path).summary() for path in Path("sweep").glob("*-diverged*")]
-    final = {summary["status"]: summary["final"]["distance"] for summary in ended}
-    assert final.keys() == {"finished", "diverged"}
-    assert sorted(returned.values()) == [final["finished"], math.inf]
-    returned.clear()
-    assert jobs("algo.beta=[1],[2]", "eval.metric=null", "eval.target=null").code == 1
-    assert list(returned.values()) == [None, None]
-
-
 def test_a_sweep_over_algorithms_with_a_key_of_theirs(monkeypatch, capsys, tmp_path):
     """Which the default algorithm does not have."""
     monkeypatch.chdir(tmp_path)
@@ -676,21 +641,6 @@ def test_a_sweep_without_tuned_values(monkeypatch, capsys, tmp_path):
     own, fedavg = sorted((run.config() for run in runs), key=lambda config: config["algo"]["B"])
     assert own["algo"] == fedavg["algo"]
     assert "preset=none" in (runs[0].path / "log.txt").read_text()
-
-
-def test_another_sweeper(monkeypatch, capsys, tmp_path):
-    """Optuna's chooses values from an interval; both ends of it are checked first."""
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
-    wrong = fedopt(monkeypatch, capsys, *words, "budget.seconds=interval(-1.0, 9.0)")
-    assert (wrong.code, wrong.err.startswith("fedopt: budget.seconds=-1.0: ")) == (2, True)
-    assert not list(tmp_path.iterdir())
-    assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(0.0001, 0.001)").code == 0
-    assert len(runs_of(tmp_path)) == 3
-    table = pd.read_csv(next(tmp_path.rglob("sweep.csv")))
-    best = yaml.safe_load(next(tmp_path.rglob("optimization_results.yaml")).read_text())
-    assert best["best_value"] == table["final_distance"].min()
 
 
 def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
@@ -771,14 +721,6 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
         assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
     shown = fedopt(monkeypatch, capsys, *on, "--cfg", "job").out
     assert yaml.safe_load(shown)["problem"] == RunFolder(Path("run")).config()["problem"]
-
-
-@pytest.mark.slow
-def test_parallel_sweep(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
 
 
 TWO_RANKS = {
