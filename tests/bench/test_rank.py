@@ -217,5 +217,5 @@ def test_results_are_not_taken_from_elsewhere_without_a_word(monkeypatch, capsys
         released(tmp_path, tmp_path / "none")
     released(tmp_path)
     assert (
-        f"{tmp_path}: has no {TABLE}, so that the results that come with fedopt are ranked" in capsys.readouterr().err
+        f"{tmp_path}: has no {TABLE}, so the results that come with fedopt are ranked" in capsys.readouterr().err
     )
