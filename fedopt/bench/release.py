@@ -141,7 +141,9 @@ def released(folder: Path, results: Path | None = None) -> pd.DataFrame:
                 note(f"{folder}: has no {TABLE}, so the results that come with fedopt are ranked")
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
         if results is not None:
-            raise UserError(f"--results {results}: has no {TABLE}, which fedopt-bench run writes; give its folder, or leave out --results")
+            raise UserError(
+                f"--results {results}: has no {TABLE}, which fedopt-bench run writes; give its folder, or leave out --results"
+            )
     return pd.DataFrame(columns=COLUMNS)
 
 
