@@ -1,8 +1,8 @@
 """FGDRO: federated learning that minimises a risk over clients, their conditional value at risk or a KL-robust mean [Guo & Yang
 2024].
 
-arXiv 2410.06369. From reviews: the paper's algorithms are unread. Derived here: the clients' weights, the first round, and the
-smoothed hinge.
+arXiv 2410.06369. From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and
+the smoothed hinge.
 
 Notation
     p_i    the clients' weights in the objective

@@ -183,7 +183,7 @@ def _weights(groups: Groups) -> Iterator[str]:
         if len(solved) > 1:
             which = "; ".join(", ".join(names) for names in solved.values())
             why = "their cohorts count clients by effective_weights in run.json"
-            remedy = "participation.sampling=by_weight draws cohorts by the objective's weights"
+            remedy = "participation.sampling=by_weight samples cohorts by the objective's weights"
             yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy}"
 
 

@@ -138,10 +138,12 @@ def released(folder: Path, results: Path | None = None) -> pd.DataFrame:
     for place in (results or folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench"):
         if os.path.lexists(place / TABLE):
             if place not in (results, folder):
-                note(f"{folder}: has no {TABLE}, so that the results that come with fedopt are ranked")
+                note(f"{folder}: has no {TABLE}, so the results that come with fedopt are ranked")
             return read_table(place / TABLE).astype(dict.fromkeys(NAMES, object))
         if results is not None:
-            raise UserError(f"--results {results}: has no {TABLE}, as fedopt-bench run makes it; leave out --results")
+            raise UserError(
+                f"--results {results}: has no {TABLE}, which fedopt-bench run writes; give its folder, or leave out --results"
+            )
     return pd.DataFrame(columns=COLUMNS)
 
 

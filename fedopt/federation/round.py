@@ -333,7 +333,8 @@ class Round:
         if self._by_weight and not sampled and len(cohort) < self.problem.clients:
             remedy = "take fed.cohort() as it is and fed.weights(cohort), or set participation.sampling=uniform"
             raise WrongFunction(
-                client_fn, f"is exchanged with a cohort or weights= that do not know the draws; {remedy}"
+                client_fn,
+                f"is exchanged with a cohort or weights= that ignore how often each client was drawn; {remedy}",
             )
         if not isinstance(memory, Memory | None):
             raise WrongFunction(

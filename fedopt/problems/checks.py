@@ -131,8 +131,8 @@ def _refuse_uncalled(problem: Problem) -> None:
         if users := [name(other) for other in CLASSES if hasattr(other, attribute)]:
             raise WrongFunction(
                 getattr(cls, attribute) if callable(getattr(cls, attribute)) else cls,
-                f"has {attribute}, which is of {', '.join(users)} problems: in a {name(kind)} problem nothing calls it; rename "
-                "or remove it, or subclass another class",
+                f"has {attribute}, which belongs to {', '.join(users)} problems: in a {name(kind)} problem nothing calls it; "
+                "rename or remove it, or subclass another class",
             )
 
 

@@ -117,7 +117,9 @@ class Drawing:
         try:
             yield
         except TimeoutError:
-            note(f"{work[1]}: is not drawn after {PATIENCE} seconds; resume=true draws it and all later pictures")
+            note(
+                f"{work[1]}: is not drawn after {PATIENCE} seconds, so it and later ones are skipped; resume=true draws them"
+            )
             self.wanted = False
             for process in getattr(self._pool, "_processes").values():  # noqa: B009, private until Python 3.14
                 process.kill()

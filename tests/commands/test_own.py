@@ -224,7 +224,7 @@ UNCALLED = [
     (
         "    weighting =",
         '    f_split = "train"\n    weighting =',
-        "MyRegression has f_split, which is of bilevel, ",
+        "MyRegression has f_split, which belongs to bilevel, ",
     ),
 ]
 

@@ -569,5 +569,7 @@ def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
 def test_what_a_class_never_calls_is_refused(algo, problem, hook, of):
     p = small(algo, problem).original
     p.__class__ = type("Own", (type(p),), {hook: lambda self, *_: None})
-    with pytest.raises(UserError, match=f"has {hook}, which is of .* problems: in a {of} problem nothing calls it"):
+    with pytest.raises(
+        UserError, match=f"has {hook}, which belongs to .* problems: in a {of} problem nothing calls it"
+    ):
         check(p)
