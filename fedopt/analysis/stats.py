@@ -30,7 +30,10 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
     if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
         return float(series[0]), 0.0
     mean = series.mean(skipna=False)
-    return mean, series.std(skipna=False) if math.isfinite(mean) else math.nan
+    if not math.isfinite(mean):
+        return mean, math.nan
+    unit = 2.0 ** (math.frexp(series.abs().max())[1] - 1)  # a power of two: squares do not overflow, digits stay
+    return mean, unit * (series / unit).std(skipna=False)
 
 
 def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
@@ -115,7 +118,7 @@ def _tested(
     if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
         from scipy.stats import ttest_1samp
 
-        p = float(ttest_1samp(apart, 0).pvalue)
+        p = float(ttest_1samp(apart / abs(apart).max(), 0).pvalue)  # whose squares neither overflow nor vanish
     mean = moments(apart)[0]
     return name, float(np.exp(mean)) if log else mean, n, p
 

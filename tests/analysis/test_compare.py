@@ -1313,7 +1313,7 @@ def test_a_zero_that_changes_the_scale_is_said(tmp_path, command):
     )
 
 
-@pytest.mark.parametrize("unit", [1e-15, 1e-9, 1, 1e12])
+@pytest.mark.parametrize("unit", [1e-200, 1e-15, 1e-9, 1, 1e12, 1e200])
 def test_small_and_large_values_are_tested_alike(unit, tmp_path):
     """Whatever their unit; differences that are equal but for rounding have no p."""
     one, other, shifted = (90.1, 92.3, 94.7, 91.2), (82.4, 83.9, 81.5, 84.4), (90.4, 92.6, 95.0, 91.5)
