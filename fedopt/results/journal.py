@@ -64,9 +64,7 @@ class Journal:
 
     def tidy(self) -> None:
         """Remove the file that no checkpoint refers to any more."""
-        for name in NAMES:
-            if name != self._name:
-                (self._folder / name).unlink(missing_ok=True)
+        (self._folder / NAMES[self._name == NAMES[0]]).unlink(missing_ok=True)
 
     def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
         """Return the memories that a checkpoint refers to. Later calls of `append` continue after them.
