@@ -13,11 +13,16 @@ class Sent:
     Each message belongs to an exchange: the names of its draws, and how many exchanges with these names the round made before.
 
     Attributes:
-        tensors: All tensors, by names that begin with sent.ROUND.EXCHANGE, as a checkpoint stores them.
+        tensors: All tensors, by names that begin with late.ROUND.EXCHANGE, as a checkpoint stores them.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+
+    @property
+    def old(self) -> bool:
+        """Whether an older version, which named exchanges otherwise, kept messages. They are never found again."""
+        return any(name.startswith("sent.") for name in self.tensors)
 
     def keep(self, message: Any, exchange: str, r: int, since: int) -> None:
         """Keep the message of an exchange in round r, and forget rounds before ``since``."""
@@ -25,7 +30,7 @@ class Sent:
         for k, leaf in enumerate(tree_leaves(message)):
             if isinstance(leaf, Tensor):
                 kept = leaf.detach().clone(memory_format=torch.contiguous_format)
-                self.tensors[f"sent.{r}.{exchange}.{k}"] = kept
+                self.tensors[f"late.{r}.{exchange}.{k}"] = kept
 
     def message(self, today: Any, exchange: str, r: int, since: int) -> Any:
         """Return the first message of an exchange since a round; if there is none before round r, today's, which is r's.
@@ -35,7 +40,7 @@ class Sent:
         """
         leaves, structure = tree_flatten(today)
         for q in range(max(since, 1), r):
-            then = [self.tensors.get(f"sent.{q}.{exchange}.{k}") for k in range(len(leaves))]
+            then = [self.tensors.get(f"late.{q}.{exchange}.{k}") for k in range(len(leaves))]
             if [getattr(old, "shape", None) for old in then] == [getattr(leaf, "shape", None) for leaf in leaves]:
                 pairs = zip(then, leaves, strict=True)
                 return tree_unflatten([leaf if old is None else old.to(leaf) for old, leaf in pairs], structure)

@@ -86,5 +86,5 @@ class Ledger:
         counts = {name: int(found[f"ledger.{name}"]) for name in self._counts()}
         self.comm_rounds, self.visits = counts.pop("comm_rounds"), counts.pop("visits")
         self.calls = Calls(**counts)
-        self.sent.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("sent.")}
+        self.sent.tensors = {name: t for name, t in tensors.items() if name.startswith(("late.", "sent."))}
         self.down, self.up = found["ledger.down"].numpy().copy(), found["ledger.up"].numpy().copy()

@@ -285,10 +285,8 @@ class Round:
             UserError: The problem is not hierarchical.
         """
         if not isinstance(self.problem, Hierarchical):
-            raise UserError(
-                f"fed.server_gradient needs a hierarchical problem, and {type(self.problem).__name__} is not one; choose "
-                "another problem"
-            )
+            why = f"needs a hierarchical problem, and {type(self.problem).__name__} is not one; choose another problem"
+            raise UserError(f"fed.server_gradient {why}")
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).grad(self.problem.f1, x, xi)
 
@@ -337,11 +335,8 @@ class Round:
                 f"is exchanged with a cohort or weights= that ignore how often each client was drawn; {remedy}",
             )
         if not isinstance(memory, Memory | None):
-            raise WrongFunction(
-                client_fn,
-                "is exchanged with a memory= that is not a fedopt.Memory; make one, "
-                "Memory(x.new_zeros(problem.clients, d))",
-            )
+            remedy = "make one, Memory(x.new_zeros(problem.clients, d))"
+            raise WrongFunction(client_fn, f"is exchanged with a memory= that is not a fedopt.Memory; {remedy}")
         calls, rows = Calls(), list[Tensor]()
         if weights is None:
             weights = self._weights(cohort)
@@ -437,8 +432,6 @@ class Round:
         client_fn: the client function. calls: the oracle calls of the exchange.
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
-            raise WrongFunction(
-                client_fn,
-                "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order",
-            )
+            why = "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order"
+            raise WrongFunction(client_fn, why)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks

@@ -64,9 +64,7 @@ class Journal:
 
     def tidy(self) -> None:
         """Remove the file that no checkpoint refers to any more."""
-        for name in NAMES:
-            if name != self._name:
-                (self._folder / name).unlink(missing_ok=True)
+        (self._folder / NAMES[self._name == NAMES[0]]).unlink(missing_ok=True)
 
     def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
         """Return the memories that a checkpoint refers to. Later calls of `append` continue after them.
@@ -118,16 +116,15 @@ def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int,
     before, now: the same memories at two times.
     """
     pairs = enumerate(zip(now, before, strict=True))
-    changed = [(number, memory.changed(since), memory) for number, (memory, since) in pairs]
-    return [(number, clients, memory) for number, clients, memory in changed if len(clients)]
+    return [(k, clients, memory) for k, (memory, since) in pairs if len(clients := memory.changed(since))]
 
 
 def _blocks(changed: Sequence[tuple[int, np.ndarray, Memory]]) -> Iterator[tuple[int, np.ndarray, Tensor]]:
     """Yield the changed rows in blocks of about `BLOCK` bytes: the index of the memory, the clients, the rows."""
     for number, clients, memory in changed:
-        blocks = -(-len(clients) * memory.row_bytes // BLOCK)
-        for part in np.array_split(clients, max(min(blocks, len(clients)), 1)):
-            yield number, part, memory.rows(part)
+        size = max(BLOCK // max(memory.row_bytes, 1), 1)
+        for start in range(0, len(clients), size):
+            yield number, clients[start : start + size], memory.rows(clients[start : start + size])
 
 
 def _record(number: int, clients: np.ndarray, rows: Tensor) -> bytes:
