@@ -199,7 +199,7 @@ def remarks(searches: Sequence[Search]) -> Iterator[str]:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
         point, ranges = best.point or search.defaults, search.ranges_in(best.stage)
         if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
-            yield f"{name}: the best value is at an edge, {', '.join(at)}; a better one may lie beyond"
+            yield f"{name}: the best value is at an edge of its range or outside it, {', '.join(at)}; widen the range"
 
 
 def source(search: Search) -> str:

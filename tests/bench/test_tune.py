@@ -258,15 +258,15 @@ def test_python_gives_its_number_again(tmp_path):
     [
         (
             ["algo.eta=log(0.15,0.1500001)"],
-            ["the best value is at an edge, algo.eta=0.15 in log(0.15,0.15); a better one may lie beyond"],
+            ["the best value is at an edge of its range or outside it, algo.eta=0.15 in log(0.15,0.15); widen the range"],
         ),
         (
             ["algo.tau=int(11,12)"],
-            ["the best value is at an edge, algo.tau=12 in int(11,12); a better one may lie beyond"],
+            ["the best value is at an edge of its range or outside it, algo.tau=12 in int(11,12); widen the range"],
         ),
         (
             ["algo.tau=1,2,12"],
-            ["the best value is at an edge, algo.tau=12 in choice(1,2,12); a better one may lie beyond"],
+            ["the best value is at an edge of its range or outside it, algo.tau=12 in choice(1,2,12); widen the range"],
         ),
         (["algo.tau=1,12"], []),
         (
@@ -274,7 +274,7 @@ def test_python_gives_its_number_again(tmp_path):
             [
                 "3 of 4 trials diverged or failed; search smaller steps",
                 "no trial is better than the defaults; do more trials, or give other ranges",
-                "the best value is at an edge, algo.eta=0.1 in log(1e+06,1e+09); a better one may lie beyond",
+                "the best value is at an edge of its range or outside it, algo.eta=0.1 in log(1e+06,1e+09); widen the range",
             ],
         ),
         (["algo.tau=1,2"], ["no trial is better than the defaults; do more trials, or give other ranges"]),
