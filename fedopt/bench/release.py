@@ -119,7 +119,7 @@ def write_release(folder: Path, table: pd.DataFrame) -> None:
         "bench_version": VERSION,
         "tag": f"bench-{VERSION}-registered",
         "rows": len(table),
-        "columns": ABOUT,
+        "columns": {name: ABOUT[name] for name in COLUMNS},
         "tasks": digests,
     }
     write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())

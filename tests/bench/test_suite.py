@@ -134,8 +134,8 @@ def test_a_row_is_given_again_by_its_command(monkeypatch, capsys, folder, done):
     capsys.readouterr()
     assert command(monkeypatch, "command", "toy", "twin", row["point"], row["seed"], "--config-dir", folder) == 0
     words = shlex.split(capsys.readouterr().out)
-    assert words[0] == "fedopt"
-    e = assemble(compose(words[1:]))
+    assert (words[0], words[-2:]) == ("fedopt", ["--config-dir", str(folder)])
+    e = assemble(compose(words[1:-2], [str(folder)]))
     values = {m.row["round"]: m.row["distance"] for m in loop(e, *begin(e)) if m.row}
     assert rounded(pd.Series([values[row["step"]]]))[0] == row["value"]
 
@@ -230,7 +230,7 @@ def test_a_damaged_table_is_an_error(how, monkeypatch, capsys, folder, done, tmp
     path.write_bytes({"cut": path.read_bytes()[:100], "null": b"null"}[how])
     assert command(monkeypatch, "run", *WORDS, *options_of(folder, out)) == 2
     err = capsys.readouterr().err
-    assert f"{path}: is damaged" in err
+    assert f"{path}: cannot be read as a table of runs" in err
     assert err.count("\n") == 1
 
 
