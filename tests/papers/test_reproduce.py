@@ -106,7 +106,7 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert row["mean"] == pytest.approx(moved.mean())
     assert row["std"] == pytest.approx(moved.std())
     assert (row["seeds"], row["holds"]) == (2, "supported")
-    assert "holds                   it moves: " in result.out
+    assert "supported                    it moves: " in result.out
     for name in ("one", "two"):
         picture = tmp_path / "outputs/reproduce/test" / name / "figure.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
