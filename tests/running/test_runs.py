@@ -240,10 +240,9 @@ def test_budgets(monkeypatch, capsys, tmp_path, key, limit):
     overrides = [*LONG, "budget.rounds=null", f"budget.{key}={limit}", f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *overrides).code == 0
     summary = RunFolder(tmp_path / "run").summary()
-    per_round = summary[key] / summary["round"]
     assert limit <= summary[key]
-    if key != "seconds":
-        assert summary[key] < limit + 1.01 * per_round
+    if key != "seconds":  # on a busy machine the start alone may take them
+        assert summary[key] < limit + 1.01 * summary[key] / summary["round"]
 
 
 def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
