@@ -258,7 +258,9 @@ def test_python_gives_its_number_again(tmp_path):
     [
         (
             ["algo.eta=log(0.15,0.1500001)"],
-            ["the best value is at an edge of its range or outside it, algo.eta=0.15 in log(0.15,0.15); widen the range"],
+            [
+                "the best value is at an edge of its range or outside it, algo.eta=0.15 in log(0.15,0.15); widen the range"
+            ],
         ),
         (
             ["algo.tau=int(11,12)"],
