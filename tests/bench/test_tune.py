@@ -457,6 +457,20 @@ def test_what_the_machine_did_is_no_outcome(monkeypatch, capsys, searched, searc
     assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
 
 
+def test_defaults_without_a_number_win_nothing(monkeypatch, capsys, tmp_path):
+    """One of their two values is nan: so is no median, and no best value."""
+    arguments = [*FEW, "2", "--seeds", "2", "--out", str(tmp_path)]
+    assert tune(monkeypatch, *arguments) == 0
+    path = tmp_path / "fedavg" / "trial000" / "seed1000000" / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"final": dict.fromkeys(summary["final"], math.nan)}))
+    assert tune(monkeypatch, *arguments) == 0
+    table = trials(tmp_path)
+    assert table["loss"].tolist()[0] == math.inf
+    assert np.isfinite(table["loss"].tolist()[1:]).all()
+    assert "nan" not in capsys.readouterr().out
+
+
 def test_failures_of_the_machine(tmp_path):
     def chained(*errors):
         try:

@@ -622,6 +622,18 @@ def test_broken_torchvision_layout(offline, tmp_path, left):
     assert file.exists()
 
 
+@pytest.mark.parametrize("place", ["FashionMNIST/raw/train-images-idx3-ubyte", "FashionMNIST/raw/more/notes.txt"])
+def test_a_pipe_among_downloaded_files(offline, tmp_path, place):
+    """Also one that torchvision does not read today."""
+    raw_layout(tmp_path)
+    pipe = tmp_path / place
+    pipe.parent.mkdir(exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=f"^{pipe}: must be a regular file, not a pipe or device; remove it$"):
+        Torchvision("fashion_mnist", root=str(tmp_path)).load()
+
+
 # Digits and the long tail
 
 
