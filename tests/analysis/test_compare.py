@@ -335,8 +335,9 @@ def test_the_evaluation_that_diverged_is_no_best_one_and_reaches_no_target(tmp_p
         assert (row["best_distance_mean"], row["reached"]) == (best, 0)
 
 
-def curve(*runs, **options):
-    return [list(part) for part in lines.line_of([read_run(run, "round") for run in runs], "distance", **options)]
+def curve(*runs, log=False, **options):
+    read = [read_run(run, "round") for run in runs]
+    return [list(part) for part in lines.line_of(read, "distance", figures.named_scale(log), **options)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
