@@ -88,6 +88,7 @@ class World:
             )
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
+        data = data.filled(isinstance(self.partitioner, ByColumn))
         self.read.add(data.digest())
         return data if validation else data.without_validation()
 

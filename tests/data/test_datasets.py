@@ -235,11 +235,11 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS.replace(",", ":"), {"client": "hospital"}, "age:city"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, "row 1 .*hospital: h0.*dataset.features"),
+        (ROWS, {}, r"hospital \(h0, h1, h2\).*columns=\['hospital'\].*dataset\.client"),
         (
             ROWS.replace("24,0,", ",0,"),
             {"client": "hospital"},
-            "row 5 below.*names.*nan",
+            r"1 of 20 rows have empty cells: age \(1\); set dataset\.missing=mean",
         ),
         (
             ROWS.replace(",a,", ",,"),
@@ -261,12 +261,12 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
-            r"row 2.*inf \(and 1 more",
+            r"age \(row 2 below the names: inf and 1 more\)",
         ),
         (
             ROWS.replace("24,0,", "<5,0,"),
             {"client": "hospital"},
-            "row 5 below.*names.*<5.*finite number",
+            r"not finite numbers: age \(row 5 below the names: <5\)",
         ),
         (ROWS, {"features": ["age", "label"]}, r"dataset\.label.*column"),
         (ROWS, {"features": ["age", "city", "age"]}, r"dataset\.features.*column"),
@@ -763,7 +763,7 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
     assert card["features"] == ["a", "b"]
-    assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features; classes no, yes")
+    assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features: a, b; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
     unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()
     assert "note: whose each row is goes unused, which partitioner=by_column divides by" in unused
