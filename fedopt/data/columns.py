@@ -40,12 +40,10 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
     for name, values in zip(table.columns, found.T, strict=True):
         wrong = table[name][~np.isfinite(values) & table[name].notna()]
         texts = [*map(str, wrong.unique())]
-        if texts and len(wrong) == table[name].count():  # in all rows
-            listed.append(f"{name} ({some(texts, 3)})")
-            encoded += [name] * (len(texts) <= MOST_VALUES)
-        elif texts:
-            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            listed.append(f"{name} (row {wrong.index[0] + 1} below the names: {texts[0]}{more})")
+        if texts:
+            listed.append(f"{name} ({some(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
+            if len(wrong) == table[name].count() and len(texts) <= MOST_VALUES:
+                encoded.append(name)
     if listed:
         how = f"mend such cells, encode texts before (pandas.get_dummies(table, columns={encoded}, dtype=int)), "
         how += "name the clients' column with dataset.client, or leave columns out with dataset.drop=[...]"

@@ -83,11 +83,8 @@ class Csv:
             raise UserError(
                 f"{path}: has no columns besides {', '.join([*roles.values(), *dropped])}; it must have features too"
             )
-        named = [
-            *roles.items(),
-            *(("features", column) for column in features),
-            *(("drop", column) for column in dropped),
-        ]
+        lists = {"features": features, "drop": dropped}
+        named = [*roles.items(), *((key, column) for key, columns in lists.items() for column in columns)]
         used = [column for _, column in named]
         for key, column in named:
             if column not in table.columns:

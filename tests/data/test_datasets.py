@@ -235,7 +235,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS.replace(",", ":"), {"client": "hospital"}, "age:city"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, r"hospital \(h0, h1, h2\).*columns=\['hospital'\].*dataset\.client"),
+        (ROWS, {}, r"hospital \(h0, h1, h2; first in row 1 below.*columns=\['hospital'\].*dataset\.client"),
         (
             ROWS.replace("24,0,", ",0,"),
             {"client": "hospital"},
@@ -261,12 +261,12 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
-            r"age \(row 2 below the names: inf and 1 more\)",
+            r"age \(inf; first in row 2 below",
         ),
         (
             ROWS.replace("24,0,", "<5,0,"),
             {"client": "hospital"},
-            r"not finite numbers: age \(row 5 below the names: <5\)",
+            r"not finite numbers: age \(<5; first in row 5 below",
         ),
         (ROWS, {"features": ["age", "label"]}, r"dataset\.label.*column"),
         (ROWS, {"features": ["age", "city", "age"]}, r"dataset\.features.*column"),
@@ -299,7 +299,10 @@ def test_targets_of_a_csv_are_the_numbers_of_its_cells(days, separator, decimal,
 
 def test_all_columns_with_texts_or_empty_cells_are_listed(tmp_path):
     text = ROWS.replace("age,", "sex,age,").replace("\n2", "\nf,2").replace("\n3", "\nm,3")
-    with pytest.raises(UserError, match=r"sex \(f, m\), hospital \(h0, h1, h2\).*columns=\['sex', 'hospital'\]"):
+    with pytest.raises(
+        UserError,
+        match=r"sex \(f, m; first in row 1 .*, hospital \(h0, h1, h2; first in row 1 below.*columns=\['sex', 'hospital'\]",
+    ):
         csv(tmp_path, text).load()
     text = ROWS.replace("23,3,", ",3,").replace(",16,", ",,").replace("\n29,1,", "\n29,,").replace("\n21,1,", "\n,,")
     with pytest.raises(UserError, match=r"4 of 20 rows have empty cells: age \(2\), city \(2\), income \(1\); set"):
