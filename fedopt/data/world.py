@@ -69,7 +69,7 @@ class World:
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
-        """Read the data set, and add its hash to ``read``.
+        """Read the data set, add its hash to ``read``, and fill in missing values, for each client if the data name clients.
 
         Args:
             validation: Whether to include training examples that the data set keeps for validation.
@@ -89,7 +89,8 @@ class World:
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
-        return data if validation else data.without_validation()
+        data = data if validation else data.without_validation()
+        return data.filled(isinstance(self.partitioner, ByColumn))
 
     def split(
         self,

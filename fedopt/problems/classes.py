@@ -133,6 +133,10 @@ class Problem(_InWorld, ABC):
         """
         return {}
 
+    def test_counts(self) -> Mapping[str, np.ndarray]:
+        """Return ``test_rows``, ``[M]``, the number of test examples of each client, and further counts; {} if unknown."""
+        return {}
+
     def solution(self) -> tuple[Tensor, ...] | None:
         """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None

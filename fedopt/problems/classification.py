@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 from pydantic import PositiveFloat
 from torch import Tensor
 
@@ -92,6 +93,9 @@ class Classification(Supervised, Minimisation):
             **self.test_metrics(logits),
             **self.own_metrics(w, self._alone),
         }
+
+    def test_counts(self) -> dict[str, np.ndarray]:
+        return {"test_rows": self.own_examples.sizes} if self.own_examples else {}
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
         """Return the accuracies on the clients' own test examples, in percent."""

@@ -123,6 +123,9 @@ class Table(Labelled):
         sums = squares.new_zeros(self.clients).index_add_(0, known, squares)
         return torch.sqrt(sums / counts)
 
+    def test_counts(self) -> dict[str, np.ndarray]:
+        return {"test_rows": np.bincount(self._owner[self._owner >= 0], minlength=self.clients)}
+
     def personal_metrics(self, models: Tensor, common: Tensor, alone: Tensor) -> dict[str, float]:
         """Return the metrics of the clients' models on their own test examples. alone: [M, d], the models to be beaten."""
         errors = self.errors(models, common)

@@ -29,6 +29,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
+FEATURES_SHOWN = 12  # whose names are in the first line of a run
 SHOWN = 256  # examples that a network of a user's may be tried on
 
 
@@ -82,7 +83,10 @@ class Labelled(Problem):
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
-        features = f" of {len(data.feature_names)} features" if data.feature_names else ""
+        names = data.feature_names
+        features = f" of {len(names)} features" if names else ""
+        if 0 < len(names) <= FEATURES_SHOWN:
+            features += f": {', '.join(names)}"
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
