@@ -81,7 +81,7 @@ class Evaluation:
     Args:
         every: The interval in rounds.
         at: Further rounds.
-        metric: The metric that keep=best and the target use. None: they are not used.
+        metric: The metric that keep=best and the target use. None: keep=best uses the problem's first that can be a goal.
         target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
         diverged: A run is stopped if a loss, objective or distance exceeds, in magnitude, this times its value at the start
             (or times 1 if that is larger), or if any metric is not finite.
@@ -218,9 +218,3 @@ class Settings:
     logger: dict[str, Any]
     keep: Literal["last", "best"] = "last"
     preset: str = "auto"
-
-    @model_validator(mode="after")
-    def _best_by_metric(self) -> "Settings":
-        if self.keep == "best" and self.eval.metric is None:
-            raise ValueError("keep=best: needs eval.metric, which is not set; set it to one of the problem's metrics")
-        return self

@@ -115,8 +115,10 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         raise UserError(f"eval.metric={wanted}: there is no such metric{among(wanted, [*known])}")
     if wanted is not None and evaluation.target is not None:
         known[wanted].check_goal(f"eval.target={evaluation.target:g}")
-    if wanted is not None and settings.keep == "best":
-        known[wanted].check_goal("keep=best")
+    if settings.keep == "best":
+        goals = [name for name, metric in known.items() if metric.better != "neither"]
+        evaluation = replace(evaluation, metric=wanted or next(iter(goals), next(iter(known))))
+        known[str(evaluation.metric)].check_goal("keep=best")
     machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     if hardware.engine == "auto" and problem.alone:
