@@ -69,6 +69,7 @@ def merged(
     if config.output_dir is not None and "output_dir" not in map(key_of, words):
         refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
+    _set_equal(config, chosen["algo"], experiment.get("equal", {}), folders)
     metric = OmegaConf.select(config, "eval.metric")
     for word, override in setting.items():
         key, value = override.key_or_group, override.value()
@@ -139,6 +140,19 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
         return Tuned(pair=pair, left_out=wanted == "none")
     beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
+
+
+def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, Any], folders: tuple[str, ...]) -> None:
+    """Set the values that an experiment has for all methods and problems, where the config has the key.
+
+    config: changed in place. equal: key -> value; `local_work` stands for all numbers of local steps or epochs of the algorithm but
+        a single step, which is part of the method. folders: config folders besides fedopt's.
+    """
+    of_work = [key for key, said in meanings({"algo": algo}, folders).items() if said.endswith("number of local steps")] if equal else []
+    of_work = [key for key in of_work if OmegaConf.select(config, key) != 1]
+    for key, value in [*equal.items(), *((key, equal["local_work"]) for key in of_work)]:
+        if OmegaConf.select(config, key, default=MISSING) != MISSING:
+            put(config, key, value)
 
 
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:

@@ -113,6 +113,7 @@ class Participation:
 
     Args:
         cohort: The number of clients in a round, drawn as ``sampling`` says. None: all clients.
+        cohort_from: With fewer clients than this, all take part, whatever ``cohort`` is.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
         least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
             all clients do the algorithm's number.
@@ -134,6 +135,7 @@ class Participation:
     pattern: Pattern | None = field(default=None, metadata={"before": None})
     late: NonNegativeInt | list[NonNegativeInt] = field(default=0, metadata={"before": 0})
     sampling: Literal["uniform", "by_weight"] = field(default="uniform", metadata={"before": "uniform"})
+    cohort_from: NonNegativeInt = field(default=2, kw_only=True, metadata={"before": 2})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
