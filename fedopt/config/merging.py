@@ -148,7 +148,11 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, Any], folders:
     config: changed in place. equal: key -> value; `local_work` stands for all numbers of local steps or epochs of the algorithm but
         a single step, which is part of the method. folders: config folders besides fedopt's.
     """
-    of_work = [key for key, said in meanings({"algo": algo}, folders).items() if said.endswith("number of local steps")] if equal else []
+    of_work = (
+        [key for key, said in meanings({"algo": algo}, folders).items() if said.endswith("number of local steps")]
+        if equal
+        else []
+    )
     of_work = [key for key in of_work if OmegaConf.select(config, key) != 1]
     for key, value in [*equal.items(), *((key, equal["local_work"]) for key in of_work)]:
         if OmegaConf.select(config, key, default=MISSING) != MISSING:

@@ -81,7 +81,9 @@ class Round:
         self._by_weight = self.participation.sampling == "by_weight"
         self._asked = False  # whether `weights` was called
         self._shares = list[tuple[np.ndarray, np.ndarray]]()  # the cohorts that were drawn by weight, and their shares
-        self._dropped = list[tuple[np.ndarray, np.ndarray]]()  # cohorts without an exchange, and who dropped out of them
+        self._dropped = list[
+            tuple[np.ndarray, np.ndarray]
+        ]()  # cohorts without an exchange, and who dropped out of them
         self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
