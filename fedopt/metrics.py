@@ -159,11 +159,6 @@ def validates(name: str) -> bool:
     return name.startswith("val_")
 
 
-def test_twin(name: str) -> str:
-    """Return the name of the metric that measures on test rows what this one measures on rows for validation; else ''."""
-    return f"test_{name.removeprefix('val_')}" if validates(name) else ""
-
-
 def selected(name: str) -> str:
     """Return a line on what a choice by this metric rests on: rows for validation, or test rows; '' for other metrics."""
     if validates(name):

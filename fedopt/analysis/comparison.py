@@ -22,7 +22,7 @@ from fedopt.config.build import build
 from fedopt.console import html_text, note, order
 from fedopt.drawing import Page, PlotStyle, figures
 from fedopt.errors import UserError
-from fedopt.metrics import COSTS, Metric, selected, test_twin, validates
+from fedopt.metrics import COSTS, Metric, selected, validates
 from fedopt.results import OVER
 
 TABLES = ("csv", "latex", "markdown")
@@ -96,7 +96,7 @@ class Comparison:
     @property
     def twin(self) -> str:
         """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
-        twin = test_twin(self.metric)
+        twin = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
         return twin if all(twin in run.table for runs in self.groups.values() for run in runs) else ""
 
     @property
@@ -293,7 +293,8 @@ def summary(
     reach the target is the mean over the runs that reach it, nan if none does.
 
     target: None: the row has no columns about a target. at: later evaluations are ignored; None: all are used. twin: a metric
-    whose last value, and value at the evaluation where `metric` is best, are next to it; '' for none. Raises UserError for a target if the metric has no better direction, or if a run has no evaluation up to `at`.
+    whose last value, and value at the evaluation where `metric` is best, are next to it; '' for none. Raises UserError for a
+    target if the metric has no better direction, or if a run has no evaluation up to `at`.
     """
     last, tested = ([run.last(name, at) for run in runs] for name in (metric, twin or metric))
     runs = [run.until(at) for run in runs]
@@ -304,17 +305,13 @@ def summary(
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
         **_columns(f"spent_{x}", [run.cost()[-1] for run in runs]),
         **_columns(f"final_{metric}", last),
+        **(_columns(f"final_{twin}", tested) if twin else {}),
     }
     if described.better != "neither":
         best = [described.best(run.good(metric)) for run in runs]
-        row |= _columns(f"best_{metric}", best)
-    if twin:
-        row |= _columns(f"final_{twin}", tested)
-    if twin and described.better != "neither":
-        there = zip(runs, best, strict=True)
-        row |= _columns(
-            f"{twin}_at_best", [next(iter(run.values(twin)[run.good(metric) == one]), math.nan) for run, one in there]
-        )
+        hits = [run.table[twin or metric][run.good(metric) == top] for run, top in zip(runs, best, strict=True)]
+        there = [its.iloc[0] if len(its) else math.nan for its in hits]
+        row |= _columns(f"best_{metric}", best) | (_columns(f"{twin}_at_best", there) if twin else {})
     if target is not None:
         hits = [[described.reached(value, target) for value in run.good(metric)] for run in runs]
         costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]

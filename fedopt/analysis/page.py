@@ -150,10 +150,8 @@ def _maps(groups: Runs) -> dict[str, Any]:
                 card, sizes = RunFolder(run.folder).card(), {"clients": len(counts), "classes": len(counts[0])}
                 names = {name: card.get(name, []) for name in sizes}
                 names |= {name: [*map(str, range(n))] for name, n in sizes.items() if len(names[name]) != n}
-                maps[printable(", ".join([label, *(f"{k} {v}" for k, v in seeds.items())]))] = {
-                    **names,
-                    "counts": counts,
-                }
+                title = ", ".join([label, *(f"{key} {value}" for key, value in seeds.items())])
+                maps[printable(title)] = {**names, "counts": counts}
     return maps
 
 

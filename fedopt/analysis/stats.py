@@ -122,11 +122,7 @@ def _tested(
     name, keys = (" / " if log else " - ").join(label for label, _ in pair), " and ".join(by)
     alone = sum(len(last) for its in ends for key, last in its.items() if key not in shared)
     if alone and min(len(runs) for _, runs in pair) > 1:
-        tested = (
-            f"tested on {n} pairs of equal {keys}"
-            if n > 1
-            else f"not tested, with {counted(n, 'pair')} of equal {keys}"
-        )
+        tested = f"{'' if n > 1 else 'not '}tested, with {counted(n, 'pair')} of equal {keys}"
         note(f"{name}: {tested}; {counted(alone, 'run')} without a partner in the table only")
     if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
         from scipy.stats import ttest_1samp

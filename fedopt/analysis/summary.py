@@ -79,9 +79,7 @@ def shown_table(
     present = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in present]:
         if missing[0].startswith("test"):
-            raise UserError(
-                f"--columns={missing[0]} needs a metric of validation, such as val_accuracy; choose one by --metric"
-            )
+            raise UserError(f"--columns={missing[0]} needs a metric of validation; choose one, --metric val_...")
         if missing[0] == "best":
             described.check_goal("--columns=best")
         raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
@@ -127,13 +125,10 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign:
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `fedopt.analysis.stats.tests` as text, with three significant digits; nan becomes `ABSENT`."""
+    tested = tested.drop(columns="paired by")
     texts = tested.map(lambda v: alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
-    return (
-        texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
-        .where(tested.notna(), ABSENT)
-        .drop(columns="paired by")
-    )
+    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)}).where(tested.notna(), ABSENT)
 
 
 def paired_by(tested: pd.DataFrame) -> str:

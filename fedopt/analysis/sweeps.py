@@ -98,8 +98,8 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
 def finals_of(
     rows: Sequence[dict[str, Any]], metrics: Sequence[str], lasts: Mapping[str, float], swept: Sequence[str]
 ) -> pd.DataFrame:
-    """Return a table as text: mean and standard deviation of last values over seeds (of data splits too), a row per combination of the other swept
-        keys.
+    """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
+        keys. Seeds of data splits are seeds too.
 
     A run without a last value leaves its group without a mean; runs that were refused do not count. The table is empty if no row
     has a metric. A single metric is named in the heading, several in a column.

@@ -64,7 +64,7 @@ def _arguments() -> argparse.Namespace:
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add(
         "--metric",
-        help="a column of metrics.csv (default: the problem's first, over rows for validation if there are any)",
+        help="a column of metrics.csv (default: the first of the problem, over validation rows if it has any)",
     )
     add("--label", metavar="TEXT", help="the metric's name in tables and figures (default: as the problem calls it)")
     costs = f"what a run spends: {', '.join(COSTS)} (default: comm_rounds)"

@@ -69,7 +69,8 @@ def merged(
     if config.output_dir is not None and "output_dir" not in map(key_of, words):
         refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
-    _set_equal(config, chosen["algo"], experiment.get("equal", {}), folders)
+    if equal := experiment.get("equal"):
+        _set_equal(config, chosen["algo"], equal, folders)
     metric = OmegaConf.select(config, "eval.metric")
     for word, override in setting.items():
         key, value = override.key_or_group, override.value()
@@ -148,13 +149,11 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, Any], folders:
     config: changed in place. equal: key -> value; `local_work` stands for all numbers of local steps or epochs of the algorithm but
         a single step, which is part of the method. folders: config folders besides fedopt's.
     """
-    of_work = (
-        [key for key, said in meanings({"algo": algo}, folders).items() if said.endswith("number of local steps")]
-        if equal
-        else []
-    )
-    of_work = [key for key in of_work if OmegaConf.select(config, key) != 1]
-    for key, value in [*equal.items(), *((key, equal["local_work"]) for key in of_work)]:
+    said = meanings({"algo": algo}, folders)
+    of_work = [
+        key for key in said if said[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
+    ]
+    for key, value in {**equal, **dict.fromkeys(of_work, equal.get("local_work"))}.items():
         if OmegaConf.select(config, key, default=MISSING) != MISSING:
             put(config, key, value)
 

@@ -82,10 +82,8 @@ class Ledger:
         if "ledger.counts" in tensors:  # of versions that did not name them
             named = zip(UNNAMED, tensors["ledger.counts"], strict=True)
             tensors = {**tensors, **{f"ledger.{name}": count for name, count in named}}
-        found = {f"ledger.{name}": torch.tensor(0) for name in self._counts()}
-        found |= {f"ledger.{name}": torch.zeros(self.clients, dtype=torch.int64) for name in ("lost", "rounds")} | dict(
-            tensors
-        )
+        needed = "ledger.down", "ledger.up"
+        found = {name: 0 * like for name, like in self.tensors().items() if name not in needed} | dict(tensors)
         for name, like in self.tensors().items():
             if found[name].shape != like.shape or found[name].dtype != like.dtype or (found[name] < 0).any():
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")

@@ -81,9 +81,7 @@ class Round:
         self._by_weight = self.participation.sampling == "by_weight"
         self._asked = False  # whether `weights` was called
         self._shares = list[tuple[np.ndarray, np.ndarray]]()  # the cohorts that were drawn by weight, and their shares
-        self._dropped = list[
-            tuple[np.ndarray, np.ndarray]
-        ]()  # cohorts without an exchange, and who dropped out of them
+        self._dropped = dict[int, tuple[np.ndarray, np.ndarray]]()  # id -> cohort without exchange, who dropped out
         self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
@@ -205,7 +203,7 @@ class Round:
     def _without(self, chosen: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Return the clients of whom a draw is left, and note the others, who get the first message to them. left: [chosen]."""
         cohort = chosen[left > 0]
-        self._dropped.append((cohort, chosen[left == 0]))
+        self._dropped[id(cohort)] = cohort, chosen[left == 0]
         return cohort
 
     def _staying(self, chosen: np.ndarray, times: np.ndarray, number: int) -> np.ndarray:
@@ -436,9 +434,7 @@ class Round:
         ledger.count(calls)
         ledger.rounds[cohort] += ~self._met[cohort]
         self._met[cohort] = True
-        for clients in (dropped for sampled, dropped in self._dropped if sampled is cohort):
-            ledger.lost[clients] += size
-        self._dropped = [(sampled, dropped) for sampled, dropped in self._dropped if sampled is not cohort]
+        ledger.lost[self._dropped.pop(id(cohort), (cohort, cohort[:0]))[1]] += size
 
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
         """Raise UserError if clients did what their method may not.

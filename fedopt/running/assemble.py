@@ -68,11 +68,11 @@ def check_parts(composed: Composed) -> None:
 
 
 def participation_of(composed: Composed, clients: int | None = None) -> Participation:
-    """Return a config's settings of who takes part in a round. With fewer clients than participation.cohort_from,
-    participation.cohort becomes None.
+    """Return a config's settings of who takes part in a round.
 
-    clients: their number; None: that of the partitioner. Raises UserError if the settings do not fit it or the algorithm. If only
-    the data determine the number, `assemble` checks them.
+    With fewer clients than participation.cohort_from, participation.cohort becomes None. clients: their number; None: that of the
+    partitioner. Raises UserError if the settings do not fit it or the algorithm. If only the data determine the number, `assemble`
+    checks them.
     """
     participation = composed.settings.participation
     clients = clients or getattr(composed.parts["partitioner"], "clients", None)

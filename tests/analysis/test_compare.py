@@ -1245,7 +1245,7 @@ def test_paired_tests(tmp_path, command):
         named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
     named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
     _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
-    assert "fedavg - fedmsa: tested on 3 pairs of equal seed; 1 run without a partner in the table only" in err
+    assert "fedavg - fedmsa: tested, with 3 pairs of equal seed; 1 run without a partner in the table only" in err
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     difference = "difference of test accuracy (percentage points)"
     assert list(tested.columns) == ["pair", difference, "pairs", "p", "p (Holm)", "paired by"]
@@ -1310,7 +1310,7 @@ def test_runs_without_a_partner_are_counted(tmp_path, command):
     for folder in ("fedavg0", "fedavg1", "fedmsa5"):
         shutil.rmtree(tmp_path / "runs" / folder)
     err = command(tmp_path / "runs")[3]
-    assert "fedavg - fedmsa: tested on 3 pairs of equal dataset.split_seed; 3 runs without a partner" in err
+    assert "fedavg - fedmsa: tested, with 3 pairs of equal dataset.split_seed; 3 runs without a partner" in err
     for j in (2, 3):
         shutil.rmtree(tmp_path / "runs" / f"fedavg{j}")
     err = command(tmp_path / "runs")[3]
