@@ -156,6 +156,21 @@ class Metric:
             )
 
 
+def validates(name: str) -> bool:
+    """Return whether a metric is over rows that are named for validation, so that methods and values may be chosen by it."""
+    return name.startswith("val_")
+
+
+def selected(name: str) -> str:
+    """Return a line on what a choice by this metric rests on: rows for validation, or test rows; '' for other metrics."""
+    if validates(name):
+        return f"selected on {name}, over rows that are not for testing"
+    if name.startswith(("test_", "common_", "personal_", "worst_personal_")):
+        remedy = "name rows for validation, as docs/own-data.md says, to keep the test rows for the end"
+        return f"selected on {name}, over test rows; {remedy}"
+    return ""
+
+
 # What several problems measure
 TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)

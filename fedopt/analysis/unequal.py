@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.scale import LinearScale
 
-from fedopt.analysis.groups import departures, differing
+from fedopt.analysis.groups import departures, differing, repeats
 from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
 from fedopt.analysis.stats import not_positive
@@ -34,9 +34,9 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     """
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
-    if pooled:
-        again = ",".join([*by, *pooled])
-        yield f"runs that differ in {', '.join(pooled)} are in one group; use --group-by {again} to separate them"
+    if mixed := [key for key in pooled if not repeats(key)]:
+        again = ",".join([*by, *mixed])
+        yield f"runs that differ in {', '.join(mixed)} are in one group; use --group-by {again} to separate them"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}

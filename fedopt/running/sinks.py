@@ -32,6 +32,7 @@ from fedopt.running.loop import Moment, Progress, Row
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 LISTED = 10_000  # clients whose examples partition.csv counts
+TRAFFIC = "client", "rounds", "MB_down", "MB_up", "bytes_down", "bytes_up", "bytes_down_lost"
 ROUNDS_SHOWN = 200  # in availability.png
 
 Sink = Callable[[Moment], object]
@@ -185,6 +186,20 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         folder.write_text("clients.csv", text.getvalue())
+
+
+def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
+    """Write traffic.csv, a row a client, for at most `LISTED` clients: its rounds, and what was sent to it and by it.
+
+    folder: the run's. problem: as the algorithm sees it. ledger: the run's.
+    """
+    if problem.clients <= LISTED:
+        names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))
+        down, text = ledger.down + ledger.lost, StringIO()
+        in_mb = ([f"{size / 1e6:.6g}" for size in sizes] for sizes in (down, ledger.up))
+        rows = zip(names, ledger.rounds, *in_mb, down, ledger.up, ledger.lost, strict=True)
+        csv.writer(text, lineterminator="\n").writerows([TRAFFIC, *rows])
+        folder.write_text("traffic.csv", text.getvalue())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -270,3 +271,45 @@ def test_a_picture_that_is_missing_is_drawn(run):
         (folder / name).unlink()
     run("pfedme", "resume=true")
     assert (folder / "clients.png").stat().st_size > 1000
+
+
+# traffic.csv
+
+
+@pytest.fixture
+def traffic(monkeypatch, capsys, tmp_path):
+    """A function that does a run with these words in a folder of this name, and returns the columns of its traffic.csv."""
+
+    def done(name, *words):
+        result = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / name}")
+        assert result.code == 0, result.err
+        return pd.read_csv(tmp_path / name / "traffic.csv")
+
+    return done
+
+
+@pytest.mark.parametrize("words", [(), ("participation.sampling=by_weight",)])
+def test_a_client_that_drops_out_has_received_the_model(words, traffic):
+    """Cohorts are sampled before anyone drops out, so that what is sent to each client does not depend on the dropout."""
+    words = ["algo=fedavg", "problem=linear_regression", *FEW, "budget.rounds=9", *words]
+    stay, leave = (traffic(p, *words, f"participation.dropout={p}") for p in ("0", "0.5"))
+    size = 6 * 8  # of a model
+    assert (stay.bytes_down == size * stay.rounds).all()
+    assert not stay.bytes_down_lost.any()
+    assert (leave.bytes_down == stay.bytes_down).all()
+    assert (leave.bytes_up == size * leave.rounds).all()
+    assert (leave.bytes_down - leave.bytes_down_lost == leave.bytes_up).all()
+    assert 9 <= leave.rounds.sum() < stay.rounds.sum()
+    assert leave.MB_down.to_numpy() == pytest.approx(leave.bytes_down / 1e6, rel=1e-5)
+
+
+def test_a_round_of_several_messages_is_one_round_of_a_client(traffic, tmp_path):
+    """Who drops out gets the first message of the round alone, and a resume changes nothing."""
+    words = ["algo=fedmsa", "problem=quadratic_bilevel", *FEW, "participation.dropout=0.5", "algo.anchor=cohort"]
+    want = traffic("whole", *words, "budget.rounds=6")
+    assert want.rounds.max() <= 6
+    table = pd.read_csv(tmp_path / "whole" / "metrics.csv")
+    assert (want.bytes_down - want.bytes_down_lost).sum() == table["bytes_down"].iloc[-1]
+    assert table["comm_rounds"].iloc[-1] == 12
+    traffic("part", *words, "budget.rounds=2")
+    assert traffic("part", "resume=true", "budget.rounds=6").equals(want)
