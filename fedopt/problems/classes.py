@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedopt.data import Ragged, World
+from fedopt.data import Model, Ragged, World
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
@@ -141,9 +141,13 @@ class Problem(_InWorld, ABC):
         """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None
 
-    def network(self, *point: Tensor) -> nn.Module | None:
+    def network(self, *point: Tensor) -> Model | None:
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
+
+    def own(self, *point: Tensor) -> Tensor | None:
+        """Return the parameters of each client's own network at a point, ``[M, d]``; None if clients have none of their own."""
+        return named(self, point).get("personal")
 
 
 def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:

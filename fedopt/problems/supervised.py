@@ -1,5 +1,6 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,23 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, of_finite, tuned
+from fedopt.data import (
+    Batch,
+    Batches,
+    Card,
+    Examples,
+    LabelledData,
+    Logits,
+    Model,
+    cross_entropy,
+    losses,
+    of_finite,
+    tuned,
+)
 from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
+from fedopt.networks import FlatModel, FlatModule, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
@@ -60,6 +73,7 @@ class Labelled(Problem):
         self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
+        self.fills = getattr(data, "fills", None)
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners)
         self.remark, self.notes = self._remark(data), self._notes(data)
@@ -90,6 +104,27 @@ class Labelled(Problem):
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:
+        """Return a trained network as a model for raw examples, on the CPU.
+
+        Args:
+            network: The network, which takes normalised examples.
+            spec: What builds it, for the model's file: ``model``, ``widths`` and ``dropout``.
+            tuning: As in `Model`.
+        """
+        names, whole = self.class_names, re.compile("0|-?[1-9][0-9]{0,17}")
+        numbers = [int(name) for name in names if whole.fullmatch(name)]
+        classes = numbers if len(numbers) == len(names) else list(names)
+        card = Card(
+            kind="classification" if self.classes else "regression",
+            features=list(self.feature_names),
+            classes=classes or list(range(self.classes)),
+            shape=list(self.train.shape),
+            network=spec,
+        )
+        tuning = tuning and (tuning[0].detach().cpu(), tuning[1].detach().cpu())
+        return Model(network.cpu(), self.train.normalisation, card, tuning, self.fills)
 
     def start(self) -> tuple[Tensor, ...]:
         """Return the variables at the start."""
@@ -287,10 +322,14 @@ class Supervised(Labelled):
         """Return the parameters of the network ``net`` at a point, ``[dim]``."""
         return point[0]
 
-    def network(self, *point: Tensor) -> nn.Module:
+    def calibration(self, *point: Tensor) -> Tuning:
+        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
+        return None
+
+    def network(self, *point: Tensor) -> Model:
         """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""
-        trained = self.net.trained(self.parameters(*point))
-        return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
+        spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
+        return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
     def own_accuracies(self, w: Tensor) -> list[float]:
         """Return the accuracy of each client's model on its own test examples. w: as in `own_metrics`."""

@@ -1,12 +1,16 @@
 """Read a run's solution from its checkpoint."""
 
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
+import fedopt
 from fedopt.config import recorded
-from fedopt.errors import UserError
+from fedopt.data import Model
+from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.files import expanded
 from fedopt.problems import named
 from fedopt.results import Checkpoint, RunFolder, refuse_foreign, refuse_other_data, stamp
@@ -16,9 +20,23 @@ from fedopt.running.loop import point_of
 from fedopt.running.resume import progress_of
 
 
+class Trained(NamedTuple):
+    """What a run has trained: the variables by name, the common model, and the parameters of the clients' own ones.
+
+    model: None if the problem has no network. own: [M, d], None without. common: whether the method has a common model.
+    clients: their names.
+    """
+
+    variables: dict[str, Tensor]
+    model: Model | None
+    own: Tensor | None
+    common: bool
+    clients: list[str]
+
+
 @restored()
-def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | None]:
-    """Return the variables by name, and the network if the problem has one, else None.
+def read_back(path: Path, best: bool) -> Trained:
+    """Return what a run has trained.
 
     Args:
         path: The run's folder.
@@ -44,7 +62,39 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
             )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
-    return variables, e.problem.network(*variables.values())
+    point, train = [*variables.values()], e.problem.splits["train"]
+    own, clients = e.problem.own(*point), [*map(str, train.names or range(len(train)))]
+    return Trained(variables, e.problem.network(*point), own, getattr(e.algorithm, "common", True), clients)
+
+
+def deployed(path: Path, trained: Trained, client: object = None) -> Model:
+    """Return a copy of the model that a client deploys, or of the common model, with the facts of its run.
+
+    path: the run's folder. trained: what `read_back` returns. client: its name or number; None: the common model.
+
+    Raises UserError if there is no such model or client.
+    """
+    if trained.model is None:
+        raise UserError(f"{path}: this problem has no network; use `variables` for its solution")
+    names, own = trained.clients, trained.own
+    if client is None:
+        if not trained.common:
+            raise UserError(f"{path}: this method has no common model; choose a client: {some(names, MOST_NAMED)}")
+        model = deepcopy(trained.model)
+    elif (name := str(client)) not in names:
+        raise UserError(f"client={name}: {path} has no such client{among(name, names)}")
+    else:
+        model = trained.model.of(name, None if own is None else own[names.index(name)])
+    folder = RunFolder(path)
+    card = folder.card()
+    facts = {
+        "fedopt": fedopt.__version__,
+        **card.get("chosen", {}),
+        "seed": card.get("seed"),
+        "commit": card.get("commit"),
+    }
+    model.card = replace(model.card, run={"folder": str(path), **facts, "metrics": folder.measured("final")})
+    return model
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:
