@@ -10,11 +10,13 @@ from typing import Annotated
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy, tuned
+from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.decimals import exact
+from fedopt.metrics import CALIBRATED_BRIER, CALIBRATED_CALIBRATION, CALIBRATED_LOSS
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
 from fedopt.problems.supervised import SupervisedBilevel
@@ -44,6 +46,7 @@ class LossTuning(SupervisedBilevel):
     imbalance: Annotated[float, Field(gt=0, le=1)]
 
     direct = False
+    metrics = (*SupervisedBilevel.metrics, CALIBRATED_LOSS, CALIBRATED_BRIER, CALIBRATED_CALIBRATION)
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
@@ -57,6 +60,8 @@ class LossTuning(SupervisedBilevel):
             self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
+        counts = [np.bincount(y, minlength=self.classes) for y in (data.y_train[kept], data.y_test)]
+        self._rarest = int(np.where(np.minimum(*counts), counts[0], len(kept)).argmin())  # of the classes that are in both
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
     def _tuning(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +85,27 @@ class LossTuning(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics: of the logits of y, whose largest is the decision, and of the tuned logits, which were trained.
+
+        The probabilities of the tuned logits are calibrated for the training distribution. calibrated_loss, calibrated_brier:
+        their loss and Brier score on the test examples. calibrated_calibration: the mean predicted probability of the rarest
+        training class, divided by its share of the test examples.
+        """
         x, y = point[:2]
+        logits, calibrated = partial(self.net, y), lambda inputs: tuned(self.net(y, inputs), self._tuning(x))
+
+        def scores(batch: Batch) -> tuple[Tensor, ...]:
+            out, observed = calibrated(batch.x), F.one_hot(batch.y, self.classes)
+            p = out.softmax(1)
+            brier = ((p - observed) ** 2).sum(1) / (1 + (self.classes == 2))
+            return losses(out, batch), brier, p[:, self._rarest], observed[:, self._rarest]
+
+        loss, brier, predicted, share = self.test_examples.means(scores)
         return {
-            "train_loss": self.client_loss("train", lambda images: tuned(self.net(y, images), self._tuning(x))),
-            "val_loss": self.client_loss("val", partial(self.net, y), self.class_weight),
-            **self.test_metrics(partial(self.net, y)),
+            "train_loss": self.client_loss("train", calibrated),
+            "val_loss": self.client_loss("val", logits, self.class_weight),
+            **self.test_metrics(logits),
+            "calibrated_loss": loss,
+            "calibrated_brier": brier,
+            "calibrated_calibration": predicted / share,
         }
