@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
+from fedopt.data import Batch, Batches, World, cross_entropy, losses, tuned
 from fedopt.decimals import exact
+from fedopt.errors import UserError
 from fedopt.metrics import CALIBRATED_BRIER, CALIBRATED_CALIBRATION, CALIBRATED_LOSS
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
@@ -32,6 +33,27 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))
 
 
+def tuning(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of the logits, [C] each, at x = (Delta, l), [2 C]."""
+    delta, shift = x.chunk(2)
+    return torch.sigmoid(delta), shift
+
+
+def loss_of(run: str, world: World, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of the logits that a run of loss tuning found, [classes] each. run: its folder.
+
+    Raises UserError if there is no such run, or its data have another number of classes.
+    """
+    if world.solution is None:
+        raise UserError(f"problem.loss={run}: is read only for a run of fedopt")
+    x = world.solution(run, LossTuning)["x"]
+    if len(x) != 2 * classes:
+        raise UserError(
+            f"problem.loss={run}: is for {len(x) // 2} classes, and the data have {classes}; give a run on these data"
+        )
+    return tuning(x.to(world.device, world.dtype))
+
+
 @dataclass(eq=False)
 class LossTuning(SupervisedBilevel):
     """Tuning of the VS loss for classes of unequal sizes.
@@ -46,7 +68,12 @@ class LossTuning(SupervisedBilevel):
     imbalance: Annotated[float, Field(gt=0, le=1)]
 
     direct = False
-    metrics = (*SupervisedBilevel.metrics, CALIBRATED_LOSS, CALIBRATED_BRIER, CALIBRATED_CALIBRATION)
+    metrics = (  # type: ignore[assignment]
+        *SupervisedBilevel.metrics,
+        CALIBRATED_LOSS,
+        CALIBRATED_BRIER,
+        CALIBRATED_CALIBRATION,
+    )
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
@@ -61,12 +88,10 @@ class LossTuning(SupervisedBilevel):
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
         counts = [np.bincount(y, minlength=self.classes) for y in (data.y_train[kept], data.y_test)]
-        self._rarest = int(np.where(np.minimum(*counts), counts[0], len(kept)).argmin())  # of the classes that are in both
+        self._rarest = int(
+            np.where(np.minimum(*counts), counts[0], len(kept)).argmin()
+        )  # of the classes that are in both
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
-
-    def _tuning(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        delta, shift = x.chunk(2)
-        return torch.sigmoid(delta), shift
 
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -79,7 +104,7 @@ class LossTuning(SupervisedBilevel):
         return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        return batch, self._tuning(x)
+        return batch, tuning(x)
 
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]
@@ -92,7 +117,7 @@ class LossTuning(SupervisedBilevel):
         training class, divided by its share of the test examples.
         """
         x, y = point[:2]
-        logits, calibrated = partial(self.net, y), lambda inputs: tuned(self.net(y, inputs), self._tuning(x))
+        logits, calibrated = partial(self.net, y), lambda inputs: tuned(self.net(y, inputs), tuning(x))
 
         def scores(batch: Batch) -> tuple[Tensor, ...]:
             out, observed = calibrated(batch.x), F.one_hot(batch.y, self.classes)

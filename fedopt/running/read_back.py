@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedopt.config import recorded
+from fedopt.config import imported, recorded
 from fedopt.errors import UserError
 from fedopt.files import expanded
 from fedopt.problems import named
@@ -45,6 +45,20 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     return variables, e.problem.network(*variables.values())
+
+
+def solution(path: str, kind: type) -> dict[str, Tensor]:
+    """Return a run's variables by name. path: its folder. kind: the class of its problem.
+
+    Raises UserError if there is no such run, or its problem is of another class.
+    """
+    folder = expanded(path)
+    problem = RunFolder(folder).config()["problem"].get("_target_")
+    if not issubclass(imported(problem, str(folder)), kind):
+        raise UserError(
+            f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
+        )
+    return read_back(folder, best=False)[0]
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:

@@ -351,7 +351,7 @@ def loss_tuning(data):
 
 
 def test_the_tuned_logits_predict_the_share_that_occurs():
-    """The gradient of a trained bias, scale_c (mean p_c - share_c), is 0: tuned logits are calibrated, whatever x, and raw ones not."""
+    """A trained bias has no gradient, scale_c (mean p_c - share_c) = 0: the tuned logits are calibrated, the raw ones are not."""
     p = loss_tuning(data := rare())
     share = data.y_test.mean()
     assert 0.03 < share < 0.08
