@@ -44,8 +44,7 @@ def loss_of(run: str, world: World, classes: int) -> tuple[Tensor, Tensor]:
 
     Raises UserError if there is no such run, or its data have another number of classes.
     """
-    if world.solution is None:
-        raise UserError(f"problem.loss={run}: is read only for a run of fedopt")
+    assert world.solution is not None  # every run's world has it
     x = world.solution(run, LossTuning)["x"]
     if len(x) != 2 * classes:
         raise UserError(

@@ -1,5 +1,7 @@
 """Data cleaning, regularisation and AUC against NumPy, finite differences and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems import regularisation
 from fedopt.problems.auc import Auc, area
+from fedopt.problems.classification import Classification
 from fedopt.problems.data_cleaning import DataCleaning
 from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.regularisation import Regularisation
@@ -366,3 +369,29 @@ def test_the_tuned_logits_predict_the_share_that_occurs():
         assert metrics["calibrated_loss"] == pytest.approx(metrics["train_loss"], rel=1e-12)
         raw = p.net(y, p.test_examples.x).softmax(1)[:, 1].mean()
         assert abs(float(raw) / share - 1) > 0.3
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_classification_trains_with_a_tuned_loss(model):
+    """Its value by NumPy, its gradient and its step by autograd."""
+    x, data = torch.tensor([-0.4, 0.7, 0.5, -1.2], dtype=F64), Given(rare())
+    here = World(
+        0, Iid(4), data, dtype=F64, solution=lambda run, kind: {"x": x} if (run, kind) == ("run", LossTuning) else {}
+    )
+    keys = {"test": None, "server": 0.0, "own_test": None, "pretrain": 0, "pretrain_step": 0.01, "weighting": "samples"}
+    p = Classification(here, model, [5], **keys, loss="run")
+    w, sample = p.start()[0] + 0.3, full(p, 1)
+    batch = sample["train"]
+    z = p.net(w, batch.x).numpy() / (1 + np.exp(-x[:2].numpy())) + x[2:].numpy()
+    assert float(p.f(w, sample)) == pytest.approx(losses(z, batch.y.numpy()).mean(), rel=1e-12)
+    gradient = torch.func.grad(p.f)
+    torch.testing.assert_close(p.f.gradient(w, sample), gradient(w, sample), rtol=1e-10, atol=1e-12)
+    anchor, plus = w - 0.2, normal(len(w), seed=3)
+    stepped = w - 0.1 * (gradient(w, sample) - gradient(anchor, sample) + plus)
+    torch.testing.assert_close(p.f.step(w.clone(), sample, 0.1, plus, anchor), stepped, rtol=1e-10, atol=1e-12)
+    assert p.evaluate(w)["train_loss"] == pytest.approx(pooled(p, lambda s: float(p.f(w, s))), rel=1e-12)
+    assert p.evaluate(w)["test_loss"] == pytest.approx(
+        losses(p.net(w, p.test_examples.x).numpy(), data.data.y_test).mean()
+    )
+    with pytest.raises(UserError, match="is for 2 classes, and the data have 3; give a run on these data"):
+        Classification(replace(here, dataset=table()), model, [5], **keys, loss="run")
