@@ -15,7 +15,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from fedopt.config.classes import SETTINGS, about
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options
+from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options, setting_of
 from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
 from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
@@ -132,6 +132,14 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
         if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
     )
     values = {key: values[key] for key in there}
+    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data
+        values.pop("eval.target", None)
+        if general := setting_of(chosen["problem"], folders):
+            raise UserError(
+                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with values for its own "
+                f"data set; use problem={general}"
+            )
     for key, value in values.items():
         if not any(overlap(key, other) for other in done):
             put(config, key, value, force_add=True)
@@ -139,7 +147,6 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")
-    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fedopt.data import Batches, cross_entropy
+from fedopt.data import Batches, cross_entropy, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import (
     BETTER_THAN_ALONE,
@@ -18,8 +18,10 @@ from fedopt.metrics import (
     TRAIN_LOSS,
     WORST_PERSONAL_ACCURACY,
 )
+from fedopt.networks import Tuning
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
+from fedopt.problems.loss_tuning import loss_of
 from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
 
 
@@ -33,6 +35,7 @@ class Classification(Supervised, Minimisation):
     server: the fraction of the other examples that the server has, and no client.
     own_test: the fraction of its examples that each client keeps for tests; None for none.
     pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
+    loss: the folder of a run of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
     alone_steps, alone_step: the number and the step size of SGD steps that a client takes alone, from the start, for the
         metric better_than_alone; 0 for no such metric.
 
@@ -47,6 +50,7 @@ class Classification(Supervised, Minimisation):
     weighting: Weighting
     alone_steps: Pretraining = field(default=0, kw_only=True, metadata={"before": 0})
     alone_step: PositiveFloat = field(default=0.1, kw_only=True, metadata={"before": 0.1})
+    loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
@@ -58,6 +62,9 @@ class Classification(Supervised, Minimisation):
             raise UserError(
                 f"problem.alone_steps={self.alone_steps}: clients keep no test examples; set problem.own_test to a fraction"
             )
+        self._tuning: Tuning = None
+        if self.loss is not None:
+            self._tuning = loss_of(self.loss, self.world, self.classes)
         self._alone = None
         if self.alone_steps:
             self._alone = self.own_accuracies(self.models_alone(self.alone_steps, self.alone_step))
@@ -69,15 +76,15 @@ class Classification(Supervised, Minimisation):
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x, *batch.keys), batch)
+        return cross_entropy(tuned(self.net(x, batch.x, *batch.keys), self._tuning), batch)
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.net.gradient(x, *sample["train"][:3])
+        return self.net.gradient(x, *sample["train"][:3], self._tuning)
 
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
-        return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
+        return self.net.descend(x, *sample["train"][:3], eta, plus, self._tuning, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
@@ -89,7 +96,7 @@ class Classification(Supervised, Minimisation):
         x, *models = point
         logits, w = partial(self.net, x), models[0] if models else x.expand(self.clients, -1)
         return {
-            "train_loss": self.client_loss("train", logits),
+            "train_loss": self.client_loss("train", lambda inputs: tuned(logits(inputs), self._tuning)),
             **self.test_metrics(logits),
             **self.own_metrics(w, self._alone),
         }

@@ -4,6 +4,7 @@ import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,7 +102,8 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
-    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
+    solution = lambda *of: import_module("fedopt.running.read_back").solution(*of)  # noqa: E731 - it assembles that run
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, solution)
     original: Problem = parts["problem"](world=world)
     participation = participation_of(composed, original.clients)
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):

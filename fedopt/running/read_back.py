@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import fedopt
-from fedopt.config import recorded
+from fedopt.config import imported, recorded
 from fedopt.data import Model
 from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.files import expanded
@@ -47,8 +47,9 @@ def read_back(path: Path, best: bool) -> Trained:
     """
     folder = RunFolder(path)
     config = folder.config()
-    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
-    e = assemble(recorded(config | on_cpu))
+    here = {"dataset": _placed(path, config.get("dataset"), "path", "root")}
+    here |= {"problem": _placed(path, config.get("problem"), "loss")}
+    e = assemble(recorded(config | here | {"hardware": {**config.get("hardware", {}), "device": "cpu"}}))
     checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
@@ -97,13 +98,27 @@ def deployed(path: Path, trained: Trained, client: object = None) -> Model:
     return model
 
 
-def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """Return the config's node of the data set.
+def solution(path: str, kind: type) -> dict[str, Tensor]:
+    """Return a run's variables by name. path: its folder. kind: the class of its problem.
+
+    Raises UserError if there is no such run, or its problem is of another class.
+    """
+    folder = expanded(path)
+    problem = RunFolder(folder).config()["problem"].get("_target_")
+    if not issubclass(imported(problem, str(folder)), kind):
+        raise UserError(
+            f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
+        )
+    return read_back(folder, best=False)[0]
+
+
+def _placed(folder: Path, node: Any, *keys: str) -> Any:
+    """Return a node of the config of the run in a folder. Its values of these keys are paths.
 
     Relative paths that do not exist here are taken as relative to the directory where the run began.
     """
-    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
+    begun = RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:
         return node
-    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
+    paths = {key: node[key] for key in keys if isinstance(node.get(key), str)}
     return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}

@@ -29,7 +29,7 @@ from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.problems.loss_tuning import long_tail
 from fedopt.testing.harness import small
 
 
@@ -829,7 +829,7 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
         "partitioner.clients=1",
         "participation.cohort=null",
     ]
-    problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
+    problem = small("fedmsa", "loss_tuning", *words, "problem.largest=64", "problem.imbalance=0.25").original
     sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
     assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
     assert problem.remark == "112 training, 9 test, 60 validation examples"

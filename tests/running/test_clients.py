@@ -313,3 +313,31 @@ def test_a_round_of_several_messages_is_one_round_of_a_client(traffic, tmp_path)
     assert table["comm_rounds"].iloc[-1] == 12
     traffic("part", *words, "budget.rounds=2")
     assert traffic("part", "resume=true", "budget.rounds=6").equals(want)
+
+
+# A loss that another run has tuned
+
+
+@pytest.mark.parametrize("algo", ["ditto", pytest.param("fedrep", marks=pytest.mark.full)])
+def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypatch, capsys, tmp_path):
+    """Its path is relative to the directory where the run began, also where it is read back from another one."""
+    words = ["algo=fedmsa", "problem=loss_tuning", "dataset=digits", "algo.alpha=0.5", *FEW]
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *words, "output_dir=tuned").code == 0
+    x = load("tuned").variables["x"]
+    assert x.abs().max() > 1e-4
+    model = "mlp" if algo == "fedrep" else "linear"
+    of_classes = ["dataset=digits", "problem.own_test=0.25", f"problem.model={model}", "partitioner=iid"]
+    folder, _ = run(algo, *of_classes, "problem.loss=tuned", problem="classification")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert load(folder).model()
+    assert load(folder).variables["personal"].isfinite().all()
+    monkeypatch.chdir(tmp_path)
+    for of, said in (
+        ("none", "none/config.yaml: there is no"),
+        ("run", "run: is a run of Classification; give the folder"),
+    ):
+        words = [f"algo={algo}", "problem=classification", *of_classes, *FEW, f"problem.loss={of}"]
+        result = fedopt(monkeypatch, capsys, *words)
+        assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
