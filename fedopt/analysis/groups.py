@@ -19,7 +19,7 @@ def first_metric(runs: Sequence[Recorded]) -> str:
     order, those that begin with a metric of validation first.
     """
     firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
-    return next(iter(sorted(filter(None, firsts), key=lambda name: not validates(name))), "")
+    return min(filter(None, firsts), key=lambda name: not validates(name), default="")
 
 
 def repeats(key: str) -> bool:

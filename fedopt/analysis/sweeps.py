@@ -110,7 +110,8 @@ def finals_of(
         lasts: run -> last value of its metric, as `RunFolder.last` returns it.
         swept: The keys that take several values.
     """
-    keys = [key for key in swept if not repeats(key)]
+    splits = any(repeats(key) and key != "seed" for key in swept)  # which give data of their own
+    keys = [key for key in swept if not (repeats(key) or (splits and key == "data"))]
     names = sorted(set(metrics) - {""})
     if len(names) == 1:
         metrics = names * len(rows)

@@ -79,7 +79,9 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 keys[key] = None
         keys |= dict.fromkeys(key for key in departures(runs) if [*by] != [key])
-        if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
+        here = [its for its in groups.values() if its[0].keys.get("problem") == problem]
+        data = {frozenset(run.keys.get(DATA) for run in its) - {None} for its in here}
+        if not {DATA, "dataset"} & brings and len(data - {frozenset()}) > 1:
             keys[DATA] = None
     return list(keys)
 

@@ -1296,6 +1296,19 @@ def test_runs_are_paired_by_all_that_differs_within_groups(tmp_path, command, ke
     assert (paired["pairs"][0], paired["p"][0]) == (6, pytest.approx(p, rel=1e-6))
 
 
+def test_data_of_several_splits_do_not_tell_groups_apart(tmp_path, command):
+    """Each split has a digest of its own."""
+    swept(tmp_path / "runs", [{"split_seed": j} for j in range(6)], ENDS)
+    for card in (tmp_path / "runs").glob("*/run.json"):
+        card.write_text(json.dumps({**json.loads(card.read_text()), "data": f"digest{card.parent.name[-1]}"}))
+    _, csv, _, err = command(tmp_path / "runs")
+    assert (list(csv["algo"]), list(csv["runs"])) == (["fedavg", "fedmsa"], [6, 6])
+    assert "differ in" not in err
+    rows = [{"run": str(j), "status": "finished", "dataset.split_seed": j, "data": str(j)} for j in range(3)]
+    shown = sweeps.finals_of(rows, ["loss"] * 3, {"0": 1.0, "1": 2.0, "2": 3.0}, ["dataset.split_seed", "data"])
+    assert (list(shown["runs"]), list(shown["final loss"])) == (["3"], ["2.0 ± 1.0"])
+
+
 def test_a_key_to_group_by_does_not_pair(tmp_path, command):
     swept(tmp_path / "runs", [{"seed": j // 2, "split_seed": j % 2} for j in range(6)], ENDS)
     _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo,dataset.split_seed")
