@@ -53,6 +53,11 @@ class Experiment:
         """The hashes that identify the data: ``data``, of the data set, and ``division``, of the partition among clients."""
         return {"data": self.digest, "division": division(self.original)}
 
+    @property
+    def own(self) -> bool:
+        """Whether the algorithm trains a model for each client."""
+        return hasattr(self.algorithm, "personal")
+
 
 def check_parts(composed: Composed) -> None:
     """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses.
@@ -104,6 +109,9 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     original: Problem = parts["problem"](world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
+    if hasattr(original, "deploys"):
+        own = original.own_models and hasattr(algorithm, "personal")
+        original.deploys(own, getattr(algorithm, "common", True))
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(
             f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "

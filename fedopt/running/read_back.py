@@ -35,7 +35,7 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, point_of(e, state, progress_of(metadata).round))
+    variables = named(e.problem, point_of(e, state, progress_of(metadata).round), e.own)
     if best:
         if not checkpoint.best:
             raise UserError(
@@ -44,7 +44,8 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
             )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
-    return variables, e.problem.network(*variables.values())
+    network = e.problem.network(*variables.values()) if e.problem.has_common else None
+    return variables, network
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:
