@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from fedopt.errors import UserError, some
 Pixels = Literal["standardised", "unit", "raw"]
 SHOWN = 4  # of names in a note
 LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
+
+
+class Validation(NamedTuple):
+    """Examples for validation that are no training examples. x, y, owners: as in `LabelledData`."""
+
+    x: np.ndarray
+    y: np.ndarray
+    owners: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,9 @@ class LabelledData:
         fills: The means that stand for missing values of a table's features, ``[features]`` by the client's name, '' for other
             clients. Empty: they are nan until `filled` is called. None: no value may be missing.
         left_out: How many validation examples `without_validation` has removed.
+        validation: These examples; None if it has not been called.
+        numbers: ``[n]``, the place of each training example among those of the data set, from 0, which are followed by the
+            test examples. None: they are in order.
         notes: Lines for the user: what the reader assumed about the file, and what it ignored.
     """
 
@@ -48,6 +59,8 @@ class LabelledData:
     feature_names: tuple[str, ...] = ()
     fills: Mapping[str, np.ndarray] | None = None
     left_out: int = 0
+    validation: Validation | None = None
+    numbers: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,16 +74,19 @@ class LabelledData:
         return self.y_train.dtype.kind == "f"
 
     def without_validation(self) -> "LabelledData":
-        """Return the data without the training examples that are kept for validation.
+        """Return the data without the training examples that are kept for validation, which are in ``validation``.
 
         Without such marks, return the data unchanged.
         """
         if self.validates is None:
             return self
-        rows = np.flatnonzero(~self.validates)
-        owners = None if self.owners is None else self.owners[rows]
-        x, y, left_out = self.x_train[rows], self.y_train[rows], len(self.y_train) - len(rows)
-        return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
+        rows, validation = np.flatnonzero(~self.validates), np.flatnonzero(self.validates)
+        (x, y, owners), others = (
+            (self.x_train[of], self.y_train[of], None if self.owners is None else self.owners[of])
+            for of in (rows, validation)
+        )
+        kept = replace(self, x_train=x, y_train=y, owners=owners, validates=None, numbers=rows)
+        return replace(kept, left_out=len(validation), validation=Validation(*others))
 
     def filled(self, by_owner: bool) -> "LabelledData":
         """Return the data with means in place of missing values of features, and set `fills`. Data without any are returned.
@@ -112,9 +128,10 @@ class LabelledData:
         return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)
 
     def digest(self) -> str:
-        """Return a hash of all fields but the notes and the fills, which follow from the rest. Equal data have equal hashes."""
+        """Return a hash of all fields that a file determines, without the notes. Equal data have equal hashes."""
         digest = sha256()
-        for part in (name for name in self.__dataclass_fields__ if name not in ("notes", "fills")):
+        derived = ("notes", "fills", "validation", "numbers")
+        for part in (name for name in self.__dataclass_fields__ if name not in derived):
             array = np.asarray(getattr(self, part))
             array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
             digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
@@ -124,7 +141,8 @@ class LabelledData:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if the targets are real numbers."""
-        return 0 if self.real else int(max(self.y_train.max(), self.y_test.max())) + 1
+        labels = [self.y_train, self.y_test, *([self.validation.y] if self.validation else [])]
+        return 0 if self.real else int(max(y.max() for y in labels)) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
@@ -205,7 +223,12 @@ class LabelledData:
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
-        data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        numbers = np.arange(len(y) + self.left_out)
+        if self.numbers is not None:
+            numbers = np.concatenate([self.numbers, numbers[-len(self.y_test) :]])
+        data = replace(
+            self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out], numbers=numbers[rest]
+        )
         if self.owners is None or self.owners_test is None:
             return data
         owners = np.concatenate([self.owners, self.owners_test])

@@ -10,17 +10,18 @@ from typing import Annotated
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, World, cross_entropy, losses, tuned
+from fedopt.data import Batch, Batches, World, cross_entropy, tuned
 from fedopt.decimals import exact
 from fedopt.errors import UserError
-from fedopt.metrics import CALIBRATED_BRIER, CALIBRATED_CALIBRATION, CALIBRATED_LOSS
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
+from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import SupervisedBilevel
+
+CALIBRATED = ("loss", "brier", "calibration")  # what is measured of the tuned logits
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
@@ -67,12 +68,6 @@ class LossTuning(SupervisedBilevel):
     imbalance: Annotated[float, Field(gt=0, le=1)]
 
     direct = False
-    metrics = (  # type: ignore[assignment]
-        *SupervisedBilevel.metrics,
-        CALIBRATED_LOSS,
-        CALIBRATED_BRIER,
-        CALIBRATED_CALIBRATION,
-    )
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
@@ -86,10 +81,10 @@ class LossTuning(SupervisedBilevel):
             self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
-        counts = [np.bincount(y, minlength=self.classes) for y in (data.y_train[kept], data.y_test)]
-        self._rarest = int(
-            np.where(np.minimum(*counts), counts[0], len(kept)).argmin()
-        )  # of the classes that are in both
+        of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
+        names = data.class_names or [*map(str, range(self.classes))]
+        self._calibrated = Scores.of(of_both[0].cpu().numpy(), names, CALIBRATED, [of_both[1].cpu().numpy()])
+        self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
     @function(where=lambda problem: problem.net.dense)
@@ -116,20 +111,11 @@ class LossTuning(SupervisedBilevel):
         training class, divided by its share of the test examples.
         """
         x, y = point[:2]
-        logits, calibrated = partial(self.net, y), lambda inputs: tuned(self.net(y, inputs), tuning(x))
-
-        def scores(batch: Batch) -> tuple[Tensor, ...]:
-            out, observed = calibrated(batch.x), F.one_hot(batch.y, self.classes)
-            p = out.softmax(1)
-            brier = ((p - observed) ** 2).sum(1) / (1 + (self.classes == 2))
-            return losses(out, batch), brier, p[:, self._rarest], observed[:, self._rarest]
-
-        loss, brier, predicted, share = self.test_examples.means(scores)
+        logits, test = partial(self.net, y), self.test_set
+        calibrated = tuned(self.predictions(test, y), tuning(x))
         return {
-            "train_loss": self.client_loss("train", calibrated),
+            "train_loss": self.client_loss("train", lambda inputs: tuned(logits(inputs), tuning(x))),
             "val_loss": self.client_loss("val", logits, self.class_weight),
-            **self.test_metrics(logits),
-            "calibrated_loss": loss,
-            "calibrated_brier": brier,
-            "calibrated_calibration": predicted / share,
+            **self.tested(y),
+            **{f"calibrated_{name}": value for name, value in self._calibrated.scores(calibrated, test.y).items()},
         }

@@ -17,13 +17,12 @@ RARE = 0.4  # a class is rare below this share of what it would have if all clas
 MOST_CLASSES = 10  # whose recall and precision are measured by default
 EACH = ("recall", "precision")  # of which each class has its own
 PLAIN = ("accuracy", "loss")
-HIGHER = {"unit": "%", "better": "higher"}
 SCORES = {
-    "accuracy": Metric("accuracy", "accuracy", **HIGHER),
+    "accuracy": Metric("accuracy", "accuracy", "%", "higher"),
     "loss": Metric("loss", "loss", bounds=True),
-    "balanced_accuracy": Metric("balanced_accuracy", "mean recall of the classes", **HIGHER),
-    "recall": Metric("recall", "recall", **HIGHER),
-    "precision": Metric("precision", "precision", **HIGHER),
+    "balanced_accuracy": Metric("balanced_accuracy", "mean recall of the classes", "%", "higher"),
+    "recall": Metric("recall", "recall", "%", "higher"),
+    "precision": Metric("precision", "precision", "%", "higher"),
     "auc": Metric("auc", "area under the ROC curve", better="higher"),
     "average_precision": Metric("average_precision", "average precision", better="higher"),
     "brier": Metric("brier", "Brier score"),
@@ -106,7 +105,8 @@ class Scores:
     def _note(self, counts: np.ndarray, y: np.ndarray) -> str:
         rare, usual = self.classes[self.rarest], int(counts.argmax())
         share, right = counts[self.rarest] / counts.sum(), np.mean(y == usual)
-        return f"{share:.1%} of {counts.sum():,} training rows are {rare}: always {self.classes[usual]} is right on {right:.1%} of test rows"
+        always = f"always {self.classes[usual]} is right on {right:.1%} of test rows"
+        return f"{share:.1%} of {counts.sum():,} training rows are {rare}: {always}"
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
@@ -136,19 +136,16 @@ class Scores:
         p, of, guess = (v.cpu().numpy() for v in (torch.softmax(outputs.double(), 1), y, outputs.argmax(1)))
         precision, recall, _, counts = precision_recall_fscore_support(of, guess, labels=range(C), zero_division=0)
         recall = np.where(counts, recall, np.nan)
-        judged = [self.rarest] if C == 2 else np.flatnonzero(counts)
-        areas, averages = (
-            np.mean([_defined(score, of == c, p[:, c]) for c in judged])
-            for score in (roc_auc_score, average_precision_score)
-        )
         observed = counts[self.rarest] / len(of)
         found |= {
             "balanced_accuracy": 100 * float(np.nanmean(recall)),
-            "auc": float(areas),
-            "average_precision": float(averages),
             "brier": float(((p - np.eye(C)[of]) ** 2).sum(1).mean()) / (2 if C == 2 else 1),
             "calibration": float(p[:, self.rarest].mean() / observed) if observed else float("nan"),
         }
+        judged = [self.rarest] if C == 2 else np.flatnonzero(counts)
+        for name, score in (("auc", roc_auc_score), ("average_precision", average_precision_score)):
+            if name in self.names:
+                found[name] = float(np.mean([_defined(score, of == c, p[:, c]) for c in judged]))
         of_class = {"recall": 100 * recall, "precision": 100 * precision}
         found |= {name: float(of_class[kind][c]) for name, (kind, c) in self.each.items()}
         return {name: found[name] for name in self.names}

@@ -54,6 +54,11 @@ class Experiment:
         """The hashes that identify the data: ``data``, of the data set, and ``division``, of the partition among clients."""
         return {"data": self.digest, "division": division(self.original)}
 
+    @property
+    def own(self) -> bool:
+        """Whether the algorithm trains a model for each client."""
+        return hasattr(self.algorithm, "personal")
+
 
 def check_parts(composed: Composed) -> None:
     """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses.
@@ -106,6 +111,9 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, solution)
     original: Problem = parts["problem"](world=world)
     participation = participation_of(composed, original.clients)
+    if hasattr(original, "deploys"):
+        own = original.own_models and hasattr(algorithm, "personal")
+        original.deploys(own, getattr(algorithm, "common", True))
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(
             f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "

@@ -54,7 +54,7 @@ def read_back(path: Path, best: bool) -> Trained:
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, point_of(e, state, progress_of(metadata).round))
+    variables = named(e.problem, point_of(e, state, progress_of(metadata).round), e.own)
     if best:
         if not checkpoint.best:
             raise UserError(

@@ -136,7 +136,7 @@ class Keeper:
     def __call__(self, moment: Moment) -> None:
         """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
         if moment.improved and self.e.keep == "best":
-            self.checkpoint.best = named(self.e.problem, moment.point)
+            self.checkpoint.best = named(self.e.problem, moment.point, self.e.own)
         if moment.status == "diverged":
             return
         if moment.row is not None or self._good is None:
