@@ -50,7 +50,7 @@ class Problem(_InWorld, ABC):
         own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point. Methods that
             have some then give them.
         client_metric: What `of_clients` returns of each client; None if the problem measures no single client.
-        alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
+        one_by_one: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -67,7 +67,7 @@ class Problem(_InWorld, ABC):
     random: bool = False
     own_models: bool = False
     client_metric: Metric | None = None
-    alone: str = ""
+    one_by_one: str = ""
 
     @property
     def clients(self) -> int:

@@ -1,6 +1,6 @@
 """Linear regression on a table, with tests for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
 
-    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2
+    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2, without the intercept in |x|
 
 z has the features of an example and a 1, t is its target. All that methods of personal models approach is a linear system here.
 """
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, LabelledData, of_finite
+from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
-from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, EQUAL, TRAIN_LOSS, Metric
+from fedopt.metrics import ALONE_RMSE, AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
@@ -26,7 +27,7 @@ TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
 
-PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
+PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, ALONE_RMSE)
 
 
 def residual(y: Tensor, batch: Batch) -> Tensor:
@@ -123,21 +124,31 @@ class Table(Labelled):
         sums = squares.new_zeros(self.clients).index_add_(0, known, squares)
         return torch.sqrt(sums / counts)
 
-    def personal_metrics(self, models: Tensor, common: Tensor, alone: Tensor) -> dict[str, float]:
-        """Return the metrics of the clients' models on their own test examples. alone: [M, d], the models to be beaten."""
+    def set_alone(self) -> None:
+        """Set the models that clients would have alone, [M, d]: ridge and least squares of their own training examples."""
+        examples = [(self.train.x[rows].double(), self.train.y[rows].double()) for rows in self.splits["train"]]
+        models = [alone.ridge(z[:, :-1].cpu().numpy(), t.cpu().numpy()) for z, t in examples]
+        self._alone = torch.from_numpy(np.array(models)).to(self.train.x)
+        A, c, _ = self.moments("train")
+        self._unpenalised = least(A, c).to(self.train.x)
+
+    def personal_metrics(self, models: Tensor, common: Tensor) -> dict[str, float]:
+        """Return the metrics of the clients' models on their own test examples."""
         errors = self.errors(models, common)
         tested = np.unique(self._owner[self._owner >= 0])
-        of_clients, of_alone = self.rmse(errors)[tested], self.rmse(self.errors(alone, common))[tested]
+        of_clients, of_alone = self.rmse(errors)[tested], self.rmse(self.errors(self._alone, common))[tested]
         return {
             "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
             "personal_rmse": float(of_clients.mean()),
             "worst_personal_rmse": float(of_clients.max()),
-            "better_than_alone": 100 * float(of_finite(of_clients < (1 - EQUAL) * of_alone, of_clients).mean()),
+            **alone.compared(of_clients, of_alone, CLIENT_RMSE.sign),
+            "alone_rmse": float(of_alone.mean()),
         }
 
-    def errors_of_clients(self, common: Tensor, alone: Tensor, *own: Tensor) -> dict[str, list[float]]:
-        """Return what `of_clients` does. common, alone: as in `personal_metrics`. own: the clients' own models, [M, d], if any."""
-        models = {**dict(zip(["own"], own, strict=False)), "common": common.expand(self.clients, -1), "alone": alone}
+    def errors_of_clients(self, common: Tensor, *own: Tensor) -> dict[str, list[float]]:
+        """Return what `of_clients` does. own: the clients' own models, [M, d], if any."""
+        models = {**dict(zip(["own"], own, strict=False)), "common": common.expand(self.clients, -1)}
+        models |= {"alone": self._alone, "alone_unpenalised": self._unpenalised}
         return {kind: self.rmse(self.errors(of, common)).tolist() for kind, of in models.items()}
 
 
@@ -147,7 +158,7 @@ class LinearRegression(Table, Minimisation):
 
     x: a linear model, [features + 1], with an intercept.
 
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i.
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features, spread, noise: as in `Table`.
     """
@@ -166,11 +177,13 @@ class LinearRegression(Table, Minimisation):
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)
         A, c, halves = self.moments("train")
-        A = A + self.ridge * torch.eye(A.shape[1]).to(A)
+        self._ridges = F.pad(self.train.x.new_full((A.shape[1] - 1,), self.ridge), (0, 1))  # 0 for the intercept
+        A = A + torch.diag(self._ridges).to(A)
         self._A, self._c, self._half = (
             torch.tensordot(torch.from_numpy(self.weights).to(v), v, 1) for v in (A, c, halves)
         )
-        self._x, self._alone = least(self._A, self._c), least(A, c).to(self.train.x)
+        self._x = least(self._A, self._c)
+        self.set_alone()
 
     def last_layer(self) -> int:
         return 1  # the intercept
@@ -183,26 +196,26 @@ class LinearRegression(Table, Minimisation):
 
     @function
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return squared(x, sample["train"]) + 0.5 * self.ridge * x @ x
+        return squared(x, sample["train"]) + 0.5 * self._ridges @ x**2
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return gradient(x, sample["train"]) + self.ridge * x
+        return gradient(x, sample["train"]) + self._ridges * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
         train_loss, distance: sum_i p_i f_i(x), and the distance of x from its minimiser. The others are of the clients' own
-        models, or of x if the method has none. better_than_alone compares with the minimiser of each client's f_i.
+        models, or of x if the method has none. alone_rmse, and what compares with alone, are of `set_alone`'s ridge.
         """
         x, *own = point
         models, x64 = own[0] if own else x.expand(self.clients, -1), x.to(self._x)
         return {
-            **self.personal_metrics(models, x, self._alone),
+            **self.personal_metrics(models, x),
             "train_loss": float(0.5 * x64 @ (self._A @ x64) - self._c @ x64 + self._half),
             "distance": float(torch.linalg.norm(x64 - self._x)),
         }
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors on the clients' own test examples. Alone is the minimiser of a client's f_i."""
-        return self.errors_of_clients(point[0], self._alone, *point[1:])
+        """Return the errors on the clients' own test examples. Alone is the ridge of `set_alone`."""
+        return self.errors_of_clients(*point)

@@ -23,7 +23,7 @@ from fedopt.data import Batches
 from fedopt.metrics import CLIENT_RMSE, DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
+from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
 from fedopt.problems.supervised import Fraction
@@ -63,7 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._solve()
         else:
             self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self._alone = least(self._A, self._c).to(self.train.x)
+            self.set_alone()
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
@@ -139,12 +139,12 @@ class PersonalisedRegression(Table, LocalBilevel):
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
+        """Return the metrics, all at the exact y_i(x). What compares with alone is as in `linear_regression`."""
         y = self.inner_solutions(point[0])
         if self.strengths != "fixed":
             values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
             w = point[0][: y.shape[1]]
-            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w, self._alone)}
+            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w)}
         x = point[0].to(self._x)
         off = x - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
@@ -157,8 +157,8 @@ class PersonalisedRegression(Table, LocalBilevel):
         }
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors of the exact y_i(x), of w and of y_i for lam = 0, if strengths are learnt."""
+        """Return the errors of the exact y_i(x), of w and of each client alone, if strengths are learnt."""
         if self.strengths == "fixed":
             return {}
         w, y = point[0][: self.train.x.shape[1]], self.inner_solutions(point[0])
-        return self.errors_of_clients(w, self._alone, y.to(w))
+        return self.errors_of_clients(w, y.to(w))
