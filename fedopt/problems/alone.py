@@ -17,7 +17,7 @@ RATIOS = np.logspace(3, -3, 25)  # of ties the strongest is taken
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
 UNPENALISED = 1e6  # C of the classifier that is as good as unpenalised, and exists where classes can be separated
-MOST_NUMBERS, MOST_CLIENTS = 500_000, 30  # of all clients' rows times features: what takes about five seconds
+MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # of all clients' rows times features: what takes about five seconds
 RANK = 1e-10  # singular values below this share of the largest are zero
 
 

@@ -165,7 +165,7 @@ def test_engines_agree_on_weights_of_classes():
     words = ["problem.ridge=0.3", "problem.class_weights={3: 5}", "problem.model=linear", "preset=none"]
     ends = [
         steps(small("scaffold", "classification", *words, f"hardware.engine={engine}"), 2)[-1]
-        for engine in ("vectorised", "sequential")
+        for engine in ("vectorised", "one_by_one")
     ]
     torch.testing.assert_close(ends[0].x, ends[1].x)
 
