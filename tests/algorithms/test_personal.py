@@ -343,5 +343,8 @@ def test_the_optimum_on_real_tables(table, lam, delta, found_there):
     found, *_ = evaluate(e, state, Progress(round=1))
     predicted = [row @ models[names.index(name)] for row, name in zip(z_test, owner_test, strict=True)]
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.mean((predicted - data["y_test"]) ** 2)), rel=1e-5)
-    for metric, value in zip(("test_rmse", "personal_rmse", "better_than_alone"), found_there, strict=True):
+    of = {kind: np.array(values) for kind, values in e.problem.of_clients(state.w, state.theta.tensor()).items()}
+    tested = np.isfinite(of["own"])
+    found["better_than_unpenalised"] = 100 * np.mean((of["own"] < of["alone_unpenalised"])[tested])
+    for metric, value in zip(("test_rmse", "personal_rmse", "better_than_unpenalised"), found_there, strict=True):
         assert round(found[metric], 3) == value
