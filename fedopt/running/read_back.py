@@ -64,7 +64,7 @@ def read_back(path: Path, best: bool) -> Trained:
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     point, train = [*variables.values()], e.problem.splits["train"]
-    own, clients = e.problem.own(*point), [*map(str, train.names or range(len(train)))]
+    own, clients = variables.get("personal", e.problem.own(*point)), [*map(str, train.names or range(len(train)))]
     return Trained(variables, e.problem.network(*point), own, getattr(e.algorithm, "common", True), clients)
 
 
