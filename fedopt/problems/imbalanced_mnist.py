@@ -76,6 +76,9 @@ class ImbalancedMnist(SupervisedBilevel):
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]
 
+    def calibration(self, *point: Tensor) -> Tuning:
+        return self._tuning(point[0])
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
         return {
