@@ -141,9 +141,9 @@ class Problem(_InWorld, ABC):
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
 
-    def own(self, *point: Tensor) -> Tensor | None:
-        """Return the parameters of each client's own network at a point, ``[M, d]``; None if clients have none of their own."""
-        return named(self, point).get("personal")
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the parameters of each client's own network, ``[M, d]``, given the variables; None without own networks."""
+        return variables.get("personal")
 
 
 def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:

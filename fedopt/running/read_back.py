@@ -84,7 +84,7 @@ def read_back(path: Path, best: bool) -> Trained:
     if model is not None:
         model.card = replace(model.card, run=_facts(folder, config["eval"]["metric"] if best else None))
     clients = [*map(str, train.names or range(len(train)))]
-    return Trained(path, variables, model, e.problem.own(*point), common, clients)
+    return Trained(path, variables, model, e.problem.own(variables), common, clients)
 
 
 def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
