@@ -210,9 +210,10 @@ def show_keys(words: list[str], folders: list[str]) -> None:
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
-        if rows:
+        if rows or (part == "experiment" and part in groups):
             head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
             show("", *_folded(f"{part or 'every run'}{head}"))
+        if rows:
             _print(rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():

@@ -51,8 +51,9 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
             f"problem.positive={positive}: the training set and the test set must have examples of this class and of "
             "others; choose another class"
         )
+    validation = data.validation and data.validation._replace(y=(data.validation.y == positive).astype(np.int64))
     name = data.class_names[positive] if data.class_names else f"class {positive}"
-    return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
+    return replace(data, y_train=y_train, y_test=y_test, validation=validation, class_names=("others", name))
 
 
 @dataclass(eq=False)

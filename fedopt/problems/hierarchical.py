@@ -170,6 +170,6 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y = self.personal(x)
         f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        test, own = self.test_metrics(partial(self.net, x)), self.own_metrics(y)
+        own = self.personal_metrics(self.client_scores(None, y))
         of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
-        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **test, **own, **of_clients}
+        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **self.tested(x), **own, **of_clients}

@@ -63,7 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._solve()
         else:
             self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self._alone = least(self._A, self._c).to(self.train.x)
+            self.alone_scores = self.client_scores(None, least(self._A, self._c).to(self.train.x))
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
@@ -141,27 +141,29 @@ class PersonalisedRegression(Table, LocalBilevel):
         product = lambda v: (batch.weight * (batch.x @ v)) @ batch.x + self.lam * v  # noqa: E731
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
+    def deploys(self, own: bool, common: bool) -> None:
+        super().deploys(True, True)  # y_i(x), whatever the method
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
-        y = self.inner_solutions(point[0])
+        w, y = self._models(point[0])
+        tested, y = self.tested(w, y), y.to(self._A)
         if self.strengths != "fixed":
             values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
-            w = point[0][: y.shape[1]]
-            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w, self._alone)}
-        x = point[0].to(self._x)
-        off = x - self._x
+            return {"objective": float(self._p @ values), **tested}
+        off = point[0].to(self._x) - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
-        errors = self.errors(y, x)
-        return {
-            "excess": excess,
-            "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
-            "distance": float(torch.linalg.norm(off)),
-            "objective": self._least + excess,
-        }
+        distance = float(torch.linalg.norm(off))
+        return {"excess": excess, **tested, "distance": distance, "objective": self._least + excess}
+
+    def _models(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return w, [dy], and the exact y_i(x), [M, dy]."""
+        w = x[: self.train.x.shape[1]]
+        return w, self.inner_solutions(x).to(w)
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
         """Return the errors of the exact y_i(x), of w and of y_i for lam = 0, if strengths are learnt."""
-        if self.strengths == "fixed":
-            return {}
-        w, y = point[0][: self.train.x.shape[1]], self.inner_solutions(point[0])
-        return self.errors_of_clients(w, self._alone, y.to(w))
+        return super().of_clients(*self._models(point[0]))
+
+    def clients_table(self, *point: Tensor) -> dict[str, list[float]]:
+        return super().clients_table(*self._models(point[0]))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import fedopt
-from fedopt.config import recorded
+from fedopt.config import imported, recorded
 from fedopt.data import Model
 from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.files import expanded
@@ -64,13 +64,14 @@ def read_back(path: Path, best: bool) -> Trained:
     """
     folder = RunFolder(path)
     config = folder.config()
-    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
-    e = assemble(recorded(config | on_cpu))
+    here = {"dataset": _placed(path, config.get("dataset"), "path", "root")}
+    here |= {"problem": _placed(path, config.get("problem"), "loss")}
+    e = assemble(recorded(config | here | {"hardware": {**config.get("hardware", {}), "device": "cpu"}}))
     checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, point_of(e, state, progress_of(metadata).round))
+    variables = named(e.problem, point_of(e, state, progress_of(metadata).round), e.own)
     if best:
         if not checkpoint.best:
             raise UserError(
@@ -80,11 +81,11 @@ def read_back(path: Path, best: bool) -> Trained:
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     point, train = [*variables.values()], e.problem.splits["train"]
-    model, common = e.problem.network(*point), getattr(e.algorithm, "common", True)
+    model, own = e.problem.network(*point), e.problem.own(variables)
     if model is not None:
         model.card = replace(model.card, run=_facts(folder, config["eval"]["metric"] if best else None))
     clients = [*map(str, train.names or range(len(train)))]
-    return Trained(path, variables, model, e.problem.own(variables), common, clients)
+    return Trained(path, variables, model, own, e.problem.has_common or own is None, clients)
 
 
 def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
@@ -94,13 +95,27 @@ def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
     return {key: card.get(key) for key in ("fedopt", "folder", "chosen", "seed", "commit")} | {"metrics": metrics}
 
 
-def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """Return the config's node of the data set.
+def solution(path: str, kind: type) -> dict[str, Tensor]:
+    """Return a run's variables by name. path: its folder. kind: the class of its problem.
+
+    Raises UserError if there is no such run, or its problem is of another class.
+    """
+    folder = expanded(path)
+    problem = RunFolder(folder).config()["problem"].get("_target_")
+    if not issubclass(imported(problem, str(folder)), kind):
+        raise UserError(
+            f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
+        )
+    return read_back(folder, best=False).variables
+
+
+def _placed(folder: Path, node: Any, *keys: str) -> Any:
+    """Return a node of the config of the run in a folder. Its values of these keys are paths.
 
     Relative paths that do not exist here are taken as relative to the directory where the run began.
     """
-    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
+    begun = RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:
         return node
-    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
+    paths = {key: node[key] for key in keys if isinstance(node.get(key), str)}
     return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}

@@ -69,31 +69,54 @@ def test_pandas_reproduces_a_regression(table, tmp_path, algo, pixels):
 
 
 @pytest.mark.parametrize("label", ["event", "stage"])
-def test_pandas_reproduces_a_classification(table, tmp_path, label):
-    run = fedopt.run([*CLASSES, "algo=fedavg", "problem=classification", f"dataset.label={label}"], quiet=True)
-    rows = table[table.split == "test"]
-    (model := run.model()).save(tmp_path / "model.json")
-    z = outputs(tmp_path / "model.json", rows)
-    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+@pytest.mark.parametrize("algo", ["fedavg", "ditto", "fedrep"])
+def test_pandas_reproduces_a_classification(table, tmp_path, algo, label):
+    words = [
+        *CLASSES,
+        f"algo={algo}",
+        "problem=classification",
+        f"dataset.label={label}",
+        "problem.metrics=[accuracy,loss]",
+    ]
+    run = fedopt.run([*words, *["algo.own=all"] * (algo == "fedrep")], quiet=True)
     classes = sorted(set(table[label]))  # as in the table: numbers, or texts
-    assert model.classes_.tolist() == json.loads((tmp_path / "model.json").read_text())["classes"] == classes
-    place = rows[label].map(classes.index).to_numpy()
-    assert -np.log(p[np.arange(len(p)), place]).mean() == pytest.approx(run.final["test_loss"], rel=1e-6)
-    assert 100 * (np.array(classes)[z.argmax(1)] == rows[label]).mean() == pytest.approx(run.final["test_accuracy"])
-    np.testing.assert_allclose(model.predict_proba(rows), p, atol=1e-6)
-    assert 100 * (model.predict(rows) == rows[label]).mean() == pytest.approx(run.final["test_accuracy"])
+    losses, hits = [], []
+    for name, rows in table[table.split == "test"].groupby("clinic"):
+        (model := run.model(client=name)).save(tmp_path / "model.json")
+        z = outputs(tmp_path / "model.json", rows)
+        p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+        file = json.loads((tmp_path / "model.json").read_text())
+        assert model.classes_.tolist() == file["classes"] == classes
+        assert (file["client"], file["own"]) == (name, algo != "fedavg")
+        losses.append(-np.log(p[np.arange(len(p)), rows[label].map(classes.index)]))
+        hits.append(np.array(classes)[z.argmax(1)] == rows[label])
+        np.testing.assert_allclose(model.predict_proba(rows), p, atol=1e-6)
+        assert ((model.predict(rows) == rows[label]) == hits[-1]).all()
+    assert np.concatenate(losses).mean() == pytest.approx(run.final["test_loss"], rel=1e-6)
+    assert 100 * np.concatenate(hits).mean() == pytest.approx(run.final["test_accuracy"])
+    if algo == "ditto":
+        rows = table[table.split == "test"]
+        assert 100 * (run.model().predict(rows) == rows[label]).mean() == pytest.approx(run.final["common_accuracy"])
+    if algo == "fedrep":
+        with pytest.raises(
+            UserError, match=r"has no common model; choose the client whose model it is: Aue, Bonn, Celle"
+        ):
+            run.model()
 
 
-def test_own_models_of_a_classification(table, tmp_path):
-    """Row i of `personal` is the model of client i, for standardised features: weights of the classes, then intercepts."""
-    run = fedopt.run([*CLASSES, "algo=ditto", "problem=classification", "problem.own_test=0.2"], quiet=True)
-    train, rows = table[table.split == "train"][FEATURES], table[table.split == "test"]
-    x = ((rows[FEATURES] - train.mean()) / train.std(ddof=0).where(train.nunique() > 1, 1)).to_numpy()
-    for name, w in zip(NAMES, run.variables["personal"].double().numpy(), strict=True):
-        run.model(client=name).save(tmp_path / f"{name}.json")
-        z = x @ w[:8].reshape(2, 4).T + w[8:]
-        np.testing.assert_allclose(outputs(tmp_path / f"{name}.json", rows), z, atol=1e-9)
-    assert run.model().card.client is None
+def test_missing_cells_are_filled_in_as_in_training(table):
+    """With the means of the client's training rows. The error is the run's, from frames with the empty cells."""
+    table.loc[::3, "age"] = None
+    table.to_csv("clinics.csv", index=False)
+    run = fedopt.run(
+        [*REAL, "dataset.missing=mean", "algo=ditto", "problem=linear_regression", "algo.eta=0.01"], quiet=True
+    )
+    rows, train = table[table.split == "test"], table[table.split == "train"]
+    for name, of in train.groupby("clinic"):
+        assert run.model(client=name).card.fill == pytest.approx(of[FEATURES].mean().tolist())
+    squares = [(run.model(client=name).predict(of) - of.length) ** 2 for name, of in rows.groupby("clinic")]
+    assert np.sqrt(np.concatenate(squares).mean()) == pytest.approx(run.final["test_rmse"], rel=1e-6)
+    assert run.model().card.fill[0] == pytest.approx(train.age.mean())
 
 
 def test_models_of_personalised_regression(table):
@@ -109,7 +132,7 @@ def test_a_tuned_loss_calibrates_probabilities(table, tmp_path):
     """The decision is the paper's, by the logits themselves."""
     words = [
         "algo=fedmsa",
-        "problem=imbalanced_mnist",
+        "problem=loss_tuning",
         "problem.largest=80",
         "problem.imbalance=0.5",
         "problem.dropout=0.2",
