@@ -107,7 +107,7 @@ class Model(Normalised):
     def predict_proba(self, examples: Any) -> np.ndarray:
         """Return the probabilities of the classes, ``[n, classes]``, with columns in the order of ``classes_``.
 
-        Loss tuning calibrates them. Its `predict` takes the largest output before that.
+        Of a tuned loss they are calibrated, and `predict` takes the largest output before that.
 
         Args:
             examples: As in `predict`.

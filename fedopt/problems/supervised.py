@@ -41,7 +41,9 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
-Chosen = Annotated[Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)]  # Any: it becomes a tuple of Metric
+Chosen = Annotated[
+    Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)
+]  # Any: it becomes a tuple of Metric
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
