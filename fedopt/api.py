@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedopt.analysis import Comparison
     from fedopt.data import Model
-    from fedopt.running.read_back import Trained
+    from fedopt.running import Trained
 
 Which = Literal["last", "best"]
 Config = str | Sequence[str] | Mapping[str, Any]

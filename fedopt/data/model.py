@@ -133,16 +133,11 @@ class Model(Normalised):
             OSError: The file cannot be written.
         """
         file, entries = Path(path), {"format": FORMAT, **asdict(self.card)}
+        if file.suffix not in (forms := (".json", ".safetensors")[not self.linear :]):
+            raise UserError(f"{file}: must end in {' or '.join(forms)}; only linear models are written as .json")
         tensors = {key: tensor.clone().contiguous() for key, tensor in self.state_dict().items()}
         if file.suffix == ".safetensors":
             return write_atomically(file, safetensors.torch.save(tensors, {"fedopt": json.dumps(entries)}))
-        if file.suffix != ".json" or not self.linear:
-            why = (
-                "must end in .json or .safetensors"
-                if self.linear
-                else "must end in .safetensors, as of all but linear models"
-            )
-            raise UserError(f"{file}: {why}; give another name")
         coefficients = tensors[NUMBERS["coefficients"]]
         tensors.setdefault(NUMBERS["intercept"], coefficients.new_zeros(len(coefficients)))
         tensors |= {name: tensors[name].flatten() for name in ("mean", "std")}
@@ -193,7 +188,7 @@ class Model(Normalised):
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
             which = some((names[c] if names else c for c in columns), SHOWN)
             raise UserError(
-                f"column {which}: has cells that are empty or no finite numbers; fill them in, or leave out these rows"
+                f"column {which}: has cells that are empty or no finite numbers; fill them in, or drop the rows"
             )
         return x
 
@@ -207,9 +202,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     if lacking := [name for name in names if there.count(name) != 1]:
         others = f" (and {some(lacking[1:], SHOWN)})" if lacking[1:] else ""
         near = nearest(lacking[0], there)
-        raise UserError(
-            f"column {lacking[0]}{others}: must be in the table once{near}; add it, or name it as in training"
-        )
+        raise UserError(f"column {lacking[0]}{others}: must be in the table once{near}; name it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 
@@ -249,9 +242,8 @@ def load_model(path: str | Path) -> Model:
 def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the entries of a card and the tensors of a linear model. Raises one of `BROKEN` for a broken file."""
     entries = json.loads(content)
-    numbers = {
-        key: torch.tensor(entries.pop(name), dtype=torch.float64) for name, key in NUMBERS.items() if name in entries
-    }
+    lists = {key: entries.pop(name) for name, key in NUMBERS.items() if name in entries}
+    numbers = {key: torch.tensor(list_, dtype=torch.float64) for key, list_ in lists.items()}
     for name in ("mean", "std"):
         fits = numbers[name].numel() == np.prod(entries["shape"])
         numbers[name] = numbers[name].view(entries["shape"]) if fits else numbers[name]

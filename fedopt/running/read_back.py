@@ -91,8 +91,8 @@ def read_back(path: Path, best: bool) -> Trained:
 def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
     """Return what a model's file says about its run. best: the metric at whose best value it is; None: it is the last one."""
     metrics = folder.measured("final") if best is None else {best: folder.measured("best").get(best)}
-    card = {"fedopt": fedopt.__version__, "folder": str(folder.path), **folder.card()}
-    return {key: card.get(key) for key in ("fedopt", "folder", "chosen", "seed", "commit")} | {"metrics": metrics}
+    card = {"fedopt": fedopt.__version__, **folder.card()}
+    return {key: card.get(key) for key in ("fedopt", "chosen", "seed", "commit")} | {"metrics": metrics}
 
 
 def solution(path: str, kind: type) -> dict[str, Tensor]:

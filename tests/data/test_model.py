@@ -177,7 +177,7 @@ def test_a_network_of_images(model, tmp_path):
         assert read.predict(images).tolist() == trained.predict(images).tolist()
         assert not read.training
     if model != "linear":
-        with pytest.raises(UserError, match=r"must end in \.safetensors"):
+        with pytest.raises(UserError, match=r"must end in \.safetensors; only linear models"):
             trained.save(tmp_path / "model.json")
 
 
