@@ -123,6 +123,9 @@ class Classification(Supervised, Minimisation):
     def last_layer(self) -> int:
         return len(self.net.split_last()[1].initial)
 
+    def calibration(self, *point: Tensor) -> Tuning:
+        return self._tuning
+
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = self._weighted(sample)

@@ -103,6 +103,9 @@ class LossTuning(SupervisedBilevel):
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]
 
+    def calibration(self, *point: Tensor) -> Tuning:
+        return tuning(point[0])
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics: of the logits of y, whose largest is the decision, and of the tuned logits, which were trained.
 

@@ -86,7 +86,7 @@ class Labelled(Deployed):
         self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
-        self.fills = getattr(data, "fills", None)
+        self.fills = data.fills
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
         self.test_set, self.val_set = self._tested(self.test_examples, data.owners_test), None
