@@ -51,7 +51,7 @@ class Classification(Supervised, Minimisation):
     alone_steps: Pretraining = field(default=0, kw_only=True, metadata={"before": 0})
     alone_step: PositiveFloat = field(default=0.1, kw_only=True, metadata={"before": 0.1})
 
-    own_models = True
+    own_models = tests_own = True
 
     def __post_init__(self) -> None:
         shared = self.pretrain, self.pretrain_step, self.own_test_seed

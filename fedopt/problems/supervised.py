@@ -103,8 +103,12 @@ class Labelled(Deployed):
     def _remark(self, data: LabelledData) -> str:
         """Format how many examples there are, of how many features, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
-        if "val" in self.splits or self.val_set:
-            counts["validation"] = len(self.val_set.rows) if self.val_set else self.splits["val"].sizes.sum()
+        if self.val_set:
+            counts["validation"] = len(self.val_set.rows)
+        elif "val" in self.splits:
+            counts["validation"] = self.splits["val"].sizes.sum()
+        if self.own_test_rows:
+            counts["own test"] = self.own_test_rows.sizes.sum()
         features = f" of {len(data.feature_names)} features" if data.feature_names else ""
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
@@ -257,6 +261,7 @@ class Supervised(Labelled):
         elif named and (self.test_set.owner >= 0).any():
             self.local_set = self.test_set.known()
         self.splits = {"train": self.splits["train"]}
+        self.remark = self._remark(data)
         if pretrain and not len(self.server_examples):
             raise UserError(
                 f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
