@@ -1,5 +1,6 @@
 """The world that a problem is built from: data, their partition among clients, random numbers and a device."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,7 @@ class World:
         device: The device of all tensors.
         dtype: The type of floating-point tensors.
         autocast: The type in which networks compute products and convolutions. None: ``dtype``.
+        solution: A function that returns the variables of a run, by name, from its folder and the class of its problem.
         read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
@@ -38,6 +40,7 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    solution: Callable[[str, type], Mapping[str, torch.Tensor]] | None = field(default=None, compare=False)
     read: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -69,7 +72,7 @@ class World:
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
-        """Read the data set, and add its hash to ``read``.
+        """Read the data set, add its hash to ``read``, and fill in missing values, for each client if the data name clients.
 
         Args:
             validation: Whether to include training examples that the data set keeps for validation.
@@ -89,6 +92,7 @@ class World:
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
+        data = data.filled(isinstance(self.partitioner, ByColumn))
         return data if validation else data.without_validation()
 
     def split(

@@ -136,7 +136,8 @@ class Normalised(nn.Module):
         super().__init__()
         self.network, self.input_shape = network, tuple(input_shape)
         ones = [1] * (len(self.input_shape) - 1)
-        mean, std = (torch.from_numpy(v).view(-1, *ones) for v in normalisation) if normalisation else (None, None)
+        of_all = [torch.from_numpy(v).view(-1, *ones).expand(self.input_shape).clone() for v in normalisation or ()]
+        mean, std = of_all or (None, None)
         self.mean: Tensor | None
         self.std: Tensor | None
         self.register_buffer("mean", mean)

@@ -11,7 +11,7 @@ examples, and alpha at b - a, or 1 + b - a in the margin form. What is then left
 E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently, or var+ + var- + (1 + b - a)².
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
@@ -47,17 +48,22 @@ class Areas:
     """Areas under the ROC curve of a network with two outputs.
 
     areas: by the metric of test examples, a function of the scores, [n], and of which examples are positive, [n] of bool.
+    others: what else the user has chosen.
     """
 
     areas: Mapping[Metric, Area]
+    others: Scores | None
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         renamed = lambda text, of: text.replace("test", of, 1)  # noqa: E731
-        return tuple(replace(m, name=renamed(m.name, prefix), label=renamed(m.label, where)) for m in self.areas)
+        areas = [replace(m, name=renamed(m.name, prefix), label=renamed(m.label, where)) for m in self.areas]
+        others = self.others.metrics(prefix, where) if self.others else ()
+        return (*areas, *(metric for metric in others if metric.name not in {m.name for m in areas}))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         scores, positive = torch.softmax(outputs, 1)[:, 1].cpu().numpy(), y.cpu().numpy() == 1
-        return {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
+        others = self.others.scores(outputs, y) if self.others else {}
+        return others | {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
@@ -96,8 +102,9 @@ class Auc(SupervisedMinimax):
         (w,) = self._start
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
 
-    def scorer_of(self, data: LabelledData) -> Any:
-        return Areas({TEST_AUC: area})
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
+        others: Any = super().scorer_of(data, wanted) if wanted else None
+        return Areas({TEST_AUC: area}, others)
 
     def load(self) -> LabelledData:
         return one_class(super().load(), self.positive)

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedopt.data import Ragged, World
+from fedopt.data import Model, Ragged, World
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
@@ -147,13 +147,21 @@ class Problem(_InWorld, ABC):
         """
         return {}
 
+    def test_counts(self) -> Mapping[str, np.ndarray]:
+        """Return ``test_rows``, ``[M]``, the number of test examples of each client, and further counts; {} if unknown."""
+        return {}
+
     def solution(self) -> tuple[Tensor, ...] | None:
         """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None
 
-    def network(self, *point: Tensor) -> nn.Module | None:
+    def network(self, *point: Tensor) -> Model | None:
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
+
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the parameters of each client's own network, ``[M, d]``, given the variables; None without own networks."""
+        return variables.get("personal")
 
 
 def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Tensor]:

@@ -1,12 +1,11 @@
 """Plain classification: minimise the clients' mean cross-entropy, any data set and model [McMahan et al. 2017]."""
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from fedopt.data import Batches, cross_entropy, losses
+from fedopt.data import Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import (
     BETTER_THAN_ALONE,
@@ -16,8 +15,10 @@ from fedopt.metrics import (
     TRAIN_LOSS,
     WORST_PERSONAL_ACCURACY,
 )
+from fedopt.networks import Tuning
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
+from fedopt.problems.loss_tuning import loss_of
 from fedopt.problems.personal import Tested
 from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
 
@@ -35,6 +36,7 @@ class Classification(Supervised, Minimisation):
     own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
         seed, without regard to classes.
     pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
+    loss: the folder of a run of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
     alone_steps, alone_step: the number and the step size of SGD steps that a client takes alone, from the start, for the
         metric better_than_alone; 0 for no such metric.
 
@@ -50,6 +52,7 @@ class Classification(Supervised, Minimisation):
     own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
     alone_steps: Pretraining = field(default=0, kw_only=True, metadata={"before": 0})
     alone_step: PositiveFloat = field(default=0.1, kw_only=True, metadata={"before": 0.1})
+    loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
 
     own_models = tests_own = True
 
@@ -63,6 +66,9 @@ class Classification(Supervised, Minimisation):
             raise UserError(
                 f"problem.alone_steps={self.alone_steps}: clients keep no test examples; set problem.own_test to a fraction"
             )
+        self._tuning: Tuning = None
+        if self.loss is not None:
+            self._tuning = loss_of(self.loss, self.world, self.classes)
         if self.alone_steps:
             self.alone_scores = self.client_scores(None, self.models_alone(self.alone_steps, self.alone_step))
             self.metrics = (*self.metrics, BETTER_THAN_ALONE)
@@ -73,15 +79,15 @@ class Classification(Supervised, Minimisation):
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x, *batch.keys), batch)
+        return cross_entropy(tuned(self.net(x, batch.x, *batch.keys), self._tuning), batch)
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.net.gradient(x, *sample["train"][:3])
+        return self.net.gradient(x, *sample["train"][:3], self._tuning)
 
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
-        return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
+        return self.net.descend(x, *sample["train"][:3], eta, plus, self._tuning, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
@@ -96,7 +102,7 @@ class Classification(Supervised, Minimisation):
             of = Tested.of(self.train, self.splits["train"])
             weight = self.world.tensor(self.splits["train"].example_weights(self.weights)).double()
             batch = self.train.batch(of.at(slice(None)), weight)
-            train_loss = float(losses(self.predictions(of, None, *own), batch).double() @ weight)
+            train_loss = float(losses(tuned(self.predictions(of, None, *own), self._tuning), batch).double() @ weight)
         else:
-            train_loss = self.client_loss("train", partial(self.net, x))
+            train_loss = self.client_loss("train", lambda inputs: tuned(self.net(x, inputs), self._tuning))
         return {"train_loss": train_loss, **self.tested(x, *own)}

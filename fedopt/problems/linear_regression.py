@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, LabelledData
+from fedopt.data import Batch, Batches, LabelledData, Model
 from fedopt.errors import UserError
 from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.networks import flat
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
@@ -101,6 +102,11 @@ class Table(Labelled):
             of_clients.append([term / len(rows) for term in (z.T @ z, t @ z, 0.5 * t @ t)])
         A, c, halves = (torch.stack(terms) for terms in zip(*of_clients, strict=True))
         return A, c, halves
+
+    def network(self, *point: Tensor) -> Model:
+        """Return the common model for raw examples, on the CPU."""
+        net = flat.build("linear", [], self.train.shape, 1, self.world.seed)
+        return self.model_of(net.trained(point[0][: net.dim].cpu()), {"model": "linear", "widths": []})
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         return x @ model[:, None]

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged, of_finite
+from fedopt.data import Examples, Logits, Ragged
 from fedopt.data.ragged import cut
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE, EQUAL, Metric
 from fedopt.problems.classes import Problem
@@ -27,6 +26,9 @@ class Scorer(Protocol):
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return the values by name, without the prefix. outputs: ``[n, outputs]``. y: the classes or targets, ``[n]``."""
 
+    def of_clients(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> np.ndarray:
+        """Return what is measured of one client, ``[M]``; nan without examples. owner: each example's client, ``[n]``."""
+
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
         """Return the values of each client, ``[M]``, by name; nan without examples. owner: each example's client, ``[n]``."""
 
@@ -40,33 +42,14 @@ class Errors:
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         return {"rmse": float(torch.sqrt(torch.mean((outputs[:, 0] - y).double() ** 2)))}
 
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
+    def of_clients(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> np.ndarray:
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
         with np.errstate(invalid="ignore"):  # a client without examples
             means = np.bincount(owner, squares, clients) / np.bincount(owner, minlength=clients)
-        return {"rmse": np.sqrt(means)}
-
-
-class Hits:
-    """Accuracy and loss."""
-
-    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        return (
-            Metric(f"{prefix}_accuracy", f"{where} accuracy", "%", better="higher"),
-            Metric(f"{prefix}_loss", f"{where} loss", bounds=True),
-        )
-
-    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        hits = of_finite(outputs.argmax(1) == y, outputs).double()
-        return {
-            "accuracy": 100 * float(hits.mean()),
-            "loss": float(F.cross_entropy(outputs, y, reduction="none").double().mean()),
-        }
+        return np.sqrt(means)
 
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
-        hits = of_finite(outputs.argmax(1) == y, outputs).double().cpu().numpy()
-        with np.errstate(invalid="ignore"):
-            return {"accuracy": 100 * np.bincount(owner, hits, clients) / np.bincount(owner, minlength=clients)}
+        return {"rmse": self.of_clients(outputs, y, owner, clients)}
 
 
 class Tested(NamedTuple):
@@ -242,11 +225,12 @@ class Deployed(Problem):
 
     def client_scores(self, common: Tensor | None, own: Tensor | None = None) -> np.ndarray:
         """Return `of_client` on each client's local examples by the model that it deploys, ``[M]``; nan without examples."""
-        return self._of_clients(self.predictions(self.local_set, common, own))[self.of_client.name]
+        return self.scorer.of_clients(self.predictions(self.local_set, common, own), *self._locals)
 
-    def _of_clients(self, outputs: Tensor) -> dict[str, np.ndarray]:
-        """Return the scores of each client, ``[M]``, by name. outputs: for the local examples."""
-        return self.scorer.per_client(outputs, self.local_set.y, self.local_set.owner, self.clients)
+    @property
+    def _locals(self) -> tuple[Tensor, np.ndarray, int]:
+        """The classes or targets of the local examples, their owners, and the number of clients."""
+        return self.local_set.y, self.local_set.owner, self.clients
 
     def personal_metrics(self, values: np.ndarray) -> dict[str, float]:
         """Return the mean over clients with local examples, the worst one's value, and the share that is better off than alone.
@@ -283,7 +267,7 @@ class Deployed(Problem):
             outputs = (
                 outputs[torch.from_numpy(test.owner >= 0)] if same else self.predictions(self.local_set, shared, *own)
             )
-            found |= self.personal_metrics(self._of_clients(outputs)[self.of_client.name])
+            found |= self.personal_metrics(self.scorer.of_clients(outputs, *self._locals))
         return found
 
     @torch.no_grad()
@@ -308,7 +292,7 @@ class Deployed(Problem):
         """Return `of_client` on the clients' local examples: by own models, by the common one, and by those alone."""
         if not self.client_metric or not self.local_set:
             return {}
-        found = {kind: values[self.of_client.name] for kind, values in self._by_model(*point).items()}
+        found = {kind: self.scorer.of_clients(outputs, *self._locals) for kind, outputs in self._by_model(*point)}
         found |= {} if self.alone_scores is None else {"alone": self.alone_scores}
         return {kind: values.tolist() for kind, values in found.items()}
 
@@ -318,15 +302,15 @@ class Deployed(Problem):
             return {}
         return {
             f"{kind}_{name}": values.tolist()
-            for kind, of_model in self._by_model(*point).items()
-            for name, values in of_model.items()
+            for kind, outputs in self._by_model(*point)
+            for name, values in self.scorer.per_client(outputs, *self._locals).items()
             if name != self.of_client.name
         }
 
-    def _by_model(self, common: Tensor, *own: Tensor) -> dict[str, dict[str, np.ndarray]]:
-        """Return what `_of_clients` does for the clients' own models, if there are any, and for the common one if it exists."""
+    def _by_model(self, common: Tensor, *own: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the outputs of the clients' own models for the local examples, if there are any, and of the common one likewise."""
         shared = common if self.has_common or not own else None
-        found = {"own": self._of_clients(self.predictions(self.local_set, shared, *own))} if own else {}
-        return (
-            found if shared is None else {**found, "common": self._of_clients(self.predictions(self.local_set, shared))}
-        )
+        if own:
+            yield "own", self.predictions(self.local_set, shared, *own)
+        if shared is not None:
+            yield "common", self.predictions(self.local_set, shared)

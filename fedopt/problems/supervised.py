@@ -1,8 +1,9 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
+import re
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
@@ -12,16 +13,29 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, Ragged, cross_entropy, losses, tuned
+from fedopt.data import (
+    Batch,
+    Batches,
+    Card,
+    Examples,
+    LabelledData,
+    Logits,
+    Model,
+    Ragged,
+    cross_entropy,
+    losses,
+    tuned,
+)
 from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
+from fedopt.networks import FlatModel, FlatModule, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.personal import Deployed, Errors, Hits, Scorer, Tested, owners_of
+from fedopt.problems.personal import Deployed, Errors, Scorer, Tested, owners_of
+from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -29,6 +43,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
+FEATURES_SHOWN = 12  # whose names are in the first line of a run
 SHOWN = 256  # examples that a network of a user's may be tried on
 
 
@@ -68,6 +83,7 @@ class Labelled(Deployed):
         self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
+        self.fills = getattr(data, "fills", None)
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
         self.test_set, self.val_set = self._tested(self.test_examples, data.owners_test), None
@@ -75,7 +91,8 @@ class Labelled(Deployed):
             self.val_set = Tested.of(self.train, self.splits["val"])
         elif data.validation:
             self.val_set = self._tested(Examples(*data.validation[:2], data, world), data.validation.owners)
-        self.scorer = self.scorer_of(data)
+        wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
+        self.scorer = self.scorer_of(data, wanted)
         self.remark, self.notes = self._remark(data), self._notes(data)
 
     def _tested(self, examples: Examples, owners: np.ndarray | None) -> Tested:
@@ -83,15 +100,19 @@ class Labelled(Deployed):
         owner = owners_of(owners, self.splits["train"], len(examples))
         return Tested(examples, np.arange(len(examples)), owner)
 
-    def scorer_of(self, data: LabelledData) -> Scorer:
-        """Return what is measured of the outputs of models."""
-        return Errors() if data.real else Hits()
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scorer:
+        """Return what is measured of the outputs of models. wanted: as in `Scores.of`."""
+        if data.real:
+            return Errors()
+        tested = [of.y.cpu().numpy() for of in (self.test_set, self.val_set) if of]
+        names = data.class_names or [*map(str, range(self.classes))]
+        return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), names, wanted, tested)
 
     def _notes(self, data: LabelledData) -> list[str]:
         """Return notes on what was guessed about the data, and on parts of them that are not used."""
         no_owner = data.owners is not None and not self.splits["train"].names
         owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
-        return [text for text in (owners, *data.notes) if text]
+        return [text for text in (getattr(self.scorer, "note", ""), owners, *data.notes) if text]
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
         """Return the sorted indices of `examples` training examples, drawn at random.
@@ -109,10 +130,34 @@ class Labelled(Deployed):
             counts["validation"] = self.splits["val"].sizes.sum()
         if self.own_test_rows:
             counts["own test"] = self.own_test_rows.sizes.sum()
-        features = f" of {len(data.feature_names)} features" if data.feature_names else ""
+        names = data.feature_names
+        features = f" of {len(names)} features" if names else ""
+        if 0 < len(names) <= FEATURES_SHOWN:
+            features += f": {', '.join(names)}"
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:
+        """Return a trained network as a model for raw examples, on the CPU.
+
+        Args:
+            network: The network, which takes normalised examples.
+            spec: What builds it, for the model's file: ``model``, ``widths`` and ``dropout``.
+            tuning: As in `Model`.
+        """
+        names, whole = self.class_names, re.compile("0|-?[1-9][0-9]{0,17}")
+        numbers = [int(name) for name in names if whole.fullmatch(name)]
+        classes = numbers if len(numbers) == len(names) else list(names)
+        card = Card(
+            kind="classification" if self.classes else "regression",
+            features=list(self.feature_names),
+            classes=classes or list(range(self.classes)),
+            shape=list(self.train.shape),
+            network=spec,
+        )
+        tuning = tuning and (tuning[0].detach().cpu(), tuning[1].detach().cpu())
+        return Model(network.cpu(), self.train.normalisation, card, tuning, self.fills)
 
     def start(self) -> tuple[Tensor, ...]:
         """Return the variables at the start."""
@@ -165,10 +210,13 @@ class Supervised(Labelled):
         model: A name that ``networks.flat.build`` knows, or your own module: ``PACKAGE.CLASS``, or a mapping with
             ``_target_``.
         widths: The widths of the hidden layers of an mlp.
+        metrics: What is measured of predictions, such as accuracy, auc or recall_yes. None: accuracy and loss, and all that
+            `Scores` knows if a class is rare. Afterwards the attribute has the metrics of the problem, as in any `Problem`.
     """
 
     model: str | dict[str, Any]
     widths: list[PositiveInt]
+    metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})  # type: ignore[assignment]
 
     def set_up(
         self,
@@ -324,10 +372,14 @@ class Supervised(Labelled):
         """Return the parameters of the network ``net`` at a point, ``[dim]``."""
         return point[0]
 
-    def network(self, *point: Tensor) -> nn.Module:
+    def calibration(self, *point: Tensor) -> Tuning:
+        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
+        return None
+
+    def network(self, *point: Tensor) -> Model:
         """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""
-        trained = self.net.trained(self.parameters(*point))
-        return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
+        spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
+        return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         """Return the logits, ``[B, classes]``. model: the network's parameters. x: examples, ``[B, features]``."""

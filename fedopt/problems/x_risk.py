@@ -9,6 +9,7 @@ h is the score of an example under the network w, softmax[1]. Partial is read in
 is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -86,8 +87,9 @@ class XRiskAuc(Supervised, XRisk):
             self.splits = {**self.splits, name: Ragged(of_clients)}
         self._place, self._share = torch.from_numpy(place).to(self.world.device), self.world.tensor(share)
 
-    def scorer_of(self, data: LabelledData) -> Any:
-        return Areas({TEST_PARTIAL_AUC: partial(partial_area, most=self.max_fpr), TEST_AUC: area})
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
+        others: Any = super().scorer_of(data, wanted) if wanted else None
+        return Areas({TEST_PARTIAL_AUC: partial(partial_area, most=self.max_fpr), TEST_AUC: area}, others)
 
     def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Side]:
         def side(batch: Batch) -> Side:

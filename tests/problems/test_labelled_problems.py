@@ -1,5 +1,7 @@
 """Data cleaning, regularisation and AUC against NumPy, finite differences and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,14 @@ from support.derivatives import F64, Given, central_differences, full, normal
 
 from fedopt.data.datasets import Digits
 from fedopt.data.labelled import LabelledData
-from fedopt.data.partitioners import Dirichlet, Iid, Shards
+from fedopt.data.partitioners import Centralized, Dirichlet, Iid, Shards
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems import regularisation
 from fedopt.problems.auc import Auc, area
+from fedopt.problems.classification import Classification
 from fedopt.problems.data_cleaning import DataCleaning
+from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.regularisation import Regularisation
 from fedopt.testing.harness import small, steps
 
@@ -330,3 +334,64 @@ def test_local_methods_find_the_order():
     e = small("local_sgda", "auc", "participation.cohort=6")
     *_, state = steps(e, 20)
     assert e.original.evaluate(*e.algorithm.output(state))["test_auc"] > 0.95
+
+
+# Loss tuning
+
+
+def rare(count=400):
+    """A table with one event in twenty, whose test examples are the training examples, each without a place of its own."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, 3))
+    y = (x @ [1.0, -1.0, 0.5] + rng.logistic(size=count) > 4.2).astype(int)
+    validates = np.arange(count) % 5 == 0
+    return LabelledData(x, y, x[~validates], y[~validates], validates=validates)
+
+
+def loss_tuning(data):
+    keys = {"model": "linear", "widths": [3], "validation": 0.2, "ridge": 0.0, "norms": 0.0, "dropout": 0.0}
+    return LossTuning(world(Centralized(1), Given(data)), **keys, largest=None, imbalance=1.0)
+
+
+def test_the_tuned_logits_predict_the_share_that_occurs():
+    """A trained bias has no gradient, scale_c (mean p_c - share_c) = 0: the tuned logits are calibrated, the raw ones are not."""
+    p = loss_tuning(data := rare())
+    share = data.y_test.mean()
+    assert 0.03 < share < 0.08
+    assert not any("keep" in note for note in p.notes)
+    for x in (p.start()[0], torch.tensor([-0.4, 0.7, 0.5, -1.2], dtype=F64)):
+        y, flat = p.start()[1], lambda y, x=x: torch.func.grad(p.g, 1)(x, y, everything(p))
+        for _ in range(60):  # softmax has a direction without curvature: the shortest Newton step
+            y = y - torch.linalg.pinv(torch.func.jacrev(flat)(y), rtol=1e-9) @ flat(y)
+        assert flat(y).norm() < 1e-9
+        metrics = p.evaluate(x, y)
+        assert metrics["calibrated_calibration"] == pytest.approx(1, rel=1e-7)
+        assert metrics["calibrated_loss"] == pytest.approx(metrics["train_loss"], rel=1e-12)
+        raw = p.net(y, p.test_examples.x).softmax(1)[:, 1].mean()
+        assert abs(float(raw) / share - 1) > 0.3
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_classification_trains_with_a_tuned_loss(model):
+    """Its value by NumPy, its gradient and its step by autograd."""
+    x, data = torch.tensor([-0.4, 0.7, 0.5, -1.2], dtype=F64), Given(rare())
+    here = World(
+        0, Iid(4), data, dtype=F64, solution=lambda run, kind: {"x": x} if (run, kind) == ("run", LossTuning) else {}
+    )
+    keys = {"test": None, "server": 0.0, "own_test": None, "pretrain": 0, "pretrain_step": 0.01, "weighting": "samples"}
+    p = Classification(here, model, [5], **keys, loss="run")
+    w, sample = p.start()[0] + 0.3, full(p, 1)
+    batch = sample["train"]
+    z = p.net(w, batch.x).numpy() / (1 + np.exp(-x[:2].numpy())) + x[2:].numpy()
+    assert float(p.f(w, sample)) == pytest.approx(losses(z, batch.y.numpy()).mean(), rel=1e-12)
+    gradient = torch.func.grad(p.f)
+    torch.testing.assert_close(p.f.gradient(w, sample), gradient(w, sample), rtol=1e-10, atol=1e-12)
+    anchor, plus = w - 0.2, normal(len(w), seed=3)
+    stepped = w - 0.1 * (gradient(w, sample) - gradient(anchor, sample) + plus)
+    torch.testing.assert_close(p.f.step(w.clone(), sample, 0.1, plus, anchor), stepped, rtol=1e-10, atol=1e-12)
+    assert p.evaluate(w)["train_loss"] == pytest.approx(pooled(p, lambda s: float(p.f(w, s))), rel=1e-12)
+    assert p.evaluate(w)["test_loss"] == pytest.approx(
+        losses(p.net(w, p.test_examples.x).numpy(), data.data.y_test).mean()
+    )
+    with pytest.raises(UserError, match="is for 2 classes, and the data have 3; give a run on these data"):
+        Classification(replace(here, dataset=table()), model, [5], **keys, loss="run")

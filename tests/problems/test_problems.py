@@ -20,7 +20,7 @@ from fedopt.federation.oracles import Oracles
 from fedopt.problems.auc import area
 from fedopt.problems.checks import check, measured
 from fedopt.problems.classification import Classification
-from fedopt.problems.imbalanced_mnist import ImbalancedMnist
+from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
@@ -316,7 +316,7 @@ def tuned_problem(data, partitioner=None, **changes):
         "dropout": 0.0,
         **changes,
     }
-    return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
+    return LossTuning(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 
 def plain_problem(data, partitioner=None, weighting="samples"):
@@ -386,6 +386,12 @@ def test_loss_tuning(images, ridge, norms):
     class_means = [losses(logits, y_all)[val][y_all[val] == c].mean() for c in range(3)]
     assert metrics["val_loss"] == pytest.approx(np.mean(class_means), rel=1e-12)
     assert_test_metrics(metrics, images, y)
+    tuned = mlp_logits(y, normalised(images, images.x_test)) / (1 + np.exp(-delta)) + shift
+    assert metrics["calibrated_loss"] == pytest.approx(losses(tuned, images.y_test).mean(), rel=1e-12)
+    predicted, observed = np.exp(tuned) / np.exp(tuned).sum(1, keepdims=True), np.eye(3)[images.y_test]
+    assert metrics["calibrated_brier"] == pytest.approx(((predicted - observed) ** 2).sum(1).mean(), rel=1e-12)
+    ratio = predicted[:, 2].mean() / observed[:, 2].mean()  # class 2 keeps the fewest training examples
+    assert metrics["calibrated_calibration"] == pytest.approx(ratio, rel=1e-12)
 
 
 def assert_test_metrics(metrics, images, parameters):
