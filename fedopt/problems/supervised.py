@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, TypeAdapter
 from torch import Tensor, nn
 
 from fedopt.data import (
@@ -41,6 +41,7 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
+Chosen = Annotated[Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)]  # Any: it becomes a tuple of Metric
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
@@ -216,7 +217,7 @@ class Supervised(Labelled):
 
     model: str | dict[str, Any]
     widths: list[PositiveInt]
-    metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})  # type: ignore[assignment]
+    metrics: Chosen = field(default=None, kw_only=True, metadata={"before": None})
 
     def set_up(
         self,
