@@ -41,7 +41,9 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
-Chosen = Annotated[Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)]  # Any: it becomes a tuple of Metric
+Chosen = Annotated[
+    Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)
+]  # Any: it becomes a tuple of Metric
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
@@ -93,7 +95,8 @@ class Labelled(Deployed):
         elif data.validation:
             self.val_set = self._tested(Examples(*data.validation[:2], data, world), data.validation.owners)
         wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
-        self.scorer = self.scorer_of(data, wanted)
+        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
+        self.scorer = self.scorer_of(data, chosen)
         self.remark, self.notes = self._remark(data), self._notes(data)
 
     def _tested(self, examples: Examples, owners: np.ndarray | None) -> Tested:

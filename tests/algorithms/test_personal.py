@@ -274,6 +274,7 @@ def test_metrics_are_taken_at_the_clients_models_and_cost_nothing():
     assert found["better_than_alone"] == 100 * np.mean(of_clients < of_alone)
     counts = np.bincount(owner)
     assert found["test_rmse"] == pytest.approx(np.sqrt(counts @ of_clients**2 / counts.sum()))
+    assert found["common_rmse"] == pytest.approx(np.sqrt(np.mean((x @ w - t) ** 2)))
 
 
 def test_a_method_without_personal_models_is_measured_at_its_common_one():
@@ -308,7 +309,7 @@ def test_clients_that_are_better_than_alone():
     assert all(some <= labels for some, labels in zip(predicted, own, strict=True))
     assert p.evaluate(x, x.expand(6, -1))["better_than_alone"] == 0
     mixed = torch.cat([p.models_alone(400, 0.5)[:3], x.expand(3, -1)])
-    accuracies = np.array([p.own_accuracies(models) for models in (mixed, alone)])
+    accuracies = np.array([p.client_scores(None, models) for models in (mixed, alone)])
     assert p.evaluate(x, mixed)["better_than_alone"] == 100 * np.mean(accuracies[0] > accuracies[1]) > 0
     with pytest.raises(UserError, match=r"problem\.alone_steps=20: clients keep no test examples"):
         small("fedavg", "classification", "problem.alone_steps=20")
