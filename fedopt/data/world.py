@@ -92,8 +92,8 @@ class World:
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
-        data = data if validation else data.without_validation()
-        return data.filled(isinstance(self.partitioner, ByColumn))
+        data = data.filled(isinstance(self.partitioner, ByColumn))
+        return data if validation else data.without_validation()
 
     def split(
         self,

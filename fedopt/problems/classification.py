@@ -64,7 +64,7 @@ class Classification(Supervised, Minimisation):
         default=None, kw_only=True, metadata={"before": None}
     )
 
-    own_models = True
+    own_models = tests_own = True
 
     def __post_init__(self) -> None:
         shared = self.pretrain, self.pretrain_step, self.own_test_seed

@@ -64,6 +64,8 @@ class Table(Labelled):
     spread: float
     noise: float = 1.0
 
+    tests_own = True
+
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
         validation = held_out is not None

@@ -135,6 +135,7 @@ class Deployed(Problem):
         val_set: The examples that the data name for validation; None if they name none.
         local_set: The examples of ``test_set`` or ``train`` that each client tests its own model on; None for none.
         outputs_alone: The outputs, for the local examples, of models that clients have trained alone, by kind; {} for none.
+        tests_own: Whether `evaluate` measures by `tested`, and passes the clients' own models on to it.
     """
 
     classes: int
@@ -143,7 +144,8 @@ class Deployed(Problem):
     val_set: Tested | None = None
     local_set: Tested = None  # type: ignore[assignment]
     outputs_alone: Mapping[str, Tensor] = {}
-    _scored: Set[str] = frozenset({"test_accuracy", "test_loss", "test_rmse"})
+    tests_own: bool = False
+    _scored: Set[str] = frozenset({"test_accuracy", "test_loss", "test_rmse", "test_auc", "test_partial_auc"})
 
     @property
     def of_client(self) -> Metric:
@@ -174,11 +176,13 @@ class Deployed(Problem):
         self.has_common = common
         test = self.scorer.metrics("test", "test")
         names = [metric.name for metric in self.metrics]
-        if not self._scored & {*names}:
-            return  # of problems that measure something else on test examples
+        if not {*names} >= {metric.name for metric in test} and not {*names} >= {"test_accuracy", "test_loss"}:
+            if self.val_set and "val" not in self.splits:
+                self.notes = [*self.notes, f"{len(self.val_set.rows):,} examples for validation are not used"]
+            return  # the problem measures something else
         val = self.scorer.metrics("val", "validation") if self.val_set else ()
         val = tuple(metric for metric in val if metric.name not in names)  # which the problem measures itself
-        of_common = self.scorer.metrics("common", "test") if own and common else ()
+        of_common = self.scorer.metrics("common", "test") if own and common and self.tests_own else ()
         of_common = tuple(replace(metric, label=f"{metric.label}, common model") for metric in of_common)
         rest = [metric for metric in self.metrics if metric.name not in self._scored]
         place = min(i for i, name in enumerate(names) if name in self._scored)

@@ -95,7 +95,8 @@ class Labelled(Deployed):
         elif data.validation:
             self.val_set = self._tested(Examples(*data.validation[:2], data, world), data.validation.owners)
         wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
-        self.scorer = self.scorer_of(data, wanted)
+        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
+        self.scorer = self.scorer_of(data, chosen)
         self.remark, self.notes = self._remark(data), self._notes(data)
 
     def _tested(self, examples: Examples, owners: np.ndarray | None) -> Tested:
@@ -127,8 +128,12 @@ class Labelled(Deployed):
     def _remark(self, data: LabelledData) -> str:
         """Format how many examples there are, of how many features, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
-        if "val" in self.splits or self.val_set:
-            counts["validation"] = len(self.val_set.rows) if self.val_set else self.splits["val"].sizes.sum()
+        if self.val_set:
+            counts["validation"] = len(self.val_set.rows)
+        elif "val" in self.splits:
+            counts["validation"] = self.splits["val"].sizes.sum()
+        if self.own_test_rows:
+            counts["own test"] = self.own_test_rows.sizes.sum()
         names = data.feature_names
         features = f" of {len(names)} features" if names else ""
         if 0 < len(names) <= FEATURES_SHOWN:
@@ -312,6 +317,7 @@ class Supervised(Labelled):
         elif named and (self.test_set.owner >= 0).any():
             self.local_set = self.test_set.known()
         self.splits = {"train": self.splits["train"]}
+        self.remark = self._remark(data)
         if pretrain and not len(self.server_examples):
             raise UserError(
                 f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"

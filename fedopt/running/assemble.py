@@ -113,7 +113,12 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     participation = participation_of(composed, original.clients)
     if hasattr(original, "deploys"):
         own = original.own_models and hasattr(algorithm, "personal")
-        original.deploys(own, getattr(algorithm, "common", True))
+        original.deploys(own, common := getattr(algorithm, "common", True))
+        if not common and not own:
+            lacking = (
+                f"{type(algorithm).__name__} has no common model; metrics are those of the mean of its clients' models"
+            )
+            original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(
             f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedopt.config import build_target, key_of
 from fedopt.console import note, printable
+from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
@@ -188,6 +189,20 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         folder.write_text("clients.csv", text.getvalue())
 
 
+def write_own_test(folder: RunFolder, rows: Ragged) -> None:
+    """Write own_test.csv: the client, and the place of a row among the data set's training rows, from 1, in their order.
+
+    folder: the run's. rows: each client's places, from 0.
+    """
+    text, names = StringIO(), rows.names or range(len(rows))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "row"])
+    writer.writerows(
+        (printable(str(name)), row + 1) for name, of in zip(names, rows, strict=True) for row in sorted(of)
+    )
+    folder.write_text("own_test.csv", text.getvalue())
+
+
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
     """Write traffic.csv, a row a client, for at most `LISTED` clients: its rounds, and what was sent to it and by it.
 
@@ -208,6 +223,8 @@ def pictures(
 ) -> Iterator[None]:
     """Draw partition.png, beside partition.csv, and availability.png in the context, clients.png and metrics.png at its end.
 
+    Write own_test.csv if clients keep some of the data's training rows to test on.
+
     Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. Only where participation
     has a pattern, there is an availability to show, and clients only where the run has written clients.csv. With
     FEDOPT_PICTURES=0 nothing is drawn.
@@ -221,6 +238,8 @@ def pictures(
         classes = int(labels[split.rows].max()) + 1
         counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
         folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
+    if problem is not None and (rows := problem.own_test_rows) is not None:
+        write_own_test(folder, rows)
     if not drawing.wanted:
         yield
         return

@@ -279,6 +279,7 @@ def test_metrics_are_taken_at_the_clients_models_and_cost_nothing():
     assert found["better_than_alone"] == 100 * np.mean(of_clients < of_alone)
     counts = np.bincount(owner)
     assert found["test_rmse"] == pytest.approx(np.sqrt(counts @ of_clients**2 / counts.sum()))
+    assert found["common_rmse"] == pytest.approx(np.sqrt(np.mean((x @ w - t) ** 2)))
 
 
 def test_a_method_without_personal_models_is_measured_at_its_common_one():

@@ -435,13 +435,14 @@ def test_labels_of_scores_that_are_not_finite_are_nan():
 
 def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
-    e = small("local_only", "classification", "problem.own_test=0.3")
-    (x,) = e.problem.start()
+    p = small("local_only", "classification", "problem.own_test=0.3").problem
+    (x,) = p.start()
+    p.set_alone(*[p.predictions(p.local_set, x)] * 2)
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
-        found = e.problem.own_metrics(models, [0.5] * 6)
-        assert np.isfinite(found.pop("alone_accuracy"))
+        found = p.personal_metrics(p.client_scores(None, models))
+        assert np.isfinite([found.pop(name) for name in ("alone_accuracy", "alone_loss")]).all()
         assert len(found) == 4
         assert all(np.isnan(value) for value in found.values())
 
