@@ -783,6 +783,13 @@ def test_the_best_evaluation_is_kept(rare):
         _ = api.load("ending", which="best").variables
 
 
+def test_the_best_evaluation_without_a_metric_is_that_of_the_first(rare):
+    by_name = api.run(BEST, output_dir="named", quiet=True)
+    run = api.run([*BEST, "eval.metric=null"], output_dir="run", quiet=True)
+    assert run.metrics.columns[-3] == "test_accuracy"
+    assert torch.equal(*(api.load(folder, which="best").variables["x"] for folder in ("run", by_name.folder)))
+
+
 @pytest.mark.parametrize("stop", ["killed", "stopped"])
 def test_the_best_after_a_kill_is_that_of_an_undisturbed_run(stop, rare):
     """Wherever it came: also after a better evaluation that no checkpoint counts."""
