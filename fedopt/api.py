@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedopt.analysis import Comparison
     from fedopt.data import Model
-    from fedopt.running.read_back import Trained
+    from fedopt.running import Trained
 
 Which = Literal["last", "best"]
 Config = str | Sequence[str] | Mapping[str, Any]
@@ -150,9 +150,7 @@ class Result:
         Example:
             ``run.model(client="Aue").predict_proba(pd.read_csv("new.csv"))``
         """
-        from fedopt.running.read_back import deployed
-
-        return deployed(self.folder, self._trained, client)
+        return self._trained.deployed(client)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
         """Draw a metric as a line, and return matplotlib's axes. Further lines on the same axes get different colours.

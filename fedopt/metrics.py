@@ -183,6 +183,7 @@ WORST_PERSONAL_ACCURACY = Metric(
     "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
 )
 BETTER_THAN_ALONE = Metric("better_than_alone", "clients better off than alone", "%", better="higher")
+AS_GOOD_AS_ALONE = Metric("as_good_as_alone", "clients as well off as alone", "%", better="neither")
 OBJECTIVE = Metric("objective", "objective", scale="log", bounds=True)
 WORST_LOSS = Metric("worst_loss", "loss of the client with the largest")
 DISTANCE = Metric("distance", "distance to the solution", scale="log", bounds=True)

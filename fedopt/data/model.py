@@ -1,7 +1,6 @@
 """Trained models that predict from raw examples, and their files: JSON for linear models, safetensors for all networks."""
 
 import json
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedopt.config import with_project
 from fedopt.data.examples import tuned
 from fedopt.data.names import spelt
 from fedopt.errors import UserError, first_line, nearest, some
-from fedopt.files import BROKEN, read_bytes, write_atomically
+from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
 from fedopt.networks import Normalised, Tuning, flat, own
 
@@ -67,14 +66,7 @@ class Model(Normalised):
     scale: Tensor | None
     shift: Tensor | None
 
-    def __init__(
-        self,
-        network: nn.Module,
-        normalisation: tuple[np.ndarray, np.ndarray] | None,
-        card: Card,
-        tuning: Tuning = None,
-        fills: Mapping[str, np.ndarray] | None = None,
-    ):
+    def __init__(self, network: nn.Module, normalisation: Any, card: Card, tuning: Tuning = None, fills: Any = None):
         """Wrap a trained network.
 
         Args:
@@ -87,8 +79,8 @@ class Model(Normalised):
         super().__init__(network, normalisation, card.shape)
         self.fills, self.classes_ = fills or {}, np.array(card.classes)
         self.card = replace(card, fill=self._fill("")) if fills else card
-        for name, value in zip(("scale", "shift"), tuning or (None, None), strict=True):
-            self.register_buffer(name, value)
+        self.register_buffer("scale", tuning and tuning[0])
+        self.register_buffer("shift", tuning and tuning[1])
 
     def predict(self, examples: Any) -> np.ndarray:
         """Return the class of each example, or the number that a regression predicts.
@@ -108,14 +100,14 @@ class Model(Normalised):
             ``run.model(client="Aue").predict(pd.read_csv("new.csv"))``
         """
         outputs = self._outputs(examples)
-        if self.card.kind == "regression":
+        if not self.card.classes:
             return outputs[:, 0].double().numpy()
         return self.classes_[outputs.argmax(1).numpy()]
 
     def predict_proba(self, examples: Any) -> np.ndarray:
         """Return the probabilities of the classes, ``[n, classes]``, with columns in the order of ``classes_``.
 
-        Loss tuning calibrates them. Its `predict` takes the largest output before that.
+        Of a tuned loss they are calibrated, and `predict` takes the largest output before that.
 
         Args:
             examples: As in `predict`.
@@ -123,10 +115,12 @@ class Model(Normalised):
         Raises:
             UserError: As in `predict`; or the model is a regression.
         """
-        if self.card.kind == "regression":
+        if not self.card.classes:
             raise UserError("a regression has no classes, and no probabilities; use predict")
-        tuning = None if self.scale is None or self.shift is None else (self.scale, self.shift)
-        return torch.softmax(tuned(self._outputs(examples), tuning).double(), 1).numpy()
+        outputs = self._outputs(examples)
+        if self.scale is not None and self.shift is not None:
+            outputs = tuned(outputs, (self.scale, self.shift))
+        return torch.softmax(outputs.double(), 1).numpy()
 
     def save(self, path: str | Path) -> None:
         """Write the model to a file, which `load_model` reads.
@@ -138,23 +132,18 @@ class Model(Normalised):
             UserError: The path ends otherwise, or the network is not linear and the path ends in .json.
             OSError: The file cannot be written.
         """
-        file, card = Path(path), self.card
-        if file.suffix not in (".json", ".safetensors"):
-            raise UserError(f"{file}: must end in .json or .safetensors")
+        file, entries = Path(path), {"format": FORMAT, **asdict(self.card)}
+        if file.suffix not in (forms := (".json", ".safetensors")[not self.linear :]):
+            raise UserError(f"{file}: must end in {' or '.join(forms)}; only linear models are written as .json")
+        tensors = {key: tensor.clone().contiguous() for key, tensor in self.state_dict().items()}
         if file.suffix == ".safetensors":
-            tensors = {
-                name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in self.state_dict().items()
-            }
-            record = json.dumps({"format": FORMAT, **asdict(card)})
-            return write_atomically(file, safetensors.torch.save(tensors, {"fedopt": record}))
-        if not self.linear:
-            raise UserError(f"{file}: this network is not linear; write it to a file that ends in .safetensors")
-        tensors = {key: tensor.double() for key, tensor in self.state_dict().items()}
-        tensors.setdefault(NUMBERS["intercept"], torch.zeros(len(tensors[NUMBERS["coefficients"]])))
+            return write_atomically(file, safetensors.torch.save(tensors, {"fedopt": json.dumps(entries)}))
+        coefficients = tensors[NUMBERS["coefficients"]]
+        tensors.setdefault(NUMBERS["intercept"], coefficients.new_zeros(len(coefficients)))
         tensors |= {name: tensors[name].flatten() for name in ("mean", "std")}
-        numbers = {name: tensors[key].tolist() if key in tensors else None for name, key in NUMBERS.items()}
-        entries = {"format": FORMAT, **asdict(card), "network": {"model": "linear", "widths": []}, **numbers}
-        return write_atomically(file, (json.dumps(entries, indent=1, allow_nan=False) + "\n").encode())
+        numbers = {name: tensors[key].double().tolist() for name, key in NUMBERS.items() if key in tensors}
+        entries |= {"network": {"model": "linear"}, **numbers}
+        return write_atomically(file, (json.dumps(entries, indent=1) + "\n").encode())
 
     @property
     def linear(self) -> bool:
@@ -181,7 +170,7 @@ class Model(Normalised):
 
     def _outputs(self, examples: Any) -> Tensor:
         """Return the network's outputs, [n, classes]. examples: as in `predict`."""
-        x = torch.as_tensor(self._numbers(examples))
+        x = torch.tensor(self._numbers(examples))
         with torch.no_grad():
             return torch.cat([self(part) for part in x.split(AT_ONCE)])
 
@@ -199,7 +188,7 @@ class Model(Normalised):
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
             which = some((names[c] if names else c for c in columns), SHOWN)
             raise UserError(
-                f"column {which}: has cells that are empty or no finite numbers; fill them in, or leave out these rows"
+                f"column {which}: has cells that are empty or no finite numbers; fill them in, or drop the rows"
             )
         return x
 
@@ -208,15 +197,14 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     """Return the columns of a data frame as numbers, [n, features]; infinity for texts, nan for missing cells."""
     import pandas as pd  # not at the top: it takes half a second
 
-    renamed = frame.rename(columns=lambda column: spelt(str(column)))
-    there = renamed.columns.tolist()
+    frame = frame.rename(columns=lambda column: spelt(str(column)))
+    there = frame.columns.tolist()
     if lacking := [name for name in names if there.count(name) != 1]:
-        found = "is in the table twice" if lacking[0] in there else f"is not in the table{nearest(lacking[0], there)}"
         others = f" (and {some(lacking[1:], SHOWN)})" if lacking[1:] else ""
-        raise UserError(f"column {lacking[0]}{others}: {found}; give each feature once: {some(names, 12)}")
-    cells = renamed[names]
-    numbers = cells.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    return np.where(np.isnan(numbers) & cells.notna().to_numpy(), np.inf, numbers)
+        near = nearest(lacking[0], there)
+        raise UserError(f"column {lacking[0]}{others}: must be in the table once{near}; name it as in training")
+    numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 
 
 def load_model(path: str | Path) -> Model:
@@ -233,40 +221,36 @@ def load_model(path: str | Path) -> Model:
     Example:
         ``fedopt.load_model("aue.json").predict(pd.read_csv("new.csv"))``
     """
+    file, why = Path(path), ""
     try:
-        content = read_bytes(Path(path), memory() // 3, links=True)
-        record, tensors = (_of_json if Path(path).suffix == ".json" else _of_safetensors)(content)
-        if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
+        in_json = file.suffix == ".json"
+        content = read_bytes(file, LARGEST_JSON if in_json else memory() // 3, links=True)
+        entries, tensors = _of_json(content) if in_json else _of_safetensors(content)
+        if entries.pop("format", None) != FORMAT:
             raise ValueError(f"it does not say {FORMAT}")
-        return _built(TypeAdapter(Card).validate_json(json.dumps(record)), tensors)
+        return _built(TypeAdapter(Card).validate_json(json.dumps(entries)), tensors)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; `fedopt export RUN` writes one") from None
-    except (*BROKEN, SafetensorError, RuntimeError, MemoryError) as error:
-        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        why = (
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            if first
-            else first_line(error).removeprefix(f"{path}: ")
-        )
-        raise UserError(
-            f"{path}: is no model that can be read ({why}); write it again with `fedopt export RUN`"
-        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (*BROKEN, AttributeError, SafetensorError, RuntimeError, MemoryError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error).removeprefix(f"{path}: ")
+    raise UserError(f"{path}: is no model that can be read ({why}); write it again with `fedopt export RUN`")
 
 
-def _of_json(content: bytes) -> tuple[Any, dict[str, Tensor]]:
+def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the entries of a card and the tensors of a linear model. Raises one of `BROKEN` for a broken file."""
-    record = json.loads(content)
-    lists = {name: record.pop(name) for name in NUMBERS}
-    tensors = {
-        NUMBERS[name]: torch.tensor(list_, dtype=torch.float64) for name, list_ in lists.items() if list_ is not None
-    }
-    shape = record["shape"]
+    entries = json.loads(content)
+    lists = {key: entries.pop(name) for name, key in NUMBERS.items() if name in entries}
+    numbers = {key: torch.tensor(list_, dtype=torch.float64) for key, list_ in lists.items()}
     for name in ("mean", "std"):
-        tensors[name] = tensors[name].view(shape) if tensors[name].numel() == np.prod(shape) else tensors[name]
-    return record, tensors
+        fits = numbers[name].numel() == np.prod(entries["shape"])
+        numbers[name] = numbers[name].view(entries["shape"]) if fits else numbers[name]
+    return entries, numbers
 
 
-def _of_safetensors(content: bytes) -> tuple[Any, dict[str, Tensor]]:
+def _of_safetensors(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return what `_of_json` does. Raises one of `BROKEN`, or SafetensorError."""
     tensors = safetensors.torch.load(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -278,23 +262,23 @@ def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
 
     Raises ValueError if their names, shapes or numbers do not fit. Memory is taken for the tensors alone.
     """
-    outputs = len(card.classes) if card.kind == "classification" else 1
+    names, outputs = {key: name for name, key in NUMBERS.items()}, len(card.classes) or 1
     model = Model(_network(card, outputs), None, card)
-    for names, shape in ((("mean", "std"), card.shape), (("scale", "shift"), [outputs])):
-        if {*names} & {*tensors}:
-            for name in names:
-                setattr(model, name, torch.empty(shape, device="meta"))
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if wrong := [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]:
-        raise ValueError(f"{wrong[0]} is {found.get(wrong[0], 'absent')}, not {wanted.get(wrong[0], 'absent')}")
-    for name, length in (("features", len(card.features)), ("fill", len(card.fill or ()))):
-        if length not in (0, *card.shape[:1]):
-            raise ValueError(f"{name} has {length} entries, not {card.shape[0]}")
-    if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise ValueError(f"{odd[0]} has numbers that are not finite")
+    for pair, shape in ((("mean", "std"), card.shape), (("scale", "shift"), [outputs])):
+        for name in pair if {*pair} & {*tensors} else ():
+            setattr(model, name, torch.empty(shape, device="meta"))
+    wanted = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
+    wanted |= {name: [card.shape[0]] for name in ("features", "fill") if getattr(card, name)}
+    found = {key: list(tensor.shape) for key, tensor in tensors.items()}
+    found |= {name: [len(getattr(card, name))] for name in ("features", "fill") if getattr(card, name)}
+    differ = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
+    faults = [f"{names.get(key, key)} is {found.get(key, 'absent')}, not {wanted.get(key, 'absent')}" for key in differ]
+    odd = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
+    faults += [f"{names.get(key, key)} has numbers that are not finite" for key in odd]
     if "std" in tensors and not (tensors["std"] > 0).all():
-        raise ValueError("deviations must be larger than 0")
+        faults.append("deviations must be larger than 0")
+    if faults:
+        raise ValueError(faults[0])
     model.load_state_dict(tensors, assign=True)
     return model
 

@@ -53,7 +53,7 @@ class Problem(_InWorld, ABC):
         client_metric: What `of_clients` returns of each client; None if the problem measures no single client.
         own_test_rows: The places, from 0, that the clients' own test rows have among the data set's training rows, if the problem
             holds out some of them.
-        alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
+        one_by_one: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -72,7 +72,7 @@ class Problem(_InWorld, ABC):
     has_common: bool = True
     client_metric: Metric | None = None
     own_test_rows: Ragged | None = None
-    alone: str = ""
+    one_by_one: str = ""
 
     @property
     def clients(self) -> int:
@@ -159,9 +159,9 @@ class Problem(_InWorld, ABC):
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
 
-    def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the parameters of each client's own network, ``[M, d]``, given the variables; None without own networks."""
-        return variables.get("personal")
+    def own(self, *point: Tensor) -> Tensor | None:
+        """Return each client's own model at a point, ``[M, d]``, if it follows from the variables; else None."""
+        return None
 
 
 def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Tensor]:

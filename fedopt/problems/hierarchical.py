@@ -141,7 +141,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
-            if self.convolutional or self.alone:  # which vmap makes slower, or cannot run
+            if self.convolutional or self.one_by_one:  # which vmap makes slower, or cannot run
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)

@@ -1,6 +1,6 @@
 """Linear regression on a table, with tests for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
 
-    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2
+    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2, without the intercept in |x|
 
 z has the features of an example and a 1, t is its target. All that methods of personal models approach is a linear system here.
 """
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData, Model
 from fedopt.errors import UserError
-from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.metrics import CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
 from fedopt.networks import flat
+from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
@@ -27,7 +28,7 @@ TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
 
-PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
+PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE)
 
 
 def residual(y: Tensor, batch: Batch) -> Tensor:
@@ -111,6 +112,13 @@ class Table(Labelled):
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         return x @ model[:, None]
 
+    def fit_alone(self) -> None:
+        """Compare with what clients would have alone: a ridge, and least squares, of their own training examples."""
+        examples = [(self.train.x[rows].double(), self.train.y[rows].double()) for rows in self.splits["train"]]
+        ridges = [alone.ridge(z[:, :-1].cpu().numpy(), t.cpu().numpy()) for z, t in examples]
+        models = torch.from_numpy(np.array(ridges)), least(*self.moments("train")[:2])
+        self.set_alone(*(self.predictions(self.local_set, None, of.to(self.train.x)) for of in models))
+
 
 @dataclass(eq=False)
 class LinearRegression(Table, Minimisation):
@@ -118,7 +126,7 @@ class LinearRegression(Table, Minimisation):
 
     x: a linear model, [features + 1], with an intercept.
 
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i.
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features, spread, noise: as in `Table`.
     """
@@ -137,12 +145,13 @@ class LinearRegression(Table, Minimisation):
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)
         A, c, halves = self.moments("train")
-        A = A + self.ridge * torch.eye(A.shape[1]).to(A)
+        self._ridges = F.pad(self.train.x.new_full((A.shape[1] - 1,), self.ridge), (0, 1))  # 0 for the intercept
+        A = A + torch.diag(self._ridges).to(A)
         self._moments = A, c, halves
         self._p = torch.from_numpy(self.weights).to(A)
         self._A, self._c, self._half = (torch.tensordot(self._p, v, 1) for v in self._moments)
         self._x = least(self._A, self._c)
-        self.alone_scores = self.client_scores(None, least(A, c).to(self.train.x))
+        self.fit_alone()
 
     def deploys(self, own: bool, common: bool) -> None:
         super().deploys(own, common)
@@ -160,18 +169,17 @@ class LinearRegression(Table, Minimisation):
 
     @function
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return squared(x, sample["train"]) + 0.5 * self.ridge * x @ x
+        return squared(x, sample["train"]) + 0.5 * self._ridges @ x**2
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return gradient(x, sample["train"]) + self.ridge * x
+        return gradient(x, sample["train"]) + self._ridges * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
         train_loss: sum_i p_i f_i at x, or at the clients' own models if the method has no common model. distance: that of x from
-        its minimiser. The others are of the clients' own models, or of x if the method has none. better_than_alone compares with
-        the minimiser of each client's f_i.
+        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `fit_alone`.
         """
         x, *own = (v.to(self._x) for v in point[:2])
         A, c, halves = self._moments

@@ -84,7 +84,7 @@ class LossTuning(SupervisedBilevel):
         of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
         names = data.class_names or [*map(str, range(self.classes))]
         self._calibrated = Scores.of(of_both[0].cpu().numpy(), names, CALIBRATED, [of_both[1].cpu().numpy()])
-        self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))
+        self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
     @function(where=lambda problem: problem.net.dense)
@@ -102,6 +102,9 @@ class LossTuning(SupervisedBilevel):
 
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]
+
+    def calibration(self, *point: Tensor) -> Tuning:
+        return tuning(point[0])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics: of the logits of y, whose largest is the decision, and of the tuned logits, which were trained.

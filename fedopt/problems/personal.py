@@ -1,6 +1,6 @@
 """What is measured of the models that clients deploy: their own ones where a method trains some, else the common one."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedopt.data import Examples, Logits, Ragged
 from fedopt.data.ragged import cut
-from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE, EQUAL, Metric
+from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric
+from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
 
 PIECE = 2048  # rows that one model predicts at once
@@ -132,7 +133,7 @@ class Deployed(Problem):
         test_set: The test examples.
         val_set: The examples that the data name for validation; None if they name none.
         local_set: The examples of ``test_set`` or ``train`` that each client tests its own model on; None for none.
-        alone_scores: What `client_scores` gives for models that clients have trained alone, ``[M]``; None for none.
+        outputs_alone: The outputs, for the local examples, of models that clients have trained alone, by kind; {} for none.
         tests_own: Whether `evaluate` measures by `tested`, and passes the clients' own models on to it.
     """
 
@@ -141,7 +142,7 @@ class Deployed(Problem):
     test_set: Tested
     val_set: Tested | None = None
     local_set: Tested = None  # type: ignore[assignment]
-    alone_scores: np.ndarray | None = None
+    outputs_alone: Mapping[str, Tensor] = {}
     tests_own: bool = False
     _scored: Set[str] = frozenset({"test_accuracy", "test_loss", "test_rmse", "test_auc", "test_partial_auc"})
 
@@ -205,7 +206,7 @@ class Deployed(Problem):
         shared, (mine,) = np.flatnonzero(owner < 0), np.nonzero(owner >= 0)
         places = np.split(shared, range(PIECE, len(shared), PIECE)) if len(shared) else []
         found = [self.predicted(common, of.examples.x[of.at(rows)]) for rows in places]
-        most = 1 if self.convolutional or self.alone else PADDED  # which vmap makes slower, or cannot run
+        most = 1 if self.convolutional or self.one_by_one else PADDED  # which vmap makes slower, or cannot run
         for clients, parts in batches(owner[mine], most) if own is not None else ():
             rows = [mine[part] for part in parts]
             if len(rows) == 1:
@@ -242,10 +243,8 @@ class Deployed(Problem):
         tested = np.bincount(self.local_set.owner, minlength=self.clients) > 0
         values, of = values[tested], self.of_client
         found = {f"personal_{of.name}": values.mean(), f"worst_personal_{of.name}": of.sign * (of.sign * values).max()}
-        if self.alone_scores is not None:
-            alone = self.alone_scores[tested]
-            better = of.sign * (alone - values) > EQUAL * np.abs(alone)
-            found["better_than_alone"] = 100 * np.where(np.isfinite(values), better, np.nan).mean()
+        if self.outputs_alone:
+            found |= compared(values, self._of_alone[tested], of.sign) | self._alone_metrics
         return {name: float(value) for name, value in found.items()}
 
     def tested(self, common: Tensor, *own: Tensor) -> dict[str, float]:
@@ -294,7 +293,6 @@ class Deployed(Problem):
         if not self.client_metric or not self.local_set:
             return {}
         found = {kind: self.scorer.of_clients(outputs, *self._locals) for kind, outputs in self._by_model(*point)}
-        found |= {} if self.alone_scores is None else {"alone": self.alone_scores}
         return {kind: values.tolist() for kind, values in found.items()}
 
     def clients_table(self, *point: Tensor) -> dict[str, list[float]]:
@@ -308,6 +306,17 @@ class Deployed(Problem):
             if name != self.of_client.name
         }
 
+    def set_alone(self, *outputs: Tensor) -> None:
+        """Compare with models that clients train alone.
+
+        outputs: those of the penalised and the unpenalised models for the local examples, as `predictions` returns them.
+        """
+        self.outputs_alone = dict(zip(("alone", "alone_unpenalised"), outputs, strict=True))
+        self._of_alone = self.scorer.of_clients(outputs[0], *self._locals)
+        values = self.scorer.scores(outputs[0], self.local_set.y)
+        self._alone_metrics = {f"alone_{name}": value for name, value in values.items()}
+        self.metrics = (*self.metrics, BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test"))
+
     def _by_model(self, common: Tensor, *own: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the outputs of the clients' own models for the local examples, if there are any, and of the common one likewise."""
         shared = common if self.has_common or not own else None
@@ -315,3 +324,4 @@ class Deployed(Problem):
             yield "own", self.predictions(self.local_set, shared, *own)
         if shared is not None:
             yield "common", self.predictions(self.local_set, shared)
+        yield from self.outputs_alone.items()

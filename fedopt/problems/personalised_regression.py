@@ -23,7 +23,7 @@ from fedopt.data import Batches
 from fedopt.metrics import CLIENT_RMSE, DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
+from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
 from fedopt.problems.supervised import Fraction
@@ -63,7 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._solve()
         else:
             self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self.alone_scores = self.client_scores(None, least(self._A, self._c).to(self.train.x))
+            self.fit_alone()
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
@@ -91,8 +91,8 @@ class PersonalisedRegression(Table, LocalBilevel):
         system = self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c
         return torch.linalg.solve_ex(*system)[0]  # which raises nothing where strengths have diverged
 
-    def own(self, variables: Mapping[str, Tensor]) -> Tensor:
-        return self.inner_solutions(variables["x"]).to(variables["x"])
+    def own(self, *point: Tensor) -> Tensor:
+        return self.inner_solutions(point[0]).to(point[0])
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""
@@ -145,7 +145,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         super().deploys(True, True)  # y_i(x), whatever the method
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
+        """Return the metrics, all at the exact y_i(x). Alone is as in `linear_regression`."""
         w, y = self._models(point[0])
         tested, y = self.tested(w, y), y.to(self._A)
         if self.strengths != "fixed":
@@ -162,7 +162,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         return w, self.inner_solutions(x).to(w)
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors of the exact y_i(x), of w and of y_i for lam = 0, if strengths are learnt."""
+        """Return the errors of the exact y_i(x), of w and of each client alone, if strengths are learnt."""
         return super().of_clients(*self._models(point[0]))
 
     def clients_table(self, *point: Tensor) -> dict[str, list[float]]:

@@ -16,7 +16,11 @@ from fedopt.metrics import Metric
 RARE = 0.4  # a class is rare below this share of what it would have if all classes were equally frequent
 MOST_CLASSES = 10  # whose recall and precision are measured by default
 EACH = ("recall", "precision")  # of which each class has its own
-PLAIN = ("accuracy", "loss")
+PLAIN = (
+    "accuracy",
+    "loss",
+)  # what is measured by default; if a class is rare, accuracy says little, and comes after others
+UNBALANCED = ("balanced_accuracy", "auc", "average_precision", *EACH, "brier", "calibration", *PLAIN)
 SCORES = {
     "accuracy": Metric("accuracy", "accuracy", "%", "higher"),
     "loss": Metric("loss", "loss", bounds=True),
@@ -91,7 +95,7 @@ class Scores:
         few = wanted is not None or len(classes) <= MOST_CLASSES
         known = {kind: [name for name, (of, _) in each.items() if of == kind and few] for kind in EACH}
         known |= {name: [name] for name in (*SCORES, *each) if name not in EACH}
-        default = SCORES if unbalanced else PLAIN
+        default = UNBALANCED if unbalanced else PLAIN
         for name in wanted or ():
             if name not in known:
                 raise UserError(f"problem.metrics={name}: there is no such metric{among(name, [*known])}")

@@ -86,7 +86,7 @@ class Labelled(Deployed):
         self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
-        self.fills = getattr(data, "fills", None)
+        self.fills = data.fills
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
         self.test_set, self.val_set = self._tested(self.test_examples, data.owners_test), None
@@ -208,6 +208,8 @@ class Supervised(Labelled):
         test_examples: The `Examples` for testing.
         server_examples: The `Examples` that only the server has, with `set_up_shared`.
         classes: The number of classes; 0 if the targets are real numbers.
+        ridges: The factor of the ridge penalty of each parameter that is trained with it, ``[dim]``: ``ridge``, and 0 for
+            biases; None without ridge.
 
     Args:
         world: The data, their partition, and the device.
@@ -248,8 +250,10 @@ class Supervised(Labelled):
         if data.real:
             self.net.dense = False  # what is written out for dense networks is of the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
-        self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
+        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.alone
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
+        ridge = getattr(self, "ridge", 0.0)
+        self.ridges = ridge * self.net.penalised.to(self._start[0]) if ridge else None
         if isinstance(self.net, FlatModule):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
@@ -344,18 +348,6 @@ class Supervised(Labelled):
         rng = self.world.rng(Part.PRETRAINING)
         return self._descended((self.server_batch(rng, PRETRAIN_BATCH) for _ in range(steps)), size)
 
-    def models_alone(self, steps: int, size: float) -> Tensor:
-        """Return each client's own model, [M, dim], after SGD from the start on batches of its examples alone.
-
-        steps, size: the number of steps, and the step size.
-        """
-        rng = self.world.rng(Part.FIT)
-
-        def batches(rows: np.ndarray) -> Iterator[Batch]:
-            return (self._drawn(self.train, rng.choice(rows, PRETRAIN_BATCH), rng) for _ in range(steps))
-
-        return torch.stack([self._descended(batches(rows), size) for rows in self.splits["train"]])
-
     def _descended(self, batches: Iterator[Batch], size: float) -> Tensor:
         """Return the start after a step of SGD on each of the batches, [dim]. size: the step size."""
         (x,) = self._start
@@ -367,6 +359,18 @@ class Supervised(Labelled):
                 gradient = torch.func.grad(loss)(x)
             x = x - size * gradient
         return x
+
+    def penalised(self, y: Tensor, plus: Plus) -> Plus:
+        """Return plus with the gradient of the penalties at y added; None stands for zero, in plus and in the result."""
+        if self.ridges is not None:
+            plus = self.ridges * y if plus is None else plus.addcmul(self.ridges, y)
+        return plus
+
+    def pulls(self, y: Tensor, plus: Tensor | None, anchor: Tensor | None) -> Tensor | None:
+        """Return plus with the gradient of the penalties at y, less that at the anchor, as `Dense.descend` takes it."""
+        if anchor is not None and (less := self.penalised(anchor, None)) is not None:
+            plus = -less if plus is None else plus - less
+        return self.penalised(y, plus)
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
         """Return the sample with a key, which determines dropout masks."""
@@ -416,7 +420,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     """Bilevel problems about a network: f is a validation loss, g the training loss of parameters y.
 
     validation: the fraction of a client's examples that it validates on, unless the data say which.
-    ridge: the factor of the penalty ridge/2 |y|^2 in g; 0 in the papers.
+    ridge: the factor of the penalty ridge/2 |y|^2 in g, in which biases do not count; 0 in the papers.
     norms: the factor of a second penalty in g, the sum of the norms (not squared) of the weight matrices and biases in y.
     dropout: the probability of dropout in the network. norms and dropout are 0 in the papers; the public code of FedNest has
         0.05 and 0.5.
@@ -447,8 +451,8 @@ class SupervisedBilevel(Supervised, Bilevel):
         """Return the penalised training loss of y, the parameters, given x."""
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
-        if self.ridge:
-            loss = loss + 0.5 * self.ridge * torch.sum(y**2)
+        if self.ridges is not None:
+            loss = loss + 0.5 * self.ridges @ y**2
         if self.norms:
             loss = loss + self.norms * sum(map(length, y.split(self.inner_net.sizes)))
         return loss
@@ -457,7 +461,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
         batch, tuning = self.inner_at(x, sample["train"])
-        return self._penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
+        return self.penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
 
     @g.step
     def g(
@@ -465,9 +469,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner_at(x, sample["train"])
-        if anchor is not None and (less := self._penalised(anchor, None)) is not None:
-            plus = -less if plus is None else plus - less
-        plus, key = self._penalised(y, plus), next(iter(batch.keys), None)
+        plus, key = self.pulls(y, plus, anchor), next(iter(batch.keys), None)
         return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor=anchor)
 
     @g.second
@@ -495,12 +497,12 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     def _second(self, y: Tensor, gradient: Tensor, product: Any, cross: Any) -> Second:
         """Return a `Second` of the loss with those of g's penalties added. product: as in `Linearised`."""
-        return Second(self._penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
+        return Second(self.penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
 
     def _curved(self, y: Tensor, v: Tensor, product: Tensor) -> Tensor:
         """Return a product with v of the Hessian in y, with that of g's penalties added."""
-        if self.ridge:
-            product = product.add(v, alpha=self.ridge)
+        if self.ridges is not None:
+            product = product.addcmul(self.ridges, v)
         if self.norms:
             layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
             turned = [(y_l.norm(), v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) for y_l, v_l in layers]
@@ -508,10 +510,9 @@ class SupervisedBilevel(Supervised, Bilevel):
             product = product.add(torch.cat(turns), alpha=self.norms)
         return product
 
-    def _penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Return plus with the gradient of g's penalties at y added; None stands for zero, in plus and in the result."""
-        if self.ridge:
-            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+    def penalised(self, y: Tensor, plus: Plus) -> Plus:
+        """Return plus with the gradient of g's penalties at y added, those of norms too."""
+        plus = super().penalised(y, plus)
         if self.norms:
             directions = torch.cat([F.normalize(layer, dim=0) for layer in y.split(self.inner_net.sizes)])
             plus = self.norms * directions if plus is None else plus.add(directions, alpha=self.norms)

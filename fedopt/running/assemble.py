@@ -136,10 +136,10 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         known[str(evaluation.metric)].check_goal("keep=best")
     machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
-    if hardware.engine == "auto" and problem.alone:
+    if hardware.engine == "auto" and problem.one_by_one:
         original.notes = [
             *original.notes,
-            f"clients run one by one, since torch.vmap cannot run this problem ({problem.alone})",
+            f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})",
         ]
     federation = Federation(
         problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)

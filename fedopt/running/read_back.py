@@ -23,15 +23,32 @@ from fedopt.running.resume import progress_of
 class Trained(NamedTuple):
     """What a run has trained: the variables by name, the common model, and the parameters of the clients' own ones.
 
-    model: None if the problem has no network. own: [M, d], None without. common: whether the method has a common model.
-    clients: their names.
+    path: the run's folder. model: None if the problem has no network. own: [M, d]; None without. common: whether the method has
+    a common model. clients: their names.
     """
 
+    path: Path
     variables: dict[str, Tensor]
     model: Model | None
     own: Tensor | None
     common: bool
     clients: list[str]
+
+    def deployed(self, client: object = None) -> Model:
+        """Return a copy of the model that a client deploys, or of the common model.
+
+        client: its name or number; None: the common model. Raises UserError if there is no such model or client.
+        """
+        if self.model is None:
+            raise UserError(f"{self.path}: this problem has no network; use `variables` for its solution")
+        if client is None and not self.common:
+            of = some(self.clients, MOST_NAMED)
+            raise UserError(f"{self.path}: this method has no common model; choose the client whose model it is: {of}")
+        if client is None:
+            return deepcopy(self.model)
+        if (name := str(client)) not in self.clients:
+            raise UserError(f"client={name}: {self.path} has no such client{among(name, self.clients)}")
+        return self.model.of(name, None if self.own is None else self.own[self.clients.index(name)])
 
 
 @restored()
@@ -64,38 +81,18 @@ def read_back(path: Path, best: bool) -> Trained:
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     point, train = [*variables.values()], e.problem.splits["train"]
-    own, clients = e.problem.own(variables), [*map(str, train.names or range(len(train)))]
-    return Trained(variables, e.problem.network(*point), own, getattr(e.algorithm, "common", True), clients)
+    model, own = e.problem.network(*point), variables.get("personal", e.problem.own(*point))
+    if model is not None:
+        model.card = replace(model.card, run=_facts(folder, config["eval"]["metric"] if best else None))
+    clients = [*map(str, train.names or range(len(train)))]
+    return Trained(path, variables, model, own, e.problem.has_common or own is None, clients)
 
 
-def deployed(path: Path, trained: Trained, client: object = None) -> Model:
-    """Return a copy of the model that a client deploys, or of the common model, with the facts of its run.
-
-    path: the run's folder. trained: what `read_back` returns. client: its name or number; None: the common model.
-
-    Raises UserError if there is no such model or client.
-    """
-    if trained.model is None:
-        raise UserError(f"{path}: this problem has no network; use `variables` for its solution")
-    names, own = trained.clients, trained.own
-    if client is None:
-        if not trained.common:
-            raise UserError(f"{path}: this method has no common model; choose a client: {some(names, MOST_NAMED)}")
-        model = deepcopy(trained.model)
-    elif (name := str(client)) not in names:
-        raise UserError(f"client={name}: {path} has no such client{among(name, names)}")
-    else:
-        model = trained.model.of(name, None if own is None else own[names.index(name)])
-    folder = RunFolder(path)
-    card = folder.card()
-    facts = {
-        "fedopt": fedopt.__version__,
-        **card.get("chosen", {}),
-        "seed": card.get("seed"),
-        "commit": card.get("commit"),
-    }
-    model.card = replace(model.card, run={"folder": str(path), **facts, "metrics": folder.measured("final")})
-    return model
+def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
+    """Return what a model's file says about its run. best: the metric at whose best value it is; None: it is the last one."""
+    metrics = folder.measured("final") if best is None else {best: folder.measured("best").get(best)}
+    card = {"fedopt": fedopt.__version__, **folder.card()}
+    return {key: card.get(key) for key in ("fedopt", "chosen", "seed", "commit")} | {"metrics": metrics}
 
 
 def solution(path: str, kind: type) -> dict[str, Tensor]:
@@ -109,7 +106,7 @@ def solution(path: str, kind: type) -> dict[str, Tensor]:
         raise UserError(
             f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
         )
-    return read_back(folder, best=False)[0]
+    return read_back(folder, best=False).variables
 
 
 def _placed(folder: Path, node: Any, *keys: str) -> Any:

@@ -95,7 +95,7 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
     parts, words = sites
     folder, seen = run("pfedme", *words)
     rows, (x, own), card = clients_of(folder), seen[-1], RunFolder(folder).card()
-    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own", "common", "alone")]
+    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own", "common", "alone", "alone_unpenalised")]
     assert [row["test_rows"] for row in rows] == ["0", "20", "20"]
     assert [(row["client"], row["examples"]) for row in rows] == [("Ahus, Oslo", "20"), ("Bern", "20"), ("Cork", "20")]
     assert {rows[0][kind] for kind in ends("own", "common", "alone")} == {""}
@@ -104,7 +104,7 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
     for i, row in enumerate(rows[1:], 1):
         of = {part: parts[f"client_{part}"] == row["client"] for part in ("train", "test")}
         alone = np.linalg.lstsq(design["train"][of["train"]], parts["y_train"][of["train"]])[0]
-        for kind, model in (("own", own[i]), ("common", x), ("alone", alone)):
+        for kind, model in (("own", own[i]), ("common", x), ("alone_unpenalised", alone)):
             off = design["test"][of["test"]] @ np.asarray(model) - parts["y_test"][of["test"]]
             assert float(row[kind]) == pytest.approx(np.sqrt(np.mean(off**2))), (kind, row)
             for end, quantile in (("low", 0.975), ("high", 0.025)):
@@ -113,7 +113,7 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
 
 
 def test_clients_csv_has_accuracies(run):
-    folder, _ = run("local_only", *SHARDS, "problem.alone_steps=20", problem="classification")
+    folder, _ = run("local_only", *SHARDS, "problem.alone=true", problem="classification")
     rows, final = clients_of(folder), load(folder).final
     assert not [column for column in rows[0] if column.startswith("common")]
     values = {kind: np.array([float(row[kind]) for row in rows]) for kind in ("own", "alone")}
@@ -127,7 +127,8 @@ def test_clients_csv_has_accuracies(run):
 def test_clients_csv_of_methods_without_models_of_clients(algo, run):
     """The common model, and alone, if that is known."""
     folder, seen = run(algo, "preset=none")
-    assert [*clients_of(folder)[0]] == ["client", "examples", "test_rows", *ends("common", "alone")]
+    wanted = ["client", "examples", "test_rows", *ends("common", "alone", "alone_unpenalised")]
+    assert [*clients_of(folder)[0]] == wanted
     assert [*load(folder).variables] == ["x"]
     assert torch.equal(load(folder).variables["x"], seen[-1][0])
 
