@@ -159,9 +159,9 @@ class Problem(_InWorld, ABC):
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
 
-    def own(self, *point: Tensor) -> Tensor | None:
-        """Return each client's own model at a point, ``[M, d]``, if it follows from the variables; else None."""
-        return None
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the parameters of each client's own network, ``[M, d]``, given the variables; None without own networks."""
+        return variables.get("personal")
 
 
 def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Tensor]:

@@ -91,8 +91,8 @@ class PersonalisedRegression(Table, LocalBilevel):
         system = self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c
         return torch.linalg.solve_ex(*system)[0]  # which raises nothing where strengths have diverged
 
-    def own(self, *point: Tensor) -> Tensor:
-        return self.inner_solutions(point[0]).to(point[0])
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor:
+        return self.inner_solutions(variables["x"]).to(variables["x"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""

@@ -81,7 +81,7 @@ def read_back(path: Path, best: bool) -> Trained:
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     point, train = [*variables.values()], e.problem.splits["train"]
-    model, own = e.problem.network(*point), variables.get("personal", e.problem.own(*point))
+    model, own = e.problem.network(*point), e.problem.own(variables)
     if model is not None:
         model.card = replace(model.card, run=_facts(folder, config["eval"]["metric"] if best else None))
     clients = [*map(str, train.names or range(len(train)))]
