@@ -112,15 +112,14 @@ def batches(owner: np.ndarray, most: int) -> Iterator[tuple[list[int], list[np.n
     parts = [
         (i, part) for i, rows in of_clients for part in np.split(rows, range(PIECE, len(rows), PIECE)) if len(part)
     ]
-    clients, batch = list[int](), list[np.ndarray]()
-    for i, part in sorted(parts, key=lambda of_one: len(of_one[1])):
-        if batch and len(part) * (len(batch) + 1) > most:
-            yield clients, batch
-            clients, batch = [], []
-        clients.append(i)
-        batch.append(part)
-    if batch:
-        yield clients, batch
+    found = list[list[tuple[int, np.ndarray]]]()
+    for client, part in sorted(parts, key=lambda of_one: len(of_one[1])):
+        if not found or len(part) * (len(found[-1]) + 1) > most:
+            found.append([])
+        found[-1].append((client, part))
+    for batch in found:
+        clients, rows = zip(*sorted(batch, key=lambda of_one: of_one[0]), strict=True)
+        yield list(clients), list(rows)
 
 
 class Deployed(Problem):
@@ -213,9 +212,11 @@ class Deployed(Problem):
             if len(rows) == 1:
                 outputs = self.predicted(own[clients[0]], of.examples.x[of.at(rows[0])])
             else:
-                padded = np.stack([np.resize(part, len(rows[-1])) for part in rows])  # the last one is the longest
-                of_all = torch.func.vmap(self.predicted)(own[clients], of.examples.x[of.at(padded)])
-                filled = np.arange(len(rows[-1])) < np.array([[len(part)] for part in rows])
+                sizes = np.array([len(part) for part in rows])
+                padded = np.stack([np.resize(part, sizes.max()) for part in rows])
+                models = own if clients == [*range(len(own))] else own[clients]  # which copies them
+                of_all = torch.func.vmap(self.predicted)(models, of.examples.x[of.at(padded)])
+                filled = np.arange(sizes.max()) < sizes[:, None]
                 outputs = of_all[torch.from_numpy(filled).to(of_all.device)]
             found.append(outputs)
             places = [*places, *rows]
