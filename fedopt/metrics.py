@@ -159,10 +159,10 @@ TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
 TRAIN_LOSS = Metric("train_loss", "training loss", bounds=True)
 VAL_LOSS = Metric("val_loss", "validation loss", bounds=True)
-CALIBRATED_LOSS = Metric("calibrated_loss", "test loss of the tuned logits", bounds=True)
-CALIBRATED_BRIER = Metric("calibrated_brier", "Brier score of the tuned logits")
-CALIBRATED_CALIBRATION = Metric(
-    "calibrated_calibration", "predicted by observed share of the rarest class", better="neither"
+CALIBRATED = (
+    Metric("calibrated_loss", "test loss of the tuned logits", bounds=True),
+    Metric("calibrated_brier", "Brier score of the tuned logits"),
+    Metric("calibrated_calibration", "predicted by observed share of the rarest class", better="neither"),
 )
 PERSONAL_ACCURACY = Metric(
     "personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, World, cross_entropy, losses, tuned
 from fedopt.decimals import exact
 from fedopt.errors import UserError
-from fedopt.metrics import CALIBRATED_BRIER, CALIBRATED_CALIBRATION, CALIBRATED_LOSS
+from fedopt.metrics import CALIBRATED
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
 from fedopt.problems.supervised import SupervisedBilevel
@@ -67,12 +67,7 @@ class LossTuning(SupervisedBilevel):
     imbalance: Annotated[float, Field(gt=0, le=1)]
 
     direct = False
-    metrics = (  # type: ignore[assignment]
-        *SupervisedBilevel.metrics,
-        CALIBRATED_LOSS,
-        CALIBRATED_BRIER,
-        CALIBRATED_CALIBRATION,
-    )
+    metrics = (*SupervisedBilevel.metrics, *CALIBRATED)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
