@@ -109,8 +109,8 @@ class Scores:
     def _note(self, counts: np.ndarray, y: np.ndarray) -> str:
         rare, usual = self.classes[self.rarest], int(counts.argmax())
         share, right = counts[self.rarest] / counts.sum(), np.mean(y == usual)
-        always = f"always {self.classes[usual]} is right on {right:.1%} of test rows"
-        return f"{share:.1%} of {counts.sum():,} training rows are {rare}: {always}"
+        always = f"always {self.classes[usual]} is right on {100 * right:.1f} % of test rows"
+        return f"{100 * share:.1f} % of {counts.sum():,} training rows are {rare}: {always}"
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
