@@ -462,7 +462,7 @@ def test_variables_by_name():
 )
 def test_names_of_variables(algo, problem, names):
     e = small(algo, problem)
-    assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)))) == names
+    assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)), False)) == names
 
 
 DIGITS = Digits().load()

@@ -53,16 +53,16 @@ class Classification(Supervised, Minimisation):
     test: Fraction | None
     server: Share
     own_test: Fraction | None
+    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
     pretrain: Pretraining
     pretrain_step: PositiveFloat
     weighting: Weighting
-    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
-    loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
     class_weights: Literal["balanced"] | list[PositiveFloat] | dict[str | int, PositiveFloat] | None = field(
         default=None, kw_only=True, metadata={"before": None}
     )
+    loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
 
     own_models = tests_own = True
 

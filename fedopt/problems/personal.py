@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged
-from fedopt.data.ragged import cut
+from fedopt.data import Examples, Logits, Ragged, cut
 from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem

@@ -5,12 +5,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedopt.data import (
@@ -41,9 +41,6 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
-Chosen = Annotated[
-    Any, AfterValidator(TypeAdapter(list[str] | None).validate_python)
-]  # Any: it becomes a tuple of Metric
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
@@ -222,7 +219,10 @@ class Supervised(Labelled):
 
     model: str | dict[str, Any]
     widths: list[PositiveInt]
-    metrics: Chosen = field(default=None, kw_only=True, metadata={"before": None})
+    if TYPE_CHECKING:
+        metrics: Any
+    else:
+        metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})
 
     def set_up(
         self,

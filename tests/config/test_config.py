@@ -445,3 +445,19 @@ def test_tuned_values_of_more_than_steps_depart(name):
     assert usual.departures == []
     known = {"fednest/saddle": {"algo.T", "algo.anchor"}, "fedmsa/mco": {"algo.warm_up", "budget.rounds"}}
     assert {*composed.departures} == known.get(name, {*composed.departures})
+
+
+OWN = ["dataset=csv", "dataset.path=t.csv", "dataset.label=c"]
+
+
+@pytest.mark.parametrize("own", [OWN, ["dataset=npz", "dataset.path=t.npz"], ["dataset=images", "dataset.path=t"]])
+def test_values_of_mnist_do_not_follow_onto_data_of_ones_own(own):
+    pair = ["algo=fedavg", "problem=classification"]
+    assert compose(pair).nodes["eval"]["target"] == 95
+    assert compose([*pair, *own]).nodes["eval"]["target"] is None
+    assert compose([*pair, *own, "eval.target=80"]).nodes["eval"]["target"] == 80
+    with pytest.raises(UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning$"):
+        compose(["algo=fedmsa", "problem=imbalanced_mnist", *own])
+    tuning = compose(["algo=fedmsa", "problem=loss_tuning", *own]).nodes
+    assert (tuning["problem"]["largest"], tuning["problem"]["imbalance"], tuning["eval"]["target"]) == (None, 1, None)
+    assert compose(["algo=fedmsa", "problem=imbalanced_mnist", "dataset=digits"]).nodes["problem"]["largest"] == 6000

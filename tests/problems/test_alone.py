@@ -64,43 +64,44 @@ def test_logistic_regression_alone_is_that_of_scikit_learn():
 
 
 def test_ties_are_reported_as_ties():
-    own, of_alone = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 2.0, 5.0])
+    own, of_alone = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 2.0, 5.0])
     assert alone.compared(own, of_alone, 1) == {"better_than_alone": 25, "as_good_as_alone": 50}
     assert alone.compared(own, of_alone, -1) == {"better_than_alone": 25, "as_good_as_alone": 50}
-    zeros = torch.zeros(2)
+    zeros = np.zeros(2)
     assert alone.compared(zeros, zeros, 1) == {"better_than_alone": 0, "as_good_as_alone": 100}
 
 
 def test_alone_in_linear_regression():
     p = small("fedavg", "linear_regression", "preset=none").original
     found = p.of_clients(*p.start())
-    errors = {"alone": [], "alone_unpenalised": []}
+    errors, squares = {"alone": [], "alone_unpenalised": []}, []
     for i, rows in enumerate(p.splits["train"]):
         x, t = p.train.x[rows].numpy()[:, :-1], p.train.y[rows].numpy()
-        tests = p._owner == i
+        tests = p.local_set.owner == i
         z, target = p.test_examples.x.numpy()[tests, :-1], p.test_examples.y.numpy()[tests]
         cv = RidgeCV(len(t) * alone.RATIOS).fit(x, t)
-        errors["alone"].append(np.sqrt(np.mean((cv.predict(z) - target) ** 2)))
+        squares.append((cv.predict(z) - target) ** 2)
+        errors["alone"].append(np.sqrt(np.mean(squares[-1])))
         least = np.linalg.lstsq(np.column_stack([x, np.ones(len(t))]), t, rcond=None)[0]
         errors["alone_unpenalised"].append(np.sqrt(np.mean((z @ least[:-1] + least[-1] - target) ** 2)))
     for kind, values in errors.items():
         np.testing.assert_allclose(found[kind], values, rtol=1e-6)
-    assert p.evaluate(*p.start())["alone_rmse"] == pytest.approx(np.mean(errors["alone"]))
+    assert p.evaluate(*p.start())["alone_rmse"] == pytest.approx(np.sqrt(np.mean(np.concatenate(squares))))
 
 
 def test_alone_in_classification():
     p = classification("problem.alone=true", "partitioner=iid", "problem.model=softmax")
-    accuracies = []
-    for rows, own in zip(p.splits["train"], p.own_examples, strict=True):
+    hits = []
+    for rows, own in zip(p.splits["train"], p.local_rows, strict=True):
         x, y = p.train.x.double().numpy(), p.train.y.numpy()
         scores = alone.logistic(x[rows], y[rows], x[own], np.ones(p.classes))
-        accuracies.append(np.mean(scores[0].argmax(1) == y[own]))
+        hits.append(scores[0].argmax(1) == y[own])
     found = p.evaluate(*p.start())
-    assert found["alone_accuracy"] == pytest.approx(100 * np.mean(accuracies))
+    assert found["alone_accuracy"] == pytest.approx(100 * np.mean(np.concatenate(hits)))
     assert "alone_unpenalised" in p.of_clients(*p.start())
     images = classification()
     assert "better_than_alone" not in images.evaluate(*images.start())
-    with pytest.raises(UserError, match=r"problem\.alone=true: clients keep no test examples"):
+    with pytest.raises(UserError, match=r"problem\.alone=true: clients have no test examples"):
         classification("problem.alone=true", "problem.own_test=null")
     with pytest.raises(UserError, match=r"problem\.alone_steps: was removed; set problem\.alone=true"):
         compose(["algo=fedavg", "problem=classification", "problem.alone_steps=20"])

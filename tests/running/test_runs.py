@@ -61,7 +61,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
-    assert present == expected | {"metrics.png", ".lock"}  # there are no classes that clients have
+    assert present == expected | {"metrics.png", "traffic.csv", ".lock"}  # there are no classes that clients have
     table = pd.read_csv(folder / "metrics.csv")
     first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
     first += ["grad_examples", "hvp_examples", "jvp_examples", "client_visits", "train_seconds"]
