@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.command import fedopt
 
+from fedopt import load
 from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.problems.personal import batches
@@ -263,3 +264,22 @@ def test_batches_of_unequal_clients():
     assert np.array_equal(np.sort(np.concatenate([rows for _, rows, *_ in found])), np.arange(len(owner)))
     assert all((owner[rows] == client).all() and len(rows) <= longest for client, rows, _, longest in found)
     assert all(count == 1 or count * longest <= 200 for *_, count, longest in found)
+
+
+def test_clients_csv_has_further_scores_of_each_client(clinics, monkeypatch, capsys, tmp_path):
+    """By its own model and by the common one, on its test rows; empty where scikit-learn does not define it."""
+    arrays, words = clinics(val=False)
+    words = ["algo=ditto", "problem=classification", "problem.model=linear", *words, "budget.rounds=2"]
+    out = tmp_path / "run"
+    assert fedopt(monkeypatch, capsys, *words, "problem.metrics=[recall_1,auc]", f"output_dir={out}").code == 0
+    variables = load(out).variables
+    for i, row in enumerate(csv.DictReader((out / "clients.csv").read_text().splitlines())):
+        mine = arrays["client_test"] == NAMES[i]
+        x, y = arrays["x_test"][mine], arrays["y_test"][mine]
+        for kind, model in (("own", variables["personal"][i]), ("common", variables["x"])):
+            logits = outputs(model.numpy(), x)
+            assert float(row[f"{kind}_recall_1"]) == pytest.approx(100 * np.mean(logits[y == 1].argmax(1) == 1))
+            score = logits[:, 1] - logits[:, 0]
+            pairs = score[y == 1][:, None] - score[y == 0]
+            assert float(row[f"{kind}_auc"]) == pytest.approx(np.mean(pairs > 0))
+            assert float(row[kind]) == pytest.approx(accuracy(logits, y))
