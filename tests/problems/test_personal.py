@@ -182,6 +182,16 @@ def test_every_problem_about_classes_measures_the_rows_for_validation(problem, c
     assert not [note for note in e.problem.notes if "not used" in note]
 
 
+@pytest.mark.parametrize(("algo", "problem"), [("coda_plus", "auc"), ("fedxl", "x_risk"), ("fednest", "data_cleaning")])
+def test_chosen_metrics_are_measured_by_every_problem(algo, problem, clinics):
+    _, words = clinics(val=False)
+    words = [*words, "problem.model=mlp", "problem.widths=[4]", "problem.metrics=[balanced_accuracy,brier]"]
+    e = assemble(compose([f"algo={algo}", f"problem={problem}", "hardware.threads=1", *words]))
+    found, *_ = evaluate(e, e.algorithm.init(e.problem), Progress())
+    assert {"test_balanced_accuracy", "test_brier"} <= {*found}
+    assert "test_accuracy" not in found
+
+
 def test_personal_models_are_handed_out_measured_or_not():
     """Of a problem that measures none, and of classification without rows for it."""
     for problem in ("quadratic_minimisation", "classification"):
