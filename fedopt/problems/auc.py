@@ -102,6 +102,8 @@ class Auc(SupervisedMinimax):
         (w,) = self._start
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
 
+    scored = frozenset({"test_auc"})
+
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
         others: Any = super().scorer_of(data, wanted) if wanted else None
         return Areas({TEST_AUC: area}, others)

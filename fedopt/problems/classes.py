@@ -147,6 +147,14 @@ class Problem(_InWorld, ABC):
         """
         return {}
 
+    def clients_table(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
+        """Return further numbers of each client, ``[M]``, by the columns of ``clients.csv``, such as own_auc.
+
+        Args:
+            point: As in `of_clients`.
+        """
+        return {}
+
     def test_counts(self) -> Mapping[str, np.ndarray]:
         """Return ``test_rows``, ``[M]``, the number of test examples of each client, and further counts; {} if unknown."""
         return {}

@@ -133,6 +133,8 @@ class Deployed(Problem):
         val_set: The examples that the data name for validation; None if they name none.
         local_set: The examples of ``test_set`` or ``train`` that each client tests its own model on; None for none.
         outputs_alone: The outputs, for the local examples, of models that clients have trained alone, by kind; {} for none.
+        scored: The metrics that `tested` and `test_metrics` return. A problem that declares them gets all that ``scorer`` measures
+            in their place.
         tests_own: Whether `evaluate` measures by `tested`, and passes the clients' own models on to it.
     """
 
@@ -143,7 +145,7 @@ class Deployed(Problem):
     local_set: Tested = None  # type: ignore[assignment]
     outputs_alone: Mapping[str, Tensor] = {}
     tests_own: bool = False
-    _scored: Set[str] = frozenset({"test_accuracy", "test_loss", "test_rmse", "test_auc", "test_partial_auc"})
+    scored: Set[str] = frozenset({"test_accuracy", "test_loss"})
 
     @property
     def of_client(self) -> Metric:
@@ -174,7 +176,7 @@ class Deployed(Problem):
         self.has_common = common
         test = self.scorer.metrics("test", "test")
         names = [metric.name for metric in self.metrics]
-        if not {*names} >= {metric.name for metric in test} and not {*names} >= {"test_accuracy", "test_loss"}:
+        if not self.scored <= {*names}:
             if self.val_set and "val" not in self.splits:
                 self.notes = [*self.notes, f"{len(self.val_set.rows):,} examples for validation are not used"]
             return  # the problem measures something else
@@ -182,10 +184,10 @@ class Deployed(Problem):
         val = tuple(metric for metric in val if metric.name not in names)  # which the problem measures itself
         of_common = self.scorer.metrics("common", "test") if own and common and self.tests_own else ()
         of_common = tuple(replace(metric, label=f"{metric.label}, common model") for metric in of_common)
-        rest = [metric for metric in self.metrics if metric.name not in self._scored]
-        place = min(i for i, name in enumerate(names) if name in self._scored)
+        rest = [metric for metric in self.metrics if metric.name not in self.scored]
+        place = min(i for i, name in enumerate(names) if name in self.scored)
         self.metrics = (*val, *rest[:place], *test, *of_common, *rest[place:])
-        self._scored = {metric.name for metric in (*val, *test, *of_common)}
+        self.scored = {metric.name for metric in (*val, *test, *of_common)}
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of a model, ``[B, outputs]``. model: its parameters, ``[d]``. x: examples, ``[B, features]``."""
@@ -285,7 +287,7 @@ class Deployed(Problem):
     def _scores(self, prefix: str, outputs: Tensor, of: Tested) -> dict[str, float]:
         """Return the scores that are among the metrics, by name. outputs: for the examples ``of``."""
         values = {f"{prefix}_{name}": value for name, value in self.scorer.scores(outputs, of.y).items()}
-        return {name: value for name, value in values.items() if name in self._scored}
+        return {name: value for name, value in values.items() if name in self.scored}
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
         """Return `of_client` on the clients' local examples: by own models, by the common one, and by those alone."""

@@ -87,6 +87,8 @@ class XRiskAuc(Supervised, XRisk):
             self.splits = {**self.splits, name: Ragged(of_clients)}
         self._place, self._share = torch.from_numpy(place).to(self.world.device), self.world.tensor(share)
 
+    scored = frozenset({"test_partial_auc", "test_auc"})
+
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
         others: Any = super().scorer_of(data, wanted) if wanted else None
         return Areas({TEST_PARTIAL_AUC: partial(partial_area, most=self.max_fpr), TEST_AUC: area}, others)

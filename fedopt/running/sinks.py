@@ -167,8 +167,8 @@ class Keeper:
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
     """Write clients.csv, a row a client, if the problem measures single clients: by its own model, the common one and alone.
 
-    Each number is followed by the ends of its interval, if it has one and the numbers of test rows are known. An earlier
-    clients.csv and its picture are removed.
+    Each number is followed by the ends of its interval, if it has one and the numbers of test rows are known. Further scores
+    are in the last columns. An earlier clients.csv and its picture are removed.
 
     folder: the run's. problem: as the algorithm sees it. point: the variables at the end; () for none.
     """
@@ -176,13 +176,15 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         (folder.path / name).unlink(missing_ok=True)
     metric = problem.client_metric
     if point and metric and (of_models := problem.of_clients(*point)):
+        rounded = lambda of: [f"{v:.10g}" if math.isfinite(v) else "" for v in of]  # noqa: E731
         split, counts, text = problem.splits["train"], problem.test_counts(), StringIO()
         columns: dict[str, Any] = {"client": map(printable, split.names or map(str, range(len(split))))}
         columns |= {"examples": split.sizes, **counts}
         for kind, values in of_models.items():
             found = interval(metric, np.array(values), counts["test_rows"]) if counts else None
             named = zip((kind, f"{kind}_low", f"{kind}_high"), (values, *(found or ())), strict=False)
-            columns |= {name: [f"{v:.10g}" if math.isfinite(v) else "" for v in of] for name, of in named}
+            columns |= {name: rounded(of) for name, of in named}
+        columns |= {name: rounded(of) for name, of in problem.clients_table(*point).items()}
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.command import fedopt
 
+from fedopt import load
 from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.problems.personal import batches
@@ -181,6 +182,16 @@ def test_every_problem_about_classes_measures_the_rows_for_validation(problem, c
     assert not [note for note in e.problem.notes if "not used" in note]
 
 
+@pytest.mark.parametrize(("algo", "problem"), [("coda_plus", "auc"), ("fedxl", "x_risk"), ("fednest", "data_cleaning")])
+def test_chosen_metrics_are_measured_by_every_problem(algo, problem, clinics):
+    _, words = clinics(val=False)
+    words = [*words, "problem.model=mlp", "problem.widths=[4]", "problem.metrics=[balanced_accuracy,brier]"]
+    e = assemble(compose([f"algo={algo}", f"problem={problem}", "hardware.threads=1", *words]))
+    found, *_ = evaluate(e, e.algorithm.init(e.problem), Progress())
+    assert {"test_balanced_accuracy", "test_brier"} <= {*found}
+    assert "test_accuracy" not in found
+
+
 def test_personal_models_are_handed_out_measured_or_not():
     """Of a problem that measures none, and of classification without rows for it."""
     for problem in ("quadratic_minimisation", "classification"):
@@ -263,3 +274,22 @@ def test_batches_of_unequal_clients():
     assert np.array_equal(np.sort(np.concatenate([rows for _, rows, *_ in found])), np.arange(len(owner)))
     assert all((owner[rows] == client).all() and len(rows) <= longest for client, rows, _, longest in found)
     assert all(count == 1 or count * longest <= 200 for *_, count, longest in found)
+
+
+def test_clients_csv_has_further_scores_of_each_client(clinics, monkeypatch, capsys, tmp_path):
+    """By its own model and by the common one, on its test rows; empty where scikit-learn does not define it."""
+    arrays, words = clinics(val=False)
+    words = ["algo=ditto", "problem=classification", "problem.model=linear", *words, "budget.rounds=2"]
+    out = tmp_path / "run"
+    assert fedopt(monkeypatch, capsys, *words, "problem.metrics=[recall_1,auc]", f"output_dir={out}").code == 0
+    variables = load(out).variables
+    for i, row in enumerate(csv.DictReader((out / "clients.csv").read_text().splitlines())):
+        mine = arrays["client_test"] == NAMES[i]
+        x, y = arrays["x_test"][mine], arrays["y_test"][mine]
+        for kind, model in (("own", variables["personal"][i]), ("common", variables["x"])):
+            logits = outputs(model.numpy(), x)
+            assert float(row[f"{kind}_recall_1"]) == pytest.approx(100 * np.mean(logits[y == 1].argmax(1) == 1))
+            score = logits[:, 1] - logits[:, 0]
+            pairs = score[y == 1][:, None] - score[y == 0]
+            assert float(row[f"{kind}_auc"]) == pytest.approx(np.mean(pairs > 0))
+            assert float(row[kind]) == pytest.approx(accuracy(logits, y))
