@@ -15,6 +15,8 @@ from fedopt.config.schedules import Schedule as Schedule
 from fedopt.data.examples import Batch as Batch
 from fedopt.data.examples import Examples as Examples
 from fedopt.data.examples import cross_entropy as cross_entropy
+from fedopt.data.model import Model as Model
+from fedopt.data.model import load_model as load_model
 from fedopt.data.world import World as World
 from fedopt.errors import UserError as UserError
 from fedopt.federation.client import Client as Client

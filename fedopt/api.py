@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,9 +22,11 @@ from fedopt.running.place import place
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from fedopt.analysis import Comparison
+    from fedopt.data import Model
+    from fedopt.running import Trained
 
 Which = Literal["last", "best"]
 Config = str | Sequence[str] | Mapping[str, Any]
@@ -128,20 +129,28 @@ class Result:
         Raises:
             UserError: There is no checkpoint, or the problem cannot be built.
         """
-        return dict(self._trained[0])
+        return dict(self._trained.variables)
 
-    def model(self) -> "nn.Module":
-        """Return the network with the trained parameters, on the CPU and in evaluation mode.
+    def model(self, client: object = None) -> "Model":
+        """Return a trained model, on the CPU and in evaluation mode: a ``torch.nn.Module`` that also predicts from data frames.
 
-        It takes examples in the data set's units, such as images as bytes from 0 to 255, and normalises them itself.
+        As a module it takes examples in the data set's units, such as images as bytes from 0 to 255, and normalises them
+        itself. Its `predict` and `predict_proba` take arrays and data frames of raw examples; its `save` writes a file that
+        `load_model` reads.
+
+        Args:
+            client: A client's name, or its number where clients have no names. The model is the one that this client deploys:
+                its own, if the method trains one for each client, else the common model. Missing values are filled in as in
+                this client's training rows. None: the common model.
 
         Raises:
-            UserError: The problem has no network, there is no checkpoint, or the problem cannot be built.
+            UserError: The problem has no network, or the method no common one; there is no such client or no checkpoint; or
+                the problem cannot be built.
+
+        Example:
+            ``run.model(client="Aue").predict_proba(pd.read_csv("new.csv"))``
         """
-        network = self._trained[1]
-        if network is None:
-            raise UserError(f"{self.folder}: this problem has no network; use `variables` for its solution")
-        return deepcopy(network)
+        return self._trained.deployed(client)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
         """Draw a metric as a line, and return matplotlib's axes. Further lines on the same axes get different colours.
@@ -169,7 +178,7 @@ class Result:
         return RunFolder(self.folder)
 
     @property
-    def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
+    def _trained(self) -> "Trained":
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
             raise UserError(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+import numpy as np
+
 from fedopt.errors import UserError
 
 
@@ -154,6 +156,21 @@ class Metric:
             )
 
 
+def validates(name: str) -> bool:
+    """Return whether a metric is over rows that are named for validation, so that methods and values may be chosen by it."""
+    return name.startswith("val_")
+
+
+def selected(name: str) -> str:
+    """Return a line on what a choice by this metric rests on: rows for validation, or test rows; '' for other metrics."""
+    if validates(name):
+        return f"selected on {name}, over rows that are not for testing"
+    if name.startswith(("test_", "common_", "personal_", "worst_personal_")):
+        remedy = "name rows for validation, as docs/own-data.md says, to keep the test rows for the end"
+        return f"selected on {name}, over test rows; {remedy}"
+    return ""
+
+
 # What several problems measure
 TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
@@ -166,6 +183,7 @@ WORST_PERSONAL_ACCURACY = Metric(
     "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
 )
 BETTER_THAN_ALONE = Metric("better_than_alone", "clients better off than alone", "%", better="higher")
+AS_GOOD_AS_ALONE = Metric("as_good_as_alone", "clients as well off as alone", "%", better="neither")
 OBJECTIVE = Metric("objective", "objective", scale="log", bounds=True)
 WORST_LOSS = Metric("worst_loss", "loss of the client with the largest")
 DISTANCE = Metric("distance", "distance to the solution", scale="log", bounds=True)
@@ -175,4 +193,28 @@ HYPERGRADIENT_NORM = Metric("hypergradient_norm", "norm of the hypergradient", s
 # Of one client
 CLIENT_ACCURACY = Metric("accuracy", "accuracy on own test examples", "%", better="higher")
 CLIENT_RMSE = Metric("rmse", "root mean squared error on own test examples")
+FEW_ROWS = 10  # a client's number that rests on fewer test rows is drawn faintly
 EQUAL = 1e-6  # relative difference of two values of a client that are called equal: they are rounded
+
+
+def interval(metric: Metric, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the ends of each client's 95 % interval, [M] each; None if the metric is neither `CLIENT_ACCURACY` nor `CLIENT_RMSE`.
+
+    An accuracy has Wilson's interval. The interval of a root mean squared error is that of the deviation of normal errors with
+    mean 0, by the chi-square distribution.
+
+    Args:
+        metric: The metric.
+        values: ``[M]``, each client's value; nan if it has none.
+        rows: ``[M]``, the numbers of test rows.
+    """
+    from scipy.special import chdtri, ndtri  # slow to import
+
+    n = np.where(rows > 0, rows, np.nan)
+    if metric.name == CLIENT_RMSE.name:
+        return values * np.sqrt(n / chdtri(n, 0.025)), values * np.sqrt(n / chdtri(n, 0.975))
+    if metric.name != CLIENT_ACCURACY.name:
+        return None
+    z, share = ndtri(0.975), values / 100
+    middle, half = share + z**2 / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return 100 * (middle - half) / (1 + z**2 / n), 100 * (middle + half) / (1 + z**2 / n)

@@ -462,7 +462,7 @@ def test_variables_by_name():
 )
 def test_names_of_variables(algo, problem, names):
     e = small(algo, problem)
-    assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)))) == names
+    assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)), False)) == names
 
 
 DIGITS = Digits().load()
@@ -781,6 +781,13 @@ def test_the_best_evaluation_is_kept(rare):
     assert 100 * hits.double().mean().item() == pytest.approx(accuracy.max())
     with pytest.raises(api.UserError, match="keep=best"):
         _ = api.load("ending", which="best").variables
+
+
+def test_the_best_evaluation_without_a_metric_is_that_of_the_first(rare):
+    by_name = api.run(BEST, output_dir="named", quiet=True)
+    run = api.run([*BEST, "eval.metric=null"], output_dir="run", quiet=True)
+    assert run.metrics.columns[-3] == "test_accuracy"
+    assert torch.equal(*(api.load(folder, which="best").variables["x"] for folder in ("run", by_name.folder)))
 
 
 @pytest.mark.parametrize("stop", ["killed", "stopped"])

@@ -50,7 +50,18 @@ def runs(page: Path) -> bool:
 
 
 # Pages whose commands take seconds, of the pages that are not about one method or one problem
-LONG = {"comparing", "hospitals", "own-algorithm", "own-model", "own-problem", "python", "running", "tune", "tutorial"}
+LONG = {
+    "applied",
+    "comparing",
+    "hospitals",
+    "own-algorithm",
+    "own-model",
+    "own-problem",
+    "python",
+    "running",
+    "tune",
+    "tutorial",
+}
 
 
 def is_quick_to_run(page: Path) -> bool:
@@ -85,7 +96,8 @@ def run(command: str, further: str, monkeypatch, capsys) -> None:
         result = fedopt(monkeypatch, capsys, *arguments)
         assert result.code == 0, f"{command}\n{result.err}"
     elif program == "python":
-        runpy.run_path(*arguments, run_name="__main__")
+        script = Path(arguments[0])
+        runpy.run_path(str(script if script.exists() else ROOT / script), run_name="__main__")
     else:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         assert code_of(MAIN[program]) == 0, f"{command}\n{capsys.readouterr().err}"

@@ -51,10 +51,14 @@ class Algorithm(Protocol):
 
 
 class Personal(Algorithm, Protocol):
-    """An algorithm that has a model of each client."""
+    """An algorithm that has a model of each client.
+
+    Attributes:
+        common: Optional. False for a method without a model that all clients have in common: nothing is measured of one then.
+    """
 
     def personal(self, s: Any, problem: Any, fed: Round) -> Tensor:
-        """Return the clients' own models, ``[M, d]``, for a problem whose metrics are taken there.
+        """Return the clients' own models, ``[M, d]``.
 
         Args:
             s: The state.

@@ -48,6 +48,7 @@ class FedRep:
 
     solves: ClassVar = (Minimisation,)
     uneven: ClassVar = ("tau_h", "tau_phi")
+    common: ClassVar = False
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()

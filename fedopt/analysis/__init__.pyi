@@ -22,6 +22,7 @@ from fedopt.analysis.stats import half_width as half_width
 from fedopt.analysis.stats import holm as holm
 from fedopt.analysis.stats import moments as moments
 from fedopt.analysis.summary import COLUMNS as COLUMNS
+from fedopt.analysis.summary import paired_by as paired_by
 from fedopt.analysis.summary import shown_table as shown_table
 from fedopt.analysis.summary import tests_shown as tests_shown
 from fedopt.analysis.sweeps import differences as differences

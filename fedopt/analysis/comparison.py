@@ -22,7 +22,7 @@ from fedopt.config.build import build
 from fedopt.console import html_text, note, order
 from fedopt.drawing import Page, PlotStyle, figures
 from fedopt.errors import UserError
-from fedopt.metrics import COSTS, Metric
+from fedopt.metrics import COSTS, Metric, selected, validates
 from fedopt.results import OVER
 
 TABLES = ("csv", "latex", "markdown")
@@ -80,17 +80,24 @@ class Comparison:
         rows = []
         for label, runs in self.groups.items():
             keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
-            rows.append(keys | {"label": label} | summary(runs, self.metric, self.x, self.target, self.at))
+            rows.append(keys | {"label": label} | summary(runs, self.metric, self.x, self.target, self.at, self.twin))
         return pd.DataFrame(rows) if self.at is None else pd.DataFrame(rows).assign(at=self.at)
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Return paired tests between the groups over their shared seeds; for the columns see `fedopt.analysis.stats.tests`.
+        """Return tests between the groups, paired by seeds and what else differs within them; for the columns see
+        `fedopt.analysis.stats.tests`.
 
         Raises:
             UserError: A run has no evaluation up to `at`.
         """
         return tests(self.groups, self.metric, self.at)
+
+    @property
+    def twin(self) -> str:
+        """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
+        twin = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
+        return twin if all(twin in run.table for runs in self.groups.values() for run in runs) else ""
 
     @property
     def described(self) -> Metric:
@@ -235,7 +242,8 @@ def compared(
 
     Args:
         paths: Folders that hold runs, at any depth.
-        metric: The metric to compare. None: the first metric of the first run's problem that is in metrics.csv.
+        metric: The metric to compare. None: the first one of a run's problem that is in metrics.csv, of validation if a run has
+            one; a note says so.
         x: The cost axis, a key of `COSTS`.
         target: As in `Comparison`.
         group_by: Keys to group by, separated by commas. None: those in which the runs differ.
@@ -252,7 +260,7 @@ def compared(
     if x not in COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
     runs = runs or usable(paths, x, exclude)
-    metric = metric or first_metric(runs) or next(iter(runs[0].metrics))
+    asked, metric = metric, metric or first_metric(runs) or next(iter(runs[0].metrics))
     runs = with_metric(runs, metric)
     if label is not None:
         runs = [run.called(metric, label) for run in runs]
@@ -269,23 +277,27 @@ def compared(
     groups = {label: members[group] for label, group in lines.items()}
     comparison = Comparison(by, groups, metric, x, target, at, slots)
     _ = comparison.table  # whose mistakes come first
+    if asked is None and validates(metric):
+        note(selected(metric))
     for line in unequal(by, groups, metric, at):
         note(line)
     return comparison
 
 
 def summary(
-    runs: Sequence[Recorded], metric: str, x: str, target: float | None, at: float | None = None
+    runs: Sequence[Recorded], metric: str, x: str, target: float | None, at: float | None = None, twin: str = ""
 ) -> dict[str, Any]:
     """Return the row of compare.csv for a group, without its keys and label.
 
     Standard deviations are over runs, with n - 1. A run without a last value (`Recorded.last`) makes the mean nan. The cost to
     reach the target is the mean over the runs that reach it, nan if none does.
 
-    target: None: the row has no columns about a target. at: later evaluations are ignored; None: all are used. Raises UserError
-    for a target if the metric has no better direction, or if a run has no evaluation up to `at`.
+    target: None: the row has no columns about a target. at: later evaluations are ignored; None: all are used. twin: a metric
+    whose last value, and value at the evaluation where `metric` is best, are next to it; '' for none. Raises UserError for a
+    target if the metric has no better direction, or if a run has no evaluation up to `at`.
     """
-    last, runs = [run.last(metric, at) for run in runs], [run.until(at) for run in runs]
+    last, tested = ([run.last(name, at) for run in runs] for name in (metric, twin or metric))
+    runs = [run.until(at) for run in runs]
     described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
     row = {
         "runs": len(runs),
@@ -293,9 +305,13 @@ def summary(
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
         **_columns(f"spent_{x}", [run.cost()[-1] for run in runs]),
         **_columns(f"final_{metric}", last),
+        **(_columns(f"final_{twin}", tested) if twin else {}),
     }
     if described.better != "neither":
-        row |= _columns(f"best_{metric}", [described.best(run.good(metric)) for run in runs])
+        best = [described.best(run.good(metric)) for run in runs]
+        hits = [run.table[twin or metric][run.good(metric) == top] for run, top in zip(runs, best, strict=True)]
+        there = [its.iloc[0] if len(its) else math.nan for its in hits]
+        row |= _columns(f"best_{metric}", best) | (_columns(f"{twin}_at_best", there) if twin else {})
     if target is not None:
         hits = [[described.reached(value, target) for value in run.good(metric)] for run in runs]
         costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]

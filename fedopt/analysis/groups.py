@@ -9,15 +9,22 @@ from fedopt.config import display_name
 from fedopt.console import note
 from fedopt.drawing import OKABE_ITO
 from fedopt.errors import UserError, among, nearest
+from fedopt.metrics import validates
 
 LONG = 60  # characters of a label in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
     """Return the first metric that a run's problem describes and its metrics.csv has; '' if there is none. Runs are tried in
-    order.
+    order, those that begin with a metric of validation first.
     """
-    return next((name for run in runs for name in run.metrics if name in run.table), "")
+    firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
+    return min(filter(None, firsts), key=lambda name: not validates(name), default="")
+
+
+def repeats(key: str) -> bool:
+    """Return whether a key is a seed, such as dataset.split_seed: runs that differ in seeds alone share a line."""
+    return re.fullmatch(r"(.+[._])?seed", key) is not None
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
@@ -35,8 +42,17 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
 
 
 def default_keys(runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys that differ between the runs; ['algo'] if none does."""
-    return differing(runs) or ["algo"]
+    """Return the keys that differ between the runs, without seeds; ['algo'] if none does."""
+    return [key for key in differing(runs) if not repeats(key)] or ["algo"]
+
+
+def pairing(one: Sequence[Recorded], other: Sequence[Recorded]) -> list[str]:
+    """Return the keys by which the runs of two groups are paired: those in which the runs of a group differ, and of which the
+    groups have a value in common; ['seed'] if there are none.
+    """
+    keys = dict.fromkeys(["seed", *differing(one), *differing(other)])
+    values = {key: [{run.keys.get(key, ABSENT) for run in runs} for runs in (one, other)] for key in keys}
+    return [k for k, (its, others) in values.items() if len(its | others) > 1 and its & others - {ABSENT}] or ["seed"]
 
 
 def differing(runs: Sequence[Recorded]) -> list[str]:

@@ -65,18 +65,17 @@ def lines_of(
     """
     runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, log)
     share = is_share(runs[0].metric(metric).title, np.concatenate([run.values(metric) for run in runs]))
-    how: Any = (isinstance(scale, LogScale), smooth, band, x, scale, logx)
-    return Lines({label: line_of(its, metric, *how) for label, its in groups.items()}, scale, share)
+    how: Any = (smooth, band, x, logx)
+    return Lines({label: line_of(its, metric, scale, *how) for label, its in groups.items()}, scale, share)
 
 
 def line_of(
     runs: Sequence[Recorded],
     metric: str,
-    log: bool = False,
+    scale: ScaleBase,
     smooth: int = 1,
     band: str = "std",
     x: str = "",
-    scale: ScaleBase | None = None,
     logx: bool = False,
 ) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
@@ -89,14 +88,13 @@ def line_of(
     Args:
         runs: The runs.
         metric: A column of metrics.csv.
-        log: Whether to average logarithms (a geometric mean). Values of 0 or less are then nan.
+        scale: The scale of the y axis. If it is logarithmic, means are geometric, and values of 0 or less are nan.
         smooth: An odd number. Each run's values are first replaced by centred means over this many evaluations; 1: unchanged.
         band: One of `BANDS`. With one run the band has no width.
         x: The cost axis. Empty: that of the runs.
-        scale: The scale of the y axis. None: logarithmic or linear, as `log` says.
         logx: Whether the x axis is logarithmic. A cost of 0 is then placed at half the smallest other one.
     """
-    along, shown = named_scale(logx).get_transform(), (scale or named_scale(log)).get_transform()
+    along, shown, log = named_scale(logx).get_transform(), scale.get_transform(), isinstance(scale, LogScale)
     points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
@@ -114,7 +112,7 @@ def line_of(
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
     """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
 
-    log, band: as in `line_of`.
+    log: whether to average logarithms. band: as in `line_of`.
     """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)

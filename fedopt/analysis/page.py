@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.groups import legend_labels
+from fedopt.analysis.groups import legend_labels, repeats
 from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
 from fedopt.analysis.stats import by_ratio
-from fedopt.analysis.summary import shown_table, tests_shown
+from fedopt.analysis.summary import paired_by, shown_table, tests_shown
 from fedopt.analysis.tables import mean_text
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.console import heard, order, printable
@@ -96,9 +96,10 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     if max(map(len, ends)) > 1:
         shown[head], best[head] = [_interval(values, log) for values in ends], False
     with heard() as notes:
-        tested = tests_shown(c.paired)
+        tested = c.paired
     tables = [Table("Last and best values", shown, best)]
-    tables.append(Table("Paired t-tests over seeds, two-sided, and with Holm's correction over all pairs", tested))
+    how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
+    tables.append(Table(how, tests_shown(tested)))
     return tables, [*unequal(c.by, c.groups, c.metric, c.at), *notes]
 
 
@@ -142,14 +143,15 @@ def _maps(groups: Runs) -> dict[str, Any]:
     """
     maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):
-        path = run.folder / "partition.csv"
+        path, seeds = run.folder / "partition.csv", {k.rpartition(".")[2]: v for k, v in run.keys.items() if repeats(k)}
         with noting(path):
             counts = read_as(path, _counts, LARGEST_MAP) if path.exists() else []
             if counts and counts not in [there["counts"] for there in maps.values()]:
                 card, sizes = RunFolder(run.folder).card(), {"clients": len(counts), "classes": len(counts[0])}
                 names = {name: card.get(name, []) for name in sizes}
                 names |= {name: [*map(str, range(n))] for name, n in sizes.items() if len(names[name]) != n}
-                maps[printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")] = {**names, "counts": counts}
+                title = ", ".join([label, *(f"{key} {value}" for key, value in seeds.items())])
+                maps[printable(title)] = {**names, "counts": counts}
     return maps
 
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.groups import pairing
 from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
-from fedopt.console import note
+from fedopt.console import counted, note
 from fedopt.drawing import spans_decades
 
 EXACT = 2e-9  # beside the values: differences that differ by less are equal, since values have ten digits
@@ -72,13 +73,14 @@ def by_ratio(groups: Groups, metric: str, at: float | None = None) -> bool:
 def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
-    A test uses the seeds that both groups have; a pair with fewer than two of them has no row. Several runs with the same seed
-    in a group are averaged.
+    Runs are paired by `pairing`: seeds, data splits and whatever else differs within the groups. Several runs of a group with
+    equal values of these keys are averaged. Two groups with fewer than two pairs have no row. A note counts runs without a
+    partner.
 
-    A row has the mean difference, the number of seeds, the two-sided p-value, and p with Holm's correction over the pairs of
-    the problem. p is nan if the difference is the same on all seeds; p and the difference are nan if a run has no last value.
-    If the values of a problem span decades, logarithms are tested, and its rows have the ratio of geometric means instead. A
-    problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A row has the mean difference, the number of pairs, the two-sided p-value, p with Holm's correction over the groups of the
+    problem, and the keys that the runs are paired by. p is nan if the difference is the same for all pairs; p and the
+    difference are nan if a run has no last value. If the values of a problem span decades, logarithms are tested, and its rows
+    have the ratio of geometric means instead. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
     groups: label -> runs. metric: a column of metrics.csv. at: as in `Recorded.last`.
     """
@@ -90,37 +92,44 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
             note(f"{problem[0]}: {len(members)} groups are too many to test each pair; compare at most {MOST_TESTED}")
             continue
         tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
-        its = [row for row in tested if row[2] > 1]
+        its = [row for row in tested if row[3] > 1]
         if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
             note(
                 f"{problem[0]}: the last {metric} {found}, so differences are tested, not ratios; the others span decades"
             )
-        rows += [(*row, p) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
+        rows += [(*row[1:], p, row[0]) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
     title = next(iter(groups.values()))[0].metric(metric).title
     title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title
-    return pd.DataFrame(rows, columns=["pair", f"{' or '.join(sorted(kinds))} of {title}", "seeds", "p", "p (Holm)"])
+    heads = ["pair", f"{' or '.join(sorted(kinds))} of {title}", "pairs", "p", "p (Holm)", "paired by"]
+    return pd.DataFrame(rows, columns=heads)
 
 
 def _tested(
     pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
-) -> tuple[str, float, int, float]:
-    """Return (pair, mean difference or ratio, seeds, p) of two groups. pair: labels and runs. log: whether to test logarithms."""
-    ends: list[dict[str, float]] = []  # seed -> mean of the runs' last values, or of their logarithms
-    for _, runs in pair:
-        last = pd.Series([run.last(metric, at) for run in runs], [run.keys.get("seed", ABSENT) for run in runs])
-        of_seed = (last.map(math.log) if log else last).groupby(level=0)
-        ends.append({str(seed): moments([*its])[0] for seed, its in of_seed})
-    values = np.array([[one[seed] for one in ends] for seed in ends[0] if seed in ends[1]]).reshape(-1, 2)
-    apart, n, p = values[:, 0] - values[:, 1], len(values), math.nan
-    name = (" / " if log else " - ").join(label for label, _ in pair)
-    if 1 < n < max(map(len, ends)):
-        note(f"{name}: tested on the {n} seeds that both have, while the table uses all seeds of each")
+) -> tuple[str, str, float, int, float]:
+    """Return (keys, pair, mean difference or ratio, pairs of runs, p) of two groups. pair: labels and runs. log: whether to
+    test logarithms.
+    """
+    by = pairing(*(runs for _, runs in pair))
+    ends: list[dict[tuple[str, ...], list[float]]] = [{}, {}]  # values of the keys -> last values, or their logarithms
+    for (_, runs), its in zip(pair, ends, strict=True):
+        for run in runs:
+            last = run.last(metric, at)
+            its.setdefault(run.group(by), []).append(math.log(last) if log else last)
+    shared = [key for key in ends[0] if key in ends[1]]
+    values = np.array([[moments(its[key])[0] for its in ends] for key in shared]).reshape(-1, 2)
+    apart, n, p = values[:, 0] - values[:, 1], len(shared), math.nan
+    name, keys = (" / " if log else " - ").join(label for label, _ in pair), " and ".join(by)
+    alone = sum(len(last) for its in ends for key, last in its.items() if key not in shared)
+    if alone and min(len(runs) for _, runs in pair) > 1:
+        tested = f"{'' if n > 1 else 'not '}tested, with {counted(n, 'pair')} of equal {keys}"
+        note(f"{name}: {tested}; {counted(alone, 'run')} without a partner in the table only")
     if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
         from scipy.stats import ttest_1samp
 
         p = float(ttest_1samp(apart / abs(apart).max(), 0).pvalue)  # whose squares neither overflow nor vanish
     mean = moments(apart)[0]
-    return name, float(np.exp(mean)) if log else mean, n, p
+    return keys, name, float(np.exp(mean)) if log else mean, n, p
 
 
 def holm(p: np.ndarray) -> np.ndarray:

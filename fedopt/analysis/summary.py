@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
 
 # Of the tables that people read
-COLUMNS = ("runs", "seeds", "status", "spent", "final", "best", "to_target", "reached")
+COLUMNS = ("runs", "seeds", "status", "spent", "final", "test", "best", "test_at_best", "to_target", "reached")
 
 
 class Measured(NamedTuple):
@@ -66,13 +66,20 @@ def shown_table(
         "spent": Measured(COSTS[x].label, f"spent_{x}", of_spent, math.nan),
         "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, signs),
     }
+    if twin := comparison.twin:
+        test = runs[0].metric(twin).title
+        values["test"] = Measured(f"{final} {test}", f"final_{twin}", of_metric, math.nan)
     if signs.notna().any():
         values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, signs)
+        if twin:
+            values["test_at_best"] = Measured(f"{test} there", f"{twin}_at_best", of_metric, math.nan)
     if target is not None:
         values["to_target"] = Measured(f"{COSTS[x].label} to {target:g}", f"{x}_to_target", of_spent, 1)
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     present = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in present]:
+        if missing[0].startswith("test"):
+            raise UserError(f"--columns={missing[0]} needs a metric of validation; choose one, --metric val_...")
         if missing[0] == "best":
             described.check_goal("--columns=best")
         raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
@@ -118,9 +125,16 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign:
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `fedopt.analysis.stats.tests` as text, with three significant digits; nan becomes `ABSENT`."""
+    tested = tested.drop(columns="paired by")
     texts = tested.map(lambda v: alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)}).where(tested.notna(), ABSENT)
+
+
+def paired_by(tested: pd.DataFrame) -> str:
+    """Return by what the runs of the tests are paired, with the numbers of pairs, such as 'paired by seed (5)'."""
+    each = dict.fromkeys(f"{keys} ({n})" for keys, n in zip(tested["paired by"], tested["pairs"], strict=True))
+    return f"paired by {', '.join(each)}"
 
 
 def write_shown(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedopt.analysis.groups import repeats
 from fedopt.analysis.stats import moments
 from fedopt.analysis.tables import mean_text, print_table, write_table
 from fedopt.config import GROUPS, Composed, flat
@@ -98,7 +99,7 @@ def finals_of(
     rows: Sequence[dict[str, Any]], metrics: Sequence[str], lasts: Mapping[str, float], swept: Sequence[str]
 ) -> pd.DataFrame:
     """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
-        keys.
+        keys. Seeds of data splits are seeds too.
 
     A run without a last value leaves its group without a mean; runs that were refused do not count. The table is empty if no row
     has a metric. A single metric is named in the heading, several in a column.
@@ -109,7 +110,8 @@ def finals_of(
         lasts: run -> last value of its metric, as `RunFolder.last` returns it.
         swept: The keys that take several values.
     """
-    keys = [key for key in swept if key != "seed"]
+    splits = any(repeats(key) and key != "seed" for key in swept)  # which give data of their own
+    keys = [key for key in swept if not (repeats(key) or (splits and key == "data"))]
     names = sorted(set(metrics) - {""})
     if len(names) == 1:
         metrics = names * len(rows)

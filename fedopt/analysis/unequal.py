@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.scale import LinearScale
 
-from fedopt.analysis.groups import departures, differing
+from fedopt.analysis.groups import departures, differing, repeats
 from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
 from fedopt.analysis.stats import not_positive
@@ -34,9 +34,9 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     """
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
-    if pooled:
-        again = ",".join([*by, *pooled])
-        yield f"runs that differ in {', '.join(pooled)} are in one group; use --group-by {again} to separate them"
+    if mixed := [key for key in pooled if not repeats(key)]:
+        again = ",".join([*by, *mixed])
+        yield f"runs that differ in {', '.join(mixed)} are in one group; use --group-by {again} to separate them"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
@@ -79,7 +79,9 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 keys[key] = None
         keys |= dict.fromkeys(key for key in departures(runs) if [*by] != [key])
-        if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
+        here = [its for its in groups.values() if its[0].keys.get("problem") == problem]
+        data = {frozenset(run.keys.get(DATA) for run in its) - {None} for its in here}
+        if not {DATA, "dataset"} & brings and len(data - {frozenset()}) > 1:
             keys[DATA] = None
     return list(keys)
 

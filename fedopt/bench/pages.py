@@ -39,7 +39,7 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
 QUARTILES = (0.25, 0.5, 0.75)
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 PHASE = "phase"  # the board of the diagram of drift and participation
-WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 that were searched over keys that are not in their papers
+WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
 
 
 @dataclass(frozen=True)

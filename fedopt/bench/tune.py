@@ -14,7 +14,7 @@ from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
 from fedopt.files import read_json, refuse_inner_links
 from fedopt.jobs import Job, Launcher, Outcome, run_all
-from fedopt.metrics import LIMITS
+from fedopt.metrics import LIMITS, selected, validates
 from fedopt.results import OVER, RunFolder
 
 POINTS = 40  # evaluations of a run, unless the command says when
@@ -58,6 +58,8 @@ def planned_searches(
     refuse_other_search(searches, folder)
     for search in searches:
         search.update()
+    if line := selected(searches[0].metric.name):
+        note(line)
     if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
         raise UserError(f"{unused[0]}: no algorithm of this search has this key; correct or remove it")
     return searches
@@ -89,7 +91,7 @@ def _search(
             raise UserError(f"{algo}: {why}, or give a range, such as 'algo.eta=log(0.001,1)'")
     metrics = assemble(composed).problem.metrics
     goals = [one for one in metrics if one.better != "neither"]
-    goals.sort(key=lambda one: not one.name.startswith("val_"))  # what was held out, where the problem has it
+    goals.sort(key=lambda one: not validates(one.name))  # what was held out, where the problem has it
     chosen = next((one for one in metrics if one.name == metric), None) if metric else goals[0]
     if chosen is None:
         names = [one.name for one in goals]

@@ -7,7 +7,18 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fedopt.analysis import BANDS, COLUMNS, TABLES, amount, compared, print_table, shown_table, tests_shown, write_table
+from fedopt.analysis import (
+    BANDS,
+    COLUMNS,
+    TABLES,
+    amount,
+    compared,
+    paired_by,
+    print_table,
+    shown_table,
+    tests_shown,
+    write_table,
+)
 from fedopt.commands.answer import Parser, answer, number, some_of
 from fedopt.config.build import build
 from fedopt.console import tell
@@ -38,7 +49,7 @@ def compare(arguments: argparse.Namespace) -> None:
     tests = tests_shown(comparison.paired)
     if len(tests):
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
-        about = f"{at}, seed by seed; two-sided paired t-test, Holm: over the pairs of a problem"
+        about = f"{at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm: over the pairs of a problem"
         print_table(tests, list(tests.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")
     tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
@@ -51,7 +62,10 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
-    add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
+    add(
+        "--metric",
+        help="a column of metrics.csv (default: the first of the problem, over validation rows if it has any)",
+    )
     add("--label", metavar="TEXT", help="the metric's name in tables and figures (default: as the problem calls it)")
     costs = f"what a run spends: {', '.join(COSTS)} (default: comm_rounds)"
     add("--x", choices=COSTS, default="comm_rounds", metavar="NAME", help=costs)

@@ -73,6 +73,7 @@ COMMANDS = {
     "fedopt resume=true output_dir=DIR": "go on with the run that is there",
     "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...; fedopt.toml names such a folder too",
     "fedopt ls": "the runs that are there; --help shows how to choose and sort them",
+    "fedopt export RUN": "write a run's model to a file, JSON if it is linear; --client NAME that of one client",
     "fedopt list TOPIC": "what there is; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
     "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
@@ -209,9 +210,10 @@ def show_keys(words: list[str], folders: list[str]) -> None:
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
-        if rows:
+        if rows or (part == "experiment" and part in groups):
             head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
             show("", *_folded(f"{part or 'every run'}{head}"))
+        if rows:
             _print(rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
@@ -293,7 +295,7 @@ def completions(line: str) -> list[str]:
     elif not equals:
         ends = {key: key.find(".", len(word)) + 1 for key in described}
         words = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in described), *(f"{g}=" for g in GROUPS)}
-        words |= {"ls", "list", "new", "trust"} if len(before) == 1 else set()
+        words |= {"ls", "list", "new", "trust", "export"} if len(before) == 1 else set()
     elif name in GROUPS:
         words = {f"{begun}{option}" for option in options(name, folders)}
     else:

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"]):
+    if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"], ["export"]):
         others = {"list": ("help", "show_list"), "trust": ("new", "trust")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])

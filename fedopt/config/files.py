@@ -61,6 +61,12 @@ def certainty(algo: str, folders: Folders = ()) -> str:
     return next((label for line in said if (label := line.partition(";")[0]) in CERTAIN), "")
 
 
+def setting_of(problem: str, folders: Folders = ()) -> str:
+    """Return the problem that `problem` is a setting of, for its own data set, from the comment below its title; empty if none."""
+    said = _head("problem", problem, folders)
+    return next((line.removeprefix("a setting of ") for line in said if line.startswith("a setting of ")), "")
+
+
 def _head(group: str, option: str, folders: Folders) -> list[str]:
     """Return the texts of the comments at the head of an option's file, without those for programs, such as @package."""
     said = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))

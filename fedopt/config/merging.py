@@ -15,7 +15,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from fedopt.config.classes import SETTINGS, about
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options
+from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options, setting_of
 from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
 from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
@@ -69,6 +69,8 @@ def merged(
     if config.output_dir is not None and "output_dir" not in map(key_of, words):
         refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
+    if equal := experiment.get("equal"):
+        _set_equal(config, chosen["algo"], equal, folders)
     metric = OmegaConf.select(config, "eval.metric")
     for word, override in setting.items():
         key, value = override.key_or_group, override.value()
@@ -130,6 +132,14 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
         if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
     )
     values = {key: values[key] for key in there}
+    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data
+        values.pop("eval.target", None)
+        if general := setting_of(chosen["problem"], folders):
+            raise UserError(
+                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with values for its own "
+                f"data set; use problem={general}"
+            )
     for key, value in values.items():
         if not any(overlap(key, other) for other in done):
             put(config, key, value, force_add=True)
@@ -137,8 +147,22 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")
-    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
+
+
+def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, Any], folders: tuple[str, ...]) -> None:
+    """Set the values that an experiment has for all methods and problems, where the config has the key.
+
+    config: changed in place. equal: key -> value; `local_work` stands for all numbers of local steps or epochs of the algorithm but
+        a single step, which is part of the method. folders: config folders besides fedopt's.
+    """
+    said = meanings({"algo": algo}, folders)
+    of_work = [
+        key for key in said if said[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
+    ]
+    for key, value in {**equal, **dict.fromkeys(of_work, equal.get("local_work"))}.items():
+        if OmegaConf.select(config, key, default=MISSING) != MISSING:
+            put(config, key, value)
 
 
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:

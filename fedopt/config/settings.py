@@ -81,7 +81,7 @@ class Evaluation:
     Args:
         every: The interval in rounds.
         at: Further rounds.
-        metric: The metric that keep=best and the target use. None: they are not used.
+        metric: The metric that keep=best and the target use. None: keep=best uses the problem's first that can be a goal.
         target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
         diverged: A run is stopped if a loss, objective or distance exceeds, in magnitude, this times its value at the start
             (or times 1 if that is larger), or if any metric is not finite.
@@ -113,6 +113,7 @@ class Participation:
 
     Args:
         cohort: The number of clients in a round, drawn as ``sampling`` says. None: all clients.
+        cohort_from: With fewer clients than this, all take part, whatever ``cohort`` is.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
         least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
             all clients do the algorithm's number.
@@ -134,6 +135,7 @@ class Participation:
     pattern: Pattern | None = field(default=None, metadata={"before": None})
     late: NonNegativeInt | list[NonNegativeInt] = field(default=0, metadata={"before": 0})
     sampling: Literal["uniform", "by_weight"] = field(default="uniform", metadata={"before": "uniform"})
+    cohort_from: NonNegativeInt = field(default=2, kw_only=True, metadata={"before": 2})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -218,9 +220,3 @@ class Settings:
     logger: dict[str, Any]
     keep: Literal["last", "best"] = "last"
     preset: str = "auto"
-
-    @model_validator(mode="after")
-    def _best_by_metric(self) -> "Settings":
-        if self.keep == "best" and self.eval.metric is None:
-            raise ValueError("keep=best: needs eval.metric, which is not set; set it to one of the problem's metrics")
-        return self

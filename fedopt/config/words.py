@@ -15,7 +15,12 @@ from hydra.errors import OverrideParseException
 
 from fedopt.errors import UserError, first_line
 
-REMOVED = {"hardware.processes": "start N processes with torchrun --nproc-per-node N -m fedopt ..."}  # keys
+ALONE = "set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
+REMOVED = {  # keys
+    "hardware.processes": "start N processes with torchrun --nproc-per-node N -m fedopt ...",
+    "problem.alone_steps": ALONE,
+    "problem.alone_step": ALONE,
+}
 
 
 def parsed(words: Iterable[str]) -> list[Override]:

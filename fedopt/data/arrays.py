@@ -82,7 +82,9 @@ def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
         raise UserError(f"{path}: {why}; if you trust it, unpack it first (gunzip), or save it with numpy.savez")
 
 
-def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def divided(
+    count: int, test: float, seed: int, path: Path, strata: Sequence[np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Divide range(count) at random into sorted indices (train, test).
 
     Args:
@@ -90,6 +92,8 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
         test: The fraction for testing, as in ``dataset.test``.
         seed: The seed of the draw.
         path: The file of the examples, for the message.
+        strata: Arrays ``[count]``, such as clients and classes. The fraction is drawn, up to rounding, from the examples that
+            have the same value in each, and from all with the same value in the last. None: from all examples.
 
     Raises:
         UserError: No example would be left for one of the two.
@@ -98,8 +102,13 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
     if not 0 < held_out < count:
         why = f"{test} of {count} examples leaves none to train on, or none to test on"
         raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
-    order = keyed_rng(seed, Purpose.TEST).permutation(count)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
+    rng = keyed_rng(seed, Purpose.TEST)
+    order, tests = rng.permutation(count), np.arange(count) < held_out
+    if strata is not None:  # every so many-th example in an order by strata, which have random places
+        ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
+        order = np.lexsort([order, *(rng.permutation(rank.max() + 1)[rank] for rank in ranks)])
+        tests = np.diff(np.arange(count + 1) * held_out // count) > 0
+    return np.sort(order[~tests]), np.sort(order[tests])
 
 
 def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -120,6 +129,7 @@ def checked(
     tokens: bool = False,
     names: tuple[str, ...] = (),
     features: tuple[str, ...] = (),
+    missing: bool = False,
 ) -> LabelledData:
     """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
@@ -133,6 +143,7 @@ def checked(
         tokens: Whether x has token ids.
         names: The names of the classes, if y has their numbers already.
         features: The names of a table's columns.
+        missing: Whether features may be nan, for `LabelledData.filled`.
 
     Raises:
         UserError: A shape, a type, a label, a value or a client's name does not fit. The message names the file and the
@@ -140,8 +151,8 @@ def checked(
     """
     arrays, named, notes = _numbered(arrays, path)
     names = names or named
-    x, y = _examples(arrays, "train", path, channels, tokens)
-    x_test, y_test = _examples(arrays, "test", path, channels, tokens)
+    x, y = _examples(arrays, "train", path, channels, tokens, missing)
+    x_test, y_test = _examples(arrays, "test", path, channels, tokens, missing)
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
         raise UserError(
@@ -245,7 +256,7 @@ def _numbered(
 
 
 def _examples(
-    arrays: dict[str, np.ndarray], split: str, path: Path, channels: Channels | None, tokens: bool
+    arrays: dict[str, np.ndarray], split: str, path: Path, channels: Channels | None, tokens: bool, missing: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check x and y of one split and return them in the form of `LabelledData`.
 
@@ -274,7 +285,8 @@ def _examples(
         )
     if floating:  # in this machine's byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-        if (wrong := ~(np.abs(x) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
+        known = np.nan_to_num(x) if missing else x
+        if (wrong := ~(np.abs(known) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
             why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"
             raise UserError(f"{where}: {which} {why}; remove or mend them")

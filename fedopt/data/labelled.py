@@ -1,8 +1,9 @@
 """Labelled examples, checked: images, tables of features and texts as token ids."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,6 +13,14 @@ from fedopt.errors import UserError, some
 Pixels = Literal["standardised", "unit", "raw"]
 SHOWN = 4  # of names in a note
 LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
+
+
+class Validation(NamedTuple):
+    """Examples for validation that are no training examples. x, y, owners: as in `LabelledData`."""
+
+    x: np.ndarray
+    y: np.ndarray
+    owners: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,12 @@ class LabelledData:
         validates: ``[n]`` of bool, True for training examples that are kept for validation. None: the data do not say.
         class_names: The names of the classes, in order; empty without names.
         feature_names: The names of a table's columns; empty without names.
+        fills: The means that stand for missing values of a table's features, ``[features]`` by the client's name, '' for other
+            clients. Empty: they are nan until `filled` is called. None: no value may be missing.
         left_out: How many validation examples `without_validation` has removed.
+        validation: These examples; None if it has not been called.
+        numbers: ``[n]``, the place of each training example among those of the data set, from 0, which are followed by the
+            test examples. None: they are in order.
         notes: Lines for the user: what the reader assumed about the file, and what it ignored.
     """
 
@@ -43,7 +57,10 @@ class LabelledData:
     validates: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    fills: Mapping[str, np.ndarray] | None = None
     left_out: int = 0
+    validation: Validation | None = None
+    numbers: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -57,21 +74,64 @@ class LabelledData:
         return self.y_train.dtype.kind == "f"
 
     def without_validation(self) -> "LabelledData":
-        """Return the data without the training examples that are kept for validation.
+        """Return the data without the training examples that are kept for validation, which are in ``validation``.
 
         Without such marks, return the data unchanged.
         """
         if self.validates is None:
             return self
-        rows = np.flatnonzero(~self.validates)
-        owners = None if self.owners is None else self.owners[rows]
-        x, y, left_out = self.x_train[rows], self.y_train[rows], len(self.y_train) - len(rows)
-        return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
+        rows, validation = np.flatnonzero(~self.validates), np.flatnonzero(self.validates)
+        (x, y, owners), others = (
+            (self.x_train[of], self.y_train[of], None if self.owners is None else self.owners[of])
+            for of in (rows, validation)
+        )
+        kept = replace(self, x_train=x, y_train=y, owners=owners, validates=None, numbers=rows)
+        return replace(kept, left_out=len(validation), validation=Validation(*others))
+
+    def filled(self, by_owner: bool) -> "LabelledData":
+        """Return the data with means in place of missing values of features, and set `fills`. Data without any are returned.
+
+        A value is the mean of its column over the training rows of its client, without those kept for validation. A client
+        that has no value of the column gets the mean of all training rows, which standardisation takes to 0.
+
+        Args:
+            by_owner: Whether clients are the owners; else all training rows are taken together.
+
+        Raises:
+            UserError: No training row has a value of a column.
+        """
+        if self.fills is None:
+            return self
+        import pandas as pd  # the reader of a table has it already
+
+        train = self.without_validation()
+        parts = [
+            (x, of.astype(str) if by_owner and of is not None else np.full(len(x), ""))
+            for x, of in ((train.x_train, train.owners), (self.x_train, self.owners), (self.x_test, self.owners_test))
+        ]
+        by_client = pd.DataFrame(parts[0][0]).groupby(parts[0][1])
+        means = by_client.mean()
+        weights = means.notna().mul(by_client.size(), axis=0)
+        common = (means * weights).sum() / weights.sum()
+        names = np.array(self.feature_names)
+        if lacking := names[common.isna()].tolist():
+            why = f"no training row has a value of {some(lacking, SHOWN)}; set dataset.drop=[{','.join(lacking)}]"
+            raise UserError(f"dataset.missing=mean: {why}")
+        means.loc[""] = common
+        means = means.fillna(common)
+        x_train, x_test = (np.where(np.isnan(x), means.reindex(of).fillna(common), x) for x, of in parts[1:])
+        empty = sum(np.isnan(x).sum(0) for x, _ in parts[1:])
+        of_rows = "the training rows of each client" if by_owner else "all training rows"
+        told = f"{np.sum(empty):,} empty cells ({some(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
+        fills = {str(name): mean.to_numpy() for name, mean in means.iterrows()}
+        notes = (*self.notes, *[told] * bool(np.any(empty)))
+        return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)
 
     def digest(self) -> str:
-        """Return a hash of all fields but the notes. Equal data have equal hashes."""
+        """Return a hash of all fields that a file determines, without the notes. Equal data have equal hashes."""
         digest = sha256()
-        for part in (name for name in self.__dataclass_fields__ if name != "notes"):
+        derived = ("notes", "fills", "validation", "numbers")
+        for part in (name for name in self.__dataclass_fields__ if name not in derived):
             array = np.asarray(getattr(self, part))
             array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
             digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
@@ -81,7 +141,8 @@ class LabelledData:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if the targets are real numbers."""
-        return 0 if self.real else int(max(self.y_train.max(), self.y_test.max())) + 1
+        labels = [self.y_train, self.y_test, *([self.validation.y] if self.validation else [])]
+        return 0 if self.real else int(max(y.max() for y in labels)) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
@@ -129,7 +190,8 @@ class LabelledData:
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """The smallest and the largest value of each column or channel, as float64."""
         axes = (0, *range(2, self.x_train.ndim))
-        return self.x_train.min(axes).astype(np.float64), self.x_train.max(axes).astype(np.float64)
+        least, most = np.fmin.reduce(self.x_train, axes), np.fmax.reduce(self.x_train, axes)  # of values that are known
+        return least.astype(np.float64), most.astype(np.float64)
 
     def rounding(self) -> list[str]:
         """Return a note that names the columns or channels that vary by rounding alone, which are not standardised; [] if there
@@ -151,14 +213,22 @@ class LabelledData:
             rng: The generator of the draw.
 
         Raises:
-            UserError: Only one of the training and the test examples have owners.
+            UserError: Only one of the training and the test examples have owners, or missing values are filled in.
         """
+        if self.fills is not None:
+            why = "dataset.missing=mean takes means of the training rows that the data set names"
+            raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
             why = "only one of the training and the test examples have owners, so that they cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
-        data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        numbers = np.arange(len(y) + self.left_out)
+        if self.numbers is not None:
+            numbers = np.concatenate([self.numbers, numbers[-len(self.y_test) :]])
+        data = replace(
+            self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out], numbers=numbers[rest]
+        )
         if self.owners is None or self.owners_test is None:
             return data
         owners = np.concatenate([self.owners, self.owners_test])

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_larger
+from fedopt.data.columns import noted, numbers, refuse_cells, refuse_empty
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers, numbered, spelt
 from fedopt.errors import UserError, first_line, nearest, some
@@ -33,17 +34,20 @@ _POINTS, _COMMAS = re.compile(r"\d\.\d"), re.compile(r"(?m)(^|;)\s*[-+]?\d+,\d+\
 class Csv:
     """A table as text, also compressed (.gz), with the column names in its first line.
 
-    Features must be numbers. The data's notes tell what was guessed, such as the separator.
+    Features must be numbers. The data's notes tell what was guessed, such as the separator, and which columns look wrong.
 
     Args:
         path: The file.
         label: The column of the class. Classes are numbered in the order of their names or numbers.
         real: Whether that column has real numbers instead, the targets of a regression.
         features: The columns that are features. None: all columns besides label, client and split.
+        drop: Columns that are not features. None: none.
+        missing: What to do with empty cells of features: refuse the table, or fill in means (`LabelledData.filled`).
         client: The column that names the client of each row, for `ByColumn`.
         split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
         test: That fraction.
         split_seed: The seed of that draw.
+        stratify: Whether the draw takes that fraction of each class of each client, up to rounding. Real targets have no classes.
         pixels: As in `LabelledData`.
         separator: The character between cells. None: a tab in a .tsv, else a comma; if the first line has none, whichever of
             ; tab | it has.
@@ -53,7 +57,7 @@ class Csv:
 
     path: str
     label: str
-    real: bool = field(default=False, metadata={"before": False})
+    real: bool = False
     features: Annotated[list[str], Field(min_length=1)] | None = None
     client: str | None = None
     split: str | None = None
@@ -63,43 +67,58 @@ class Csv:
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     decimal: Literal[".", ","] | None = None
     encoding: str | None = None
+    drop: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})
+    missing: Literal["refuse", "mean"] = field(default="refuse", kw_only=True, metadata={"before": "refuse"})
+    stratify: bool = field(default=False, kw_only=True, metadata={"before": False})
 
     def load(self) -> LabelledData:
         path = expanded(self.path)
         table, notes = self._read(path)
         keys = {"label": self.label, "client": self.client, "split": self.split}
         roles = {key: column for key, column in keys.items() if column is not None}
+        dropped = self.drop or []
         features = self.features or [column for column in table.columns if column not in roles.values()]
+        features = [column for column in features if column not in dropped]
         if not features:
-            raise UserError(f"{path}: has no columns besides {', '.join(roles.values())}; it must have features too")
-        used = [*roles.values(), *features]
-        for key, column in [*roles.items(), *(("features", column) for column in features)]:
+            raise UserError(
+                f"{path}: has no columns besides {', '.join([*roles.values(), *dropped])}; it must have features too"
+            )
+        lists = {"features": features, "drop": dropped}
+        named = [*roles.items(), *((key, column) for key, columns in lists.items() for column in columns)]
+        used = [column for _, column in named]
+        for key, column in named:
             if column not in table.columns:
                 names = list(map(str, table.columns))
                 lacks = f"there is no such column in {path}{nearest(column, names)}"
                 raise UserError(f"dataset.{key}={column}: {lacks}; there are {some(names, SHOWN)}")
             if used.count(column) > 1:
                 raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
-        _refuse_cells(table[used], table[used].isna(), path, "is empty; remove such rows, or fill in a value")
-        x = _numbers(
-            table[features],
-            path,
-            "name the features with dataset.features=[...] or the clients' column with dataset.client, or mend the cell",
-        )
+        of_roles = table[list(roles.values())]
+        refuse_cells(of_roles, of_roles.isna(), path, "is empty; remove such rows, or fill in a value")
+        columns = {"x": numbers(table[features], path)}
+        if self.missing == "refuse":
+            refuse_empty(columns["x"], features, path)
         if self.real:
-            y = _numbers(table[[self.label]], path, "mend the cell, or leave out dataset.real=true")[:, 0]
-            classes = tuple[str, ...]()
+            target = table[[self.label]].apply(pd.to_numeric, errors="coerce")
+            remedy = "is not a finite number; mend the cell, or leave out dataset.real=true"
+            refuse_cells(table[[self.label]], ~np.isfinite(target), path, remedy)
+            columns["y"], classes = target.to_numpy(np.float64)[:, 0], tuple[str, ...]()
         else:
-            y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
-        rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
-        columns = {"x": x, "y": y}
+            columns["y"], classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
         if self.client is not None:
             columns["client"] = identifiers(table[self.client].to_numpy(), f"{path}: the column {self.client}")
+        if self.split is not None:
+            rows = self._given(table, path)
+        else:
+            strata = [columns[key] for key in ("client", "y") if key in columns and not (key == "y" and self.real)]
+            rows = divided(len(table), self.test, self.split_seed, path, strata if self.stratify else None)
         arrays = parted(columns, rows)
         if self.split is not None and (validates := table[self.split].map(spelt).to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = checked(arrays, path, names=classes, features=tuple(features))
-        return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
+        fills = {"mean": dict[str, np.ndarray](), "refuse": None}[self.missing]
+        data = checked(arrays, path, names=classes, features=tuple(features), missing=fills is not None)
+        notes += [*data.notes, *noted(data, self.label)]
+        return replace(data, pixels=self.pixels, fills=fills, notes=tuple(notes))
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
         """Return the table, and notes on what was guessed.
@@ -171,26 +190,6 @@ class Csv:
                 f"dataset.split={self.split}: has {other[0]} in {path}; each row must say train, val or test"
             )
         return np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
-
-
-def _numbers(table: pd.DataFrame, path: Path, remedy: str) -> np.ndarray:
-    """Return the cells as numbers, [rows, columns]. Raise UserError if one is no finite number; the message has the remedy."""
-    numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-    _refuse_cells(table, ~np.isfinite(numbers), path, f"is not a finite number; {remedy}")
-    return numbers
-
-
-def _refuse_cells(table: pd.DataFrame, wrong: np.ndarray | pd.DataFrame, path: Path, why: str) -> None:
-    """Raise UserError if a cell is wrong; the message names the first one.
-
-    table: the cells. wrong: [rows, columns] of bool. path: the file. why: what is wrong, and the remedy.
-    """
-    if len(cells := np.argwhere(np.asarray(wrong))):
-        row, column = cells[0]
-        cell = f"row {row + 1} below the names, column {table.columns[column]}: {table.iloc[row, column]}"
-        raise UserError(
-            f"{path}: {cell} (and {len(cells) - 1} more) {why}" if len(cells) > 1 else f"{path}: {cell} {why}"
-        )
 
 
 def unpacked(path: Path, form: str) -> bytes:

@@ -1,5 +1,6 @@
 """The world that a problem is built from: data, their partition among clients, random numbers and a device."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,7 @@ class World:
         device: The device of all tensors.
         dtype: The type of floating-point tensors.
         autocast: The type in which networks compute products and convolutions. None: ``dtype``.
+        solution: A function that returns the variables of a run, by name, from its folder and the class of its problem.
         read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
@@ -38,6 +40,7 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    solution: Callable[[str, type], Mapping[str, torch.Tensor]] | None = field(default=None, compare=False)
     read: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -69,7 +72,7 @@ class World:
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
-        """Read the data set, and add its hash to ``read``.
+        """Read the data set, add its hash to ``read``, and fill in missing values, for each client if the data name clients.
 
         Args:
             validation: Whether to include training examples that the data set keeps for validation.
@@ -89,6 +92,7 @@ class World:
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
+        data = data.filled(isinstance(self.partitioner, ByColumn))
         return data if validation else data.without_validation()
 
     def split(
@@ -97,6 +101,7 @@ class World:
         labels: np.ndarray | None = None,
         validation: float | np.ndarray | None = None,
         owners: np.ndarray | None = None,
+        stratified: int | None = None,
     ) -> dict[str, Ragged]:
         """Divide examples 0 to count - 1 among the clients. Return, for each split, the indices of each client's examples.
 
@@ -107,6 +112,8 @@ class World:
                 ``[count]`` of bool, True for examples in ``val``. None: the only split is ``train``.
             owners: ``[count]``, the client of each example, such as ``self.world.load().owners``. ``partitioner=by_column``
                 needs them, and other partitioners ignore them.
+            stratified: A seed of the draw of a fraction ``validation`` that takes of each class of a client its share, rounded
+                up or down. It does not depend on the world's seed. None: the draw follows the world's seed and no classes.
 
         Raises:
             UserError: The partition omits or repeats examples, or leaves a client without examples in a split. Or an array
@@ -136,9 +143,17 @@ class World:
                     raise UserError(f"client {client} has no examples in the split {name}, {why}")
             return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
         own = Ragged(parts)
-        rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
-        for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
-            rng.shuffle(rows)  # in place, and so in own.rows
         held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)
+        if stratified is None:
+            rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
+            for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
+                rng.shuffle(rows)  # in place, and so in own.rows
+        else:
+            places = keyed_rng(stratified, Purpose.SPLIT, exchange=1).permutation(count)
+            strata = np.zeros(count) if labels is None else labels
+            for rows, count_out in zip(cut(own.rows, own.sizes), held_out, strict=True):
+                rows[:] = rows[np.lexsort((places[rows], strata[rows]))]
+                every = ((np.arange(count_out) + 0.5) * len(rows) / count_out).astype(np.int64)
+                rows[:] = np.concatenate([rows[every], np.delete(rows, every)])
         pieces = cut(own.rows, np.stack([held_out, own.sizes - held_out], 1).ravel())
         return {"train": Ragged(pieces[1::2], names), "val": Ragged(pieces[::2], names)}

@@ -11,12 +11,14 @@ from fedopt.console import printable
 from fedopt.data import Ragged
 from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
 from fedopt.files import read_text
-from fedopt.metrics import EQUAL, Metric
+from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 
 NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
 COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
 BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
 MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
+INTERVALS = f"thin lines: 95 % intervals by each client's test examples; paler: fewer than {FEW_ROWS} of these"
+PALE, THIN = 0.35, 0.7  # opacity, and width of a line
 NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
 
 
@@ -91,31 +93,50 @@ def availability(path: Path, there: Sequence[np.ndarray], clients: int) -> None:
 def clients(path: Path, table: Path, metric: Metric) -> None:
     """Draw who gains: each client's test metric with its own model, or the common one, against that of another model.
 
+    It has an interval, and is paler where it rests on fewer than `FEW_ROWS` test examples. With one model there is no gain.
+
     Args:
         path: The file to write.
         table: The run's clients.csv. Clients without test examples are left out.
         metric: The description of the metric.
     """
     rows = list(csv.DictReader(read_text(table).splitlines()))
-    kinds = [kind for kind in MODELS if kind in rows[0]]
-    values = np.array([[float(row[kind] or "nan") for row in rows] for kind in kinds])
-    known = np.flatnonzero(np.isfinite(values).all(0))
-    order = known[np.argsort(-metric.sign * values[-1, known], kind="stable")]
+    columns = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0] if name != "client"}
+    kinds = [kind for kind in MODELS if kind in columns]
+    known = np.flatnonzero(np.all([np.isfinite(columns[kind]) for kind in kinds], axis=0))
+    order = known[np.argsort(-metric.sign * columns[kinds[-1]][known], kind="stable")]
     if not len(order):
         return
-    values, at, first, last = values[:, order], np.arange(len(order)), MODELS[kinds[0]], MODELS[kinds[-1]]
-    gains = np.where(np.isclose(values[0], values[1:], rtol=EQUAL, atol=0), 0, -metric.sign * (values[0] - values[1:]))
+    columns, at = {name: of[order] for name, of in columns.items()}, np.arange(len(order))
+    values, first, last = [columns[kind] for kind in kinds], MODELS[kinds[0]], MODELS[kinds[-1]]
+    gains = [
+        np.where(np.isclose(values[0], of, rtol=EQUAL, atol=0), 0, metric.sign * (of - values[0])) for of in values[1:]
+    ]
     shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
-    than = ", ".join(f"{share} than {MODELS[kind]}" for share, kind in zip(shares[:-1], kinds[1:], strict=False))
-    title = f"{shares[-1]} of {len(order)} clients do better {first} than {last}{f', {than}' if than else ''}"
-    with pictures([path], 1, width=2 * WIDTH, height=2.6, title=title) as (axes,):
-        axes.plot(at, values[-1], color="black", label=last)
-        for name, sign, colour in (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4")):
-            if (of := np.sign(gains[-1]) == sign).any():
-                axes.vlines(at[of], values[-1, of], values[0, of], color=colour)
-                axes.plot(at[of], values[0, of], "o", color=colour, label=f"{first}: {name}")
-        if than:
-            axes.plot(at, values[1], "x", color="0.4", label=MODELS[kinds[1]])
+    than = [f"{share} than {MODELS[kind]}" for share, kind in zip(shares[:-1], kinds[1:], strict=False)]
+    title = f"{len(order)} clients {first}"
+    if gains:
+        title = ", ".join([f"{shares[-1]} of {len(order)} clients do better {first} than {last}", *than])
+    few = columns.get("test_rows", np.full(len(at), np.inf)) < FEW_ROWS
+    low, high = (columns.get(f"{kinds[0]}_{end}", values[0]) for end in ("low", "high"))
+    note = INTERVALS if f"{kinds[0]}_low" in columns else ""
+    signs = np.sign(gains[-1]) if gains else np.zeros(len(at))
+    looks = (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4"))
+    with pictures([path], 1, width=2 * WIDTH, height=2.6, title=title, note=note) as (axes,):
+        if gains:
+            axes.plot(at, values[-1], color="black", label=last)
+        for of, alpha in ((few, PALE), (~few, 1.0)):
+            if than and of.any():
+                axes.plot(at[of], values[1][of], "x", color="0.4", alpha=alpha, label=MODELS[kinds[1]])
+            for name, sign, colour in looks:
+                if (mine := of & (signs == sign)).any():
+                    axes.vlines(at[mine], values[-1][mine], values[0][mine], color=colour, alpha=alpha * PALE)
+                    axes.vlines(at[mine], low[mine], high[mine], color=colour, alpha=alpha, linewidth=THIN)
+                    label = f"{first}: {name}" if gains else first
+                    axes.plot(at[mine], values[0][mine], "o", color=colour, alpha=alpha, label=label)
+        ends = np.concatenate([*values, low[~few], high[~few]])  # intervals by few examples may end outside
+        margin = 0.05 * np.ptp(ends) or 1
+        axes.set_ylim(ends.min() - margin, ends.max() + margin)
         describe(axes, f"client, from the worst to the best {last}", f"{metric.title}; {metric.better} is better")
         names = [_short(rows[i]["client"]) for i in order] if len(order) <= NAMES else []
         axes.set_xticks(at[: len(names)], names, rotation="vertical")

@@ -117,9 +117,9 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
     stack: as in `Vectorised`. cohort: the number of clients in a cohort. Raises UserError if `vectorised` is asked for and
         the problem cannot be vectorised.
     """
-    if engine == "vectorised" and problem.alone:
+    if engine == "vectorised" and problem.one_by_one:
         raise UserError(
-            f"hardware.engine=vectorised: torch.vmap cannot run this problem ({problem.alone}); use "
+            f"hardware.engine=vectorised: torch.vmap cannot run this problem ({problem.one_by_one}); use "
             f"hardware.engine=one_by_one"
         )
     if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
@@ -138,7 +138,7 @@ def vectorising_wins(problem: Problem, cohort: int) -> bool:
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)
     limit = LARGEST_VECTOR if torch.get_num_threads() == 1 else LARGEST_VECTOR_THREADED
-    if problem.alone:
+    if problem.one_by_one:
         return False
     if start[0].device.type != "cpu":
         return not problem.convolutional or largest <= LARGEST_CONVOLUTIONAL

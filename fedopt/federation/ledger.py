@@ -16,6 +16,8 @@ from fedopt.federation.late import Sent
 # The order of the counts in checkpoints that do not name them
 UNNAMED = "comm_rounds", "grad", "hvp", "jvp", "grad_examples", "hvp_examples", "jvp_examples", "visits"
 
+OF_CLIENTS = "down", "up", "lost", "rounds"  # the counts of each client
+
 
 def size_in_bytes(message: object) -> int:
     """Return the bytes of all tensors in a (nested) message. Numbers cost nothing: they are hyperparameters, which all know."""
@@ -29,6 +31,8 @@ class Ledger:
     comm_rounds: the number of exchanges server -> clients -> server. visits: the clients that took part, summed over exchanges.
     calls: the oracle calls.
     down, up: the bytes to and from each client, [M] int64.
+    lost: the bytes to each client that dropped out after it had the message, [M] int64; not in `down`.
+    rounds: the number of rounds in which each client took part, [M] int64.
     sent: the messages of the last rounds, if answers may be late.
     """
 
@@ -38,8 +42,7 @@ class Ledger:
     calls: Calls = field(default_factory=Calls)
 
     def __post_init__(self) -> None:
-        self.down = np.zeros(self.clients, dtype=np.int64)
-        self.up = np.zeros(self.clients, dtype=np.int64)
+        self.down, self.up, self.lost, self.rounds = np.zeros((4, self.clients), dtype=np.int64)
         self.sent = Sent()
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
@@ -67,7 +70,7 @@ class Ledger:
     def tensors(self) -> dict[str, Tensor]:
         """Return the counts as tensors, each by its name, for a checkpoint; without `sent`."""
         counts = {f"ledger.{name}": torch.tensor(n) for name, n in self._counts().items()}
-        return {**counts, "ledger.down": torch.from_numpy(self.down), "ledger.up": torch.from_numpy(self.up)}
+        return counts | {f"ledger.{name}": torch.from_numpy(getattr(self, name)) for name in OF_CLIENTS}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the counts, and the messages, from a dict of tensors as a checkpoint has it.
@@ -79,7 +82,8 @@ class Ledger:
         if "ledger.counts" in tensors:  # of versions that did not name them
             named = zip(UNNAMED, tensors["ledger.counts"], strict=True)
             tensors = {**tensors, **{f"ledger.{name}": count for name, count in named}}
-        found = {f"ledger.{name}": torch.tensor(0) for name in self._counts()} | dict(tensors)
+        needed = "ledger.down", "ledger.up"
+        found = {name: 0 * like for name, like in self.tensors().items() if name not in needed} | dict(tensors)
         for name, like in self.tensors().items():
             if found[name].shape != like.shape or found[name].dtype != like.dtype or (found[name] < 0).any():
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
@@ -87,4 +91,5 @@ class Ledger:
         self.comm_rounds, self.visits = counts.pop("comm_rounds"), counts.pop("visits")
         self.calls = Calls(**counts)
         self.sent.tensors = {name: t for name, t in tensors.items() if name.startswith(("late.", "sent."))}
-        self.down, self.up = found["ledger.down"].numpy().copy(), found["ledger.up"].numpy().copy()
+        for name in OF_CLIENTS:
+            setattr(self, name, found[f"ledger.{name}"].numpy().copy())

@@ -81,6 +81,8 @@ class Round:
         self._by_weight = self.participation.sampling == "by_weight"
         self._asked = False  # whether `weights` was called
         self._shares = list[tuple[np.ndarray, np.ndarray]]()  # the cohorts that were drawn by weight, and their shares
+        self._dropped = dict[int, tuple[np.ndarray, np.ndarray]]()  # id -> cohort without exchange, who dropped out
+        self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
         raise UserError(
@@ -151,7 +153,7 @@ class Round:
             return self._shares[-1][0]
         number = next(self._cohorts)
         chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.available, self.cohort_size, replace=False))
-        return chosen[self._staying(chosen, np.ones_like(chosen), number) > 0]
+        return self._without(chosen, self._staying(chosen, np.ones_like(chosen), number))
 
     def weights(self, cohort: np.ndarray, *, unbiased: bool = False) -> np.ndarray:
         """Return the weights of a cohort's clients, ``[cohort]``, for a server that weights answers by itself.
@@ -196,7 +198,13 @@ class Round:
         chosen = np.flatnonzero(shares)
         left = self._staying(chosen, times[chosen], number)
         shares = shares[chosen] * (left / times[chosen])
-        return chosen[left > 0], shares[left > 0] / shares[left > 0].sum()
+        return self._without(chosen, left), shares[left > 0] / shares[left > 0].sum()
+
+    def _without(self, chosen: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Return the clients of whom a draw is left, and note the others, who get the first message to them. left: [chosen]."""
+        cohort = chosen[left > 0]
+        self._dropped[id(cohort)] = cohort, chosen[left == 0]
+        return cohort
 
     def _staying(self, chosen: np.ndarray, times: np.ndarray, number: int) -> np.ndarray:
         """Return how many draws of each client do not drop out, [chosen], at least one in all.
@@ -421,8 +429,12 @@ class Round:
 
         sent, answer: the message to one client, and its answer.
         """
-        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes(answer))
-        self._federation.ledger.count(calls)
+        ledger, size = self._federation.ledger, size_in_bytes(sent)
+        ledger.bill(cohort, size, size_in_bytes(answer))
+        ledger.count(calls)
+        ledger.rounds[cohort] += ~self._met[cohort]
+        self._met[cohort] = True
+        ledger.lost[self._dropped.pop(id(cohort), (cohort, cohort[:0]))[1]] += size
 
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
         """Raise UserError if clients did what their method may not.

@@ -1,5 +1,6 @@
 from fedopt.files.reading import BROKEN as BROKEN
 from fedopt.files.reading import LARGEST as LARGEST
+from fedopt.files.reading import LARGEST_JSON as LARGEST_JSON
 from fedopt.files.reading import MOST_OF_A_CONFIG as MOST_OF_A_CONFIG
 from fedopt.files.reading import REMEDY as REMEDY
 from fedopt.files.reading import Loader as Loader

@@ -28,6 +28,7 @@ class FlatModel(Dense):
     Attributes:
         dim: The length of the vector.
         initial: ``[dim]``, float32, its value at the start.
+        penalised: ``[dim]``, float32: 1 where a ridge penalises a parameter, and 0 where it is part of a bias.
         copy: A function that returns a copy of the network.
         convolutional: Whether a layer is a convolution.
         flattens: Whether the layers themselves take x ``[B, features]``, and not images.
@@ -50,6 +51,8 @@ class FlatModel(Dense):
         dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
         super().__init__(self._shapes, dropped)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
+        names = [name for name, p in layers.named_parameters() if p.requires_grad]
+        self.penalised = torch.cat(list(map(_penalised, names, parameters)))
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
@@ -116,6 +119,12 @@ class FlatModel(Dense):
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
 
+def _penalised(name: str, parameter: Tensor) -> Tensor:
+    """Return 0 for each number of a bias, which is a vector named so as in PyTorch's layers, and 1 for those of others."""
+    is_bias = parameter.ndim == 1 and name.rpartition(".")[2].startswith("bias")
+    return torch.full((parameter.numel(),), float(not is_bias))
+
+
 class Normalised(nn.Module):
     """A network that normalises its input as in its training, on the CPU and in evaluation mode.
 
@@ -136,7 +145,8 @@ class Normalised(nn.Module):
         super().__init__()
         self.network, self.input_shape = network, tuple(input_shape)
         ones = [1] * (len(self.input_shape) - 1)
-        mean, std = (torch.from_numpy(v).view(-1, *ones) for v in normalisation) if normalisation else (None, None)
+        of_all = [torch.from_numpy(v).view(-1, *ones).expand(self.input_shape).clone() for v in normalisation or ()]
+        mean, std = of_all or (None, None)
         self.mean: Tensor | None
         self.std: Tensor | None
         self.register_buffer("mean", mean)

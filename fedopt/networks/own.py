@@ -42,22 +42,8 @@ def build(
         UserError: The module does not fit these data, has state, is random other than by dropout, or uses its parameters in a
             way that prevents training them.
     """
-    node = {"_target_": model} if isinstance(model, str) else dict(model)
-    if "_target_" not in node:
-        raise UserError("problem.model._target_: is missing; give the dotted path of the network's class")
-    key = f"problem.model={node['_target_']}"
-    arguments = {str(name): value for name, value in node.items() if not str(name).startswith("_")}
-    make = _factory(node["_target_"], key)
-    _refuse_texts(make, arguments)
-
-    def made() -> nn.Module:
-        with torch.random.fork_rng(devices=[]), mistakes_of(key):
-            torch.manual_seed(torch_seed(seed, Purpose.MODEL))
-            return make(**arguments)
-
+    made, key = maker(model, seed)
     module = made()
-    if not isinstance(module, nn.Module):
-        raise UserError(f"{key}: returns {type(module).__name__}; it must return a torch.nn.Module")
     with torch.random.fork_rng(devices=[]), mistakes_of(key):
         if not any(p.requires_grad for p in module.parameters()) or any(p.is_complex() for p in module.parameters()):
             raise UserError(
@@ -70,6 +56,30 @@ def build(
         net.remark = "; ".join(remarks(net, examples.detach().cpu().view(-1, *input_shape), classes, key))
     net.alone = why_alone(net, examples[[0, -1]])
     return net
+
+
+def maker(model: str | Mapping[str, Any], seed: int) -> tuple[Callable[[], nn.Module], str]:
+    """Return a function that makes the user's network, and the key that names it, for messages.
+
+    model, seed: as in `build`. Raises UserError, as does the function, if it is no network or its arguments are not plain.
+    """
+    node = {"_target_": model} if isinstance(model, str) else dict(model)
+    if "_target_" not in node:
+        raise UserError("problem.model._target_: is missing; give the dotted path of the network's class")
+    key = f"problem.model={node['_target_']}"
+    arguments = {str(name): value for name, value in node.items() if not str(name).startswith("_")}
+    make = _factory(node["_target_"], key)
+    _refuse_texts(make, arguments)
+
+    def made() -> nn.Module:
+        with torch.random.fork_rng(devices=[]), mistakes_of(key):
+            torch.manual_seed(torch_seed(seed, Purpose.MODEL))
+            module = make(**arguments)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{key}: returns {type(module).__name__}; it must return a torch.nn.Module")
+        return module
+
+    return made, key
 
 
 def _factory(path: Any, key: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ examples, and alpha at b - a, or 1 + b - a in the margin form. What is then left
 E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently, or var+ + var- + (1 + b - a)².
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -23,9 +24,11 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
+Area = Callable[[np.ndarray, np.ndarray], float]  # of scores, and of which examples are positive
 
 
 def area(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -40,6 +43,29 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive].sum() - n * (n + 1) / 2) / pairs) if pairs else float("nan")
 
 
+@dataclass(frozen=True)
+class Areas:
+    """Areas under the ROC curve of a network with two outputs.
+
+    areas: by the metric of test examples, a function of the scores, [n], and of which examples are positive, [n] of bool.
+    others: what else the user has chosen.
+    """
+
+    areas: Mapping[Metric, Area]
+    others: Scores | None
+
+    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
+        renamed = lambda text, of: text.replace("test", of, 1)  # noqa: E731
+        areas = [replace(m, name=renamed(m.name, prefix), label=renamed(m.label, where)) for m in self.areas]
+        others = self.others.metrics(prefix, where) if self.others else ()
+        return (*areas, *(metric for metric in others if metric.name not in {m.name for m in areas}))
+
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        scores, positive = torch.softmax(outputs, 1)[:, 1].cpu().numpy(), y.cpu().numpy() == 1
+        others = self.others.scores(outputs, y) if self.others else {}
+        return others | {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
+
+
 def one_class(data: LabelledData, positive: int) -> LabelledData:
     """Return the data with the class 0 for negative and 1 for positive examples.
 
@@ -51,8 +77,9 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
             f"problem.positive={positive}: the training set and the test set must have examples of this class and of "
             "others; choose another class"
         )
+    validation = data.validation and data.validation._replace(y=(data.validation.y == positive).astype(np.int64))
     name = data.class_names[positive] if data.class_names else f"class {positive}"
-    return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
+    return replace(data, y_train=y_train, y_test=y_test, validation=validation, class_names=("others", name))
 
 
 @dataclass(eq=False)
@@ -74,6 +101,10 @@ class Auc(SupervisedMinimax):
         self.p = float(self.class_shares("train")[1])
         (w,) = self._start
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
+
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
+        others: Any = super().scorer_of(data, wanted) if wanted else None
+        return Areas({TEST_AUC: area}, others)
 
     def load(self) -> LabelledData:
         return one_class(super().load(), self.positive)
@@ -113,8 +144,4 @@ class Auc(SupervisedMinimax):
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
-        scores = torch.cat([self.scores(x[:-2], inputs) for inputs in self.test_examples.x.split(2048)]).cpu().numpy()
-        return {
-            "test_auc": area(scores, self.test_examples.y.cpu().numpy() == 1),
-            "objective": float(self._value(squares, gap, best)),
-        }
+        return {**self.tested(x[:-2]), "objective": float(self._value(squares, gap, best))}

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedopt.data import Ragged, World
+from fedopt.data import Model, Ragged, World
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
@@ -47,10 +47,13 @@ class Problem(_InWorld, ABC):
         notes: Further remarks on the data for the user, a line each.
         convolutional: Whether its functions are mostly convolutions.
         random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that determines them.
-        own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point. Methods that
-            have some then give them.
+        own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point, which it gets
+            from methods that have some.
+        has_common: Whether the method of the run has a common model; `deploys` sets it.
         client_metric: What `of_clients` returns of each client; None if the problem measures no single client.
-        alone: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
+        own_test_rows: The places, from 0, that the clients' own test rows have among the data set's training rows, if the problem
+            holds out some of them.
+        one_by_one: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -66,8 +69,10 @@ class Problem(_InWorld, ABC):
     convolutional: bool = False
     random: bool = False
     own_models: bool = False
+    has_common: bool = True
     client_metric: Metric | None = None
-    alone: str = ""
+    own_test_rows: Ragged | None = None
+    one_by_one: str = ""
 
     @property
     def clients(self) -> int:
@@ -114,6 +119,15 @@ class Problem(_InWorld, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
 
+    def deploys(self, own: bool, common: bool) -> None:
+        """Take note of the models that the method of a run has, before ``metrics`` are read.
+
+        Args:
+            own: Whether it trains a model for each client, and the problem measures them.
+            common: Whether it has a common model.
+        """
+        self.has_common = common
+
     @abstractmethod
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the value of each of ``metrics`` at a point, by name.
@@ -133,19 +147,33 @@ class Problem(_InWorld, ABC):
         """
         return {}
 
+    def test_counts(self) -> Mapping[str, np.ndarray]:
+        """Return ``test_rows``, ``[M]``, the number of test examples of each client, and further counts; {} if unknown."""
+        return {}
+
     def solution(self) -> tuple[Tensor, ...] | None:
         """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None
 
-    def network(self, *point: Tensor) -> nn.Module | None:
+    def network(self, *point: Tensor) -> Model | None:
         """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
 
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the parameters of each client's own network, ``[M, d]``, given the variables; None without own networks."""
+        return variables.get("personal")
 
-def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the variables at a point by their names; the clients' own models are ``personal``. Others are left out."""
-    names = (*problem.variables, "personal") if problem.own_models else problem.variables
-    return dict(zip(names, point, strict=False))
+
+def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Tensor]:
+    """Return the variables at a point by their names; the clients' own models are ``personal``. Others are left out.
+
+    Args:
+        problem: The problem.
+        point: The variables.
+        own: Whether the last ones are the clients' own models.
+    """
+    variables = dict(zip(problem.variables, point[:-1] if own else point, strict=False))
+    return variables | ({"personal": point[-1]} if own else {})
 
 
 class Minimisation(Problem):

@@ -1,24 +1,29 @@
 """Plain classification: minimise the clients' mean cross-entropy, any data set and model [McMahan et al. 2017]."""
 
+import math
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Literal
 
-from pydantic import PositiveFloat
+import numpy as np
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from fedopt.data import Batches, cross_entropy
+from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import (
-    BETTER_THAN_ALONE,
-    CLIENT_ACCURACY,
     PERSONAL_ACCURACY,
     TEST_ACCURACY,
     TEST_LOSS,
     TRAIN_LOSS,
     WORST_PERSONAL_ACCURACY,
 )
+from fedopt.networks import Tuning
+from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
+from fedopt.problems.loss_tuning import loss_of
+from fedopt.problems.personal import Tested
 from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
 
 
@@ -30,10 +35,17 @@ class Classification(Supervised, Minimisation):
         them equally.
     test: the fraction of all examples for testing; None takes the data set's own test examples.
     server: the fraction of the other examples that the server has, and no client.
-    own_test: the fraction of its examples that each client keeps for tests; None for none.
+    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
+        rows need none.
+    own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
+        seed, without regard to classes.
     pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
-    alone_steps, alone_step: the number and the step size of SGD steps that a client takes alone, from the start, for the
-        metric better_than_alone; 0 for no such metric.
+    loss: the folder of a run of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
+    alone: whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares with;
+        None: if clients keep tests and the table is small enough for it.
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
+    class_weights: the weights of the classes in f_i: a list, a mapping from names of classes, others weighing 1, or balanced:
+        n / (C n_c), by the training examples of all clients. None: all weigh 1.
 
     `hierarchical` has the keys from test to pretrain_step too, with the same partition and start.
     """
@@ -41,62 +53,114 @@ class Classification(Supervised, Minimisation):
     test: Fraction | None
     server: Share
     own_test: Fraction | None
+    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
     pretrain: Pretraining
     pretrain_step: PositiveFloat
     weighting: Weighting
-    alone_steps: Pretraining = field(default=0, kw_only=True, metadata={"before": 0})
-    alone_step: PositiveFloat = field(default=0.1, kw_only=True, metadata={"before": 0.1})
+    alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
+    ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
+    class_weights: Literal["balanced"] | list[PositiveFloat] | dict[str | int, PositiveFloat] | None = field(
+        default=None, kw_only=True, metadata={"before": None}
+    )
+    loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
+
+    own_models = tests_own = True
 
     def __post_init__(self) -> None:
-        self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
-        self.own_models = self.own_examples is not None
-        of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.own_models else ()
-        self.client_metric = CLIENT_ACCURACY if self.own_models else None
+        shared = self.pretrain, self.pretrain_step, self.own_test_seed
+        self.set_up_shared(self.test, self.server, self.own_test, *shared)
+        of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.local_set else ()
+        self.client_metric = self.of_client if self.local_set else None
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)
-        if self.alone_steps and not self.own_models:
-            raise UserError(
-                f"problem.alone_steps={self.alone_steps}: clients keep no test examples; set problem.own_test to a fraction"
-            )
-        self._alone = None
-        if self.alone_steps:
-            self._alone = self.own_accuracies(self.models_alone(self.alone_steps, self.alone_step))
-            self.metrics = (*self.metrics, BETTER_THAN_ALONE)
+        self._tuning: Tuning = None
+        if self.loss is not None:
+            self._tuning = loss_of(self.loss, self.world, self.classes)
+        self._class_weight = None if self.class_weights is None else self.world.tensor(self._weights_of_classes())
+        if self.alone and not self.local_set:
+            raise UserError("problem.alone=true: clients have no test examples; set problem.own_test to a fraction")
+        if self.alone or (self.alone is None and self.local_set and self._is_small_table()):
+            self.set_alone(*self._outputs_alone())
+
+    def _is_small_table(self) -> bool:
+        numbers = self.splits["train"].sizes.sum() * math.prod(self.train.shape)
+        return len(self.train.shape) == 1 and numbers <= alone.MOST_NUMBERS and self.clients <= alone.MOST_CLIENTS
+
+    def _outputs_alone(self) -> Tensor:
+        """Return the log probabilities of the clients' penalised and unpenalised models alone, [2, local examples, C]."""
+        x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
+        tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
+        weights = np.ones(self.classes) if self._class_weight is None else self._class_weight.double().cpu().numpy()
+        outputs = np.zeros((2, len(tests), self.classes))
+        for i, rows in enumerate(self.splits["train"]):
+            mine = self.local_set.owner == i
+            outputs[:, mine] = alone.logistic(x[rows], y[rows], tests[mine], weights)
+        return torch.from_numpy(outputs).to(self.train.x.device)
+
+    def _weights_of_classes(self) -> np.ndarray:
+        """Return the weight of each class, [C]."""
+        names, given = [str(name) for name in self.class_names or range(self.classes)], self.class_weights
+        if given == "balanced":
+            counts = np.bincount(self.train.y.cpu().numpy()[self.splits["train"].rows], minlength=self.classes)
+            return np.where(counts, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
+        if isinstance(given, dict):
+            given = {str(name): weight for name, weight in given.items()}
+            if unknown := set(given) - set(names):
+                raise UserError(
+                    f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
+                )
+            given = [given.get(name, 1) for name in names]
+        if len(given or ()) != self.classes:
+            raise UserError(f"problem.class_weights={given}: must have a weight for each of {self.classes} classes")
+        return np.array(given, dtype=float)
+
+    def _weighted(self, sample: Batches) -> Batch:
+        """Return the training examples of a sample, with their weights times those of their classes."""
+        batch = sample["train"]
+        if self._class_weight is None:
+            return batch
+        return batch._replace(weight=batch.weight * self._class_weight[batch.y])
 
     def last_layer(self) -> int:
         return len(self.net.split_last()[1].initial)
 
+    def calibration(self, *point: Tensor) -> Tuning:
+        return self._tuning
+
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x, *batch.keys), batch)
+        batch = self._weighted(sample)
+        loss = cross_entropy(tuned(self.net(x, batch.x, *batch.keys), self._tuning), batch)
+        return loss if self.ridges is None else loss + 0.5 * self.ridges @ x**2
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.net.gradient(x, *sample["train"][:3])
+        return self.penalised(x, self.net.gradient(x, *self._weighted(sample)[:3], self._tuning))
 
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
-        return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
+        plus = self.pulls(x, plus, anchor)
+        return self.net.descend(x, *self._weighted(sample)[:3], eta, plus, self._tuning, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of the clients' own models on their test
-            examples, if they have some; of x, if the method has no models of clients.
-        better_than_alone: the share of clients whose accuracy there is above that of their model alone.
+        train_loss: sum_i p_i f_i, which is minimised, with its class weights and penalty, at the common model, or at the clients'
+            own ones if the method has no common model.
+        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of the clients' own models on their own test
+            examples, if there are some; of x, if the method has no models of clients.
+        better_than_alone, as_good_as_alone: the shares of clients whose accuracy there is above that of their logistic
+            regression alone, or the same.
         """
-        x, *models = point
-        logits, w = partial(self.net, x), models[0] if models else x.expand(self.clients, -1)
-        return {
-            "train_loss": self.client_loss("train", logits),
-            **self.test_metrics(logits),
-            **self.own_metrics(w, self._alone),
-        }
-
-    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the accuracies on the clients' own test examples, in percent."""
-        x, *models = point
-        of = {"own": self.own_accuracies(models[0])} if models else {}
-        of["common"] = self.own_accuracies(x.expand(self.clients, -1))
-        of |= {"alone": self._alone} if self._alone else {}
-        return {kind: [100 * accuracy for accuracy in accuracies] for kind, accuracies in of.items()}
+        x, *own = point[:2]
+        if own and not self.has_common:
+            of = Tested.of(self.train, self.splits["train"])
+            weight = self.world.tensor(self.splits["train"].example_weights(self.weights))
+            batch = self._weighted({"train": self.train.batch(of.at(slice(None)), weight)})
+            outputs = tuned(self.predictions(of, None, *own), self._tuning)
+            train_loss = float(losses(outputs, batch).double() @ batch.weight.double())
+            squares = self.world.tensor(self.weights) @ own[0] ** 2
+        else:
+            logits = lambda inputs: tuned(self.net(x, inputs), self._tuning)  # noqa: E731
+            train_loss, squares = self.client_loss("train", logits, self._class_weight), x**2
+        penalty = 0.0 if self.ridges is None else 0.5 * float(self.ridges @ squares)
+        return {"train_loss": train_loss + penalty, **self.tested(x, *own)}

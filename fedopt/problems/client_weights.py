@@ -145,10 +145,8 @@ class ClientWeights(SupervisedBilevel):
         """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
         net = partial(self.net, point[1])
         v = self.client_losses(point[1]).max() if self.worst else self.client_loss("val", net, weights=self._shares)
-        loss_and_accuracy = self.test_metrics(net)
-        real = {"test_rmse": math.sqrt(2 * loss_and_accuracy["test_loss"])}
         return {
             "val_loss": v,
             "wrong_weight": float(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
-            **(loss_and_accuracy if self.classes else real),
+            **self.test_metrics(net),
         }

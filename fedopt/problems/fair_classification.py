@@ -87,17 +87,15 @@ class FairClassification(SupervisedMinimax):
         """
         x, y = point[:2]
 
-        def loss_and_hits(batch: Batch) -> tuple[Tensor, ...]:
+        def hits(batch: Batch) -> tuple[Tensor, ...]:
             logits = self.net(x, batch.x)
             hit = of_finite(logits.argmax(1) == batch.y, logits)
-            return losses(logits, batch), *(hit * (batch.y == c) for c in range(self.classes))
+            return tuple(hit * (batch.y == c) for c in range(self.classes))
 
-        loss, *hits = self.test_examples.means(loss_and_hits)
-        present = self._test_shares > 0
+        shares, present = self.test_examples.means(hits), self._test_shares > 0
         return {
             "train_loss": self.client_loss("train", partial(self.net, x), y * self._per_share),
-            "test_loss": loss,
-            "test_accuracy": 100 * sum(hits),
-            "worst_accuracy": 100 * float((np.array(hits)[present] / self._test_shares[present]).min()),
+            **self.tested(x),
+            "worst_accuracy": 100 * float((np.array(shares)[present] / self._test_shares[present]).min()),
             **{f"weight_{c}": float(y[c]) for c in range(self.classes)},
         }

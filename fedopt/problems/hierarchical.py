@@ -141,7 +141,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
-            if self.convolutional or self.alone:  # which vmap makes slower, or cannot run
+            if self.convolutional or self.one_by_one:  # which vmap makes slower, or cannot run
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
@@ -170,6 +170,6 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y = self.personal(x)
         f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        test, own = self.test_metrics(partial(self.net, x)), self.own_metrics(y)
+        own = self.personal_metrics(self.client_scores(None, y))
         of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
-        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **test, **own, **of_clients}
+        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **self.tested(x), **own, **of_clients}

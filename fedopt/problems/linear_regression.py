@@ -1,6 +1,6 @@
 """Linear regression on a table, with tests for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
 
-    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2
+    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2, without the intercept in |x|
 
 z has the features of an example and a 1, t is its target. All that methods of personal models approach is a linear system here.
 """
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, LabelledData, of_finite
+from fedopt.data import Batch, Batches, LabelledData, Model
 from fedopt.errors import UserError
-from fedopt.metrics import BETTER_THAN_ALONE, CLIENT_RMSE, DISTANCE, EQUAL, TRAIN_LOSS, Metric
+from fedopt.metrics import CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.networks import flat
+from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
@@ -26,7 +28,7 @@ TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
 WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
 
-PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE, BETTER_THAN_ALONE)
+PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE)
 
 
 def residual(y: Tensor, batch: Batch) -> Tensor:
@@ -62,6 +64,8 @@ class Table(Labelled):
     spread: float
     noise: float = 1.0
 
+    tests_own = True
+
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
         validation = held_out is not None
@@ -73,10 +77,10 @@ class Table(Labelled):
                 "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             )
         self.divide(data, held_out=held_out)
-        for part in (self.train, self.test_examples):
+        for part in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
-        self._owner = self._owners_of_tests(data)
-        if (self._owner < 0).all():
+        self.local_set = self.test_set.known()
+        if not len(self.local_set.rows):
             raise UserError(f"problem={choice}: no client has both training and test examples; divide them otherwise")
 
     def _made(self, held_out: float | None) -> LabelledData:
@@ -91,16 +95,6 @@ class Table(Labelled):
         t = (z * model[owner]).sum(1) + self.noise * rng.standard_normal(len(owner))
         return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
 
-    def _owners_of_tests(self, data: LabelledData) -> np.ndarray:
-        """Return the client whose model each test example is predicted by, [n]; -1 for the common model.
-
-        Where the partition does not follow the data's own clients, they are dealt out in turn.
-        """
-        if (names := self.splits["train"].names) and data.owners_test is not None:
-            client = {name: i for i, name in enumerate(names)}
-            return np.array([client.get(str(owner), -1) for owner in data.owners_test])
-        return np.arange(len(data.y_test)) % self.clients
-
     def moments(self, split: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return the means of zz', tz and 1/2 t^2 of each client, [M, ...], in double precision."""
         of_clients = []
@@ -110,35 +104,20 @@ class Table(Labelled):
         A, c, halves = (torch.stack(terms) for terms in zip(*of_clients, strict=True))
         return A, c, halves
 
-    def errors(self, models: Tensor, common: Tensor) -> Tensor:
-        """Return the error on each test example, [n]. models: [M, d]; common: [d], for examples of unknown clients."""
-        of_examples = torch.cat([models, common[None]])[torch.from_numpy(self._owner).to(common.device)]
-        return torch.sum(self.test_examples.x * of_examples, 1) - self.test_examples.y
+    def network(self, *point: Tensor) -> Model:
+        """Return the common model for raw examples, on the CPU."""
+        net = flat.build("linear", [], self.train.shape, 1, self.world.seed)
+        return self.model_of(net.trained(point[0][: net.dim].cpu()), {"model": "linear", "widths": []})
 
-    def rmse(self, errors: Tensor) -> Tensor:
-        """Return the root mean squared error of each client, [M]; nan without test examples. errors: of all test examples."""
-        known = torch.from_numpy(self._owner).to(errors.device)
-        squares, known = errors[known >= 0] ** 2, known[known >= 0]
-        counts = torch.bincount(known, minlength=self.clients)
-        sums = squares.new_zeros(self.clients).index_add_(0, known, squares)
-        return torch.sqrt(sums / counts)
+    def predicted(self, model: Tensor, x: Tensor) -> Tensor:
+        return x @ model[:, None]
 
-    def personal_metrics(self, models: Tensor, common: Tensor, alone: Tensor) -> dict[str, float]:
-        """Return the metrics of the clients' models on their own test examples. alone: [M, d], the models to be beaten."""
-        errors = self.errors(models, common)
-        tested = np.unique(self._owner[self._owner >= 0])
-        of_clients, of_alone = self.rmse(errors)[tested], self.rmse(self.errors(alone, common))[tested]
-        return {
-            "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
-            "personal_rmse": float(of_clients.mean()),
-            "worst_personal_rmse": float(of_clients.max()),
-            "better_than_alone": 100 * float(of_finite(of_clients < (1 - EQUAL) * of_alone, of_clients).mean()),
-        }
-
-    def errors_of_clients(self, common: Tensor, alone: Tensor, *own: Tensor) -> dict[str, list[float]]:
-        """Return what `of_clients` does. common, alone: as in `personal_metrics`. own: the clients' own models, [M, d], if any."""
-        models = {**dict(zip(["own"], own, strict=False)), "common": common.expand(self.clients, -1), "alone": alone}
-        return {kind: self.rmse(self.errors(of, common)).tolist() for kind, of in models.items()}
+    def fit_alone(self) -> None:
+        """Compare with what clients would have alone: a ridge, and least squares, of their own training examples."""
+        examples = [(self.train.x[rows].double(), self.train.y[rows].double()) for rows in self.splits["train"]]
+        ridges = [alone.ridge(z[:, :-1].cpu().numpy(), t.cpu().numpy()) for z, t in examples]
+        models = torch.from_numpy(np.array(ridges)), least(*self.moments("train")[:2])
+        self.set_alone(*(self.predictions(self.local_set, None, of.to(self.train.x)) for of in models))
 
 
 @dataclass(eq=False)
@@ -147,7 +126,7 @@ class LinearRegression(Table, Minimisation):
 
     x: a linear model, [features + 1], with an intercept.
 
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i.
+    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features, spread, noise: as in `Table`.
     """
@@ -166,11 +145,18 @@ class LinearRegression(Table, Minimisation):
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)
         A, c, halves = self.moments("train")
-        A = A + self.ridge * torch.eye(A.shape[1]).to(A)
-        self._A, self._c, self._half = (
-            torch.tensordot(torch.from_numpy(self.weights).to(v), v, 1) for v in (A, c, halves)
-        )
-        self._x, self._alone = least(self._A, self._c), least(A, c).to(self.train.x)
+        self._ridges = F.pad(self.train.x.new_full((A.shape[1] - 1,), self.ridge), (0, 1))  # 0 for the intercept
+        A = A + torch.diag(self._ridges).to(A)
+        self._moments = A, c, halves
+        self._p = torch.from_numpy(self.weights).to(A)
+        self._A, self._c, self._half = (torch.tensordot(self._p, v, 1) for v in self._moments)
+        self._x = least(self._A, self._c)
+        self.fit_alone()
+
+    def deploys(self, own: bool, common: bool) -> None:
+        super().deploys(own, common)
+        if own and not common:
+            self.metrics = tuple(metric for metric in self.metrics if metric is not DISTANCE)  # type: ignore[assignment]
 
     def last_layer(self) -> int:
         return 1  # the intercept
@@ -183,26 +169,21 @@ class LinearRegression(Table, Minimisation):
 
     @function
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return squared(x, sample["train"]) + 0.5 * self.ridge * x @ x
+        return squared(x, sample["train"]) + 0.5 * self._ridges @ x**2
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return gradient(x, sample["train"]) + self.ridge * x
+        return gradient(x, sample["train"]) + self._ridges * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        train_loss, distance: sum_i p_i f_i(x), and the distance of x from its minimiser. The others are of the clients' own
-        models, or of x if the method has none. better_than_alone compares with the minimiser of each client's f_i.
+        train_loss: sum_i p_i f_i at x, or at the clients' own models if the method has no common model. distance: that of x from
+        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `fit_alone`.
         """
-        x, *own = point
-        models, x64 = own[0] if own else x.expand(self.clients, -1), x.to(self._x)
-        return {
-            **self.personal_metrics(models, x, self._alone),
-            "train_loss": float(0.5 * x64 @ (self._A @ x64) - self._c @ x64 + self._half),
-            "distance": float(torch.linalg.norm(x64 - self._x)),
-        }
-
-    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors on the clients' own test examples. Alone is the minimiser of a client's f_i."""
-        return self.errors_of_clients(point[0], self._alone, *point[1:])
+        x, *own = (v.to(self._x) for v in point[:2])
+        A, c, halves = self._moments
+        models = own[0] if own and not self.has_common else x.expand(self.clients, -1)
+        losses = 0.5 * torch.einsum("id,ide,ie->i", models, A, models) - torch.sum(c * models, 1) + halves
+        values = {**self.tested(*point[:2]), "train_loss": float(self._p @ losses)}
+        return values if own and not self.has_common else {**values, "distance": float(torch.linalg.norm(x - self._x))}

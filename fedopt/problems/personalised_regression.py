@@ -23,7 +23,7 @@ from fedopt.data import Batches
 from fedopt.metrics import CLIENT_RMSE, DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, least, squared
+from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
 from fedopt.problems.supervised import Fraction
@@ -63,7 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._solve()
         else:
             self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self._alone = least(self._A, self._c).to(self.train.x)
+            self.fit_alone()
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
@@ -90,6 +90,9 @@ class PersonalisedRegression(Table, LocalBilevel):
         lam = torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(self.clients)[:, None]
         system = self._A + torch.diag_embed(lam.expand_as(self._c)), lam * w + self._c
         return torch.linalg.solve_ex(*system)[0]  # which raises nothing where strengths have diverged
+
+    def own(self, variables: Mapping[str, Tensor]) -> Tensor:
+        return self.inner_solutions(variables["x"]).to(variables["x"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form, for fixed strengths."""
@@ -138,27 +141,29 @@ class PersonalisedRegression(Table, LocalBilevel):
         product = lambda v: (batch.weight * (batch.x @ v)) @ batch.x + self.lam * v  # noqa: E731
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
+    def deploys(self, own: bool, common: bool) -> None:
+        super().deploys(True, True)  # y_i(x), whatever the method
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics, all at the exact y_i(x). better_than_alone compares with y_i for lam = 0."""
-        y = self.inner_solutions(point[0])
+        """Return the metrics, all at the exact y_i(x). Alone is as in `linear_regression`."""
+        w, y = self._models(point[0])
+        tested, y = self.tested(w, y), y.to(self._A)
         if self.strengths != "fixed":
             values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
-            w = point[0][: y.shape[1]]
-            return {"objective": float(self._p @ values), **self.personal_metrics(y.to(w), w, self._alone)}
-        x = point[0].to(self._x)
-        off = x - self._x
+            return {"objective": float(self._p @ values), **tested}
+        off = point[0].to(self._x) - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
-        errors = self.errors(y, x)
-        return {
-            "excess": excess,
-            "test_rmse": float(torch.sqrt(torch.mean(errors**2))),
-            "distance": float(torch.linalg.norm(off)),
-            "objective": self._least + excess,
-        }
+        distance = float(torch.linalg.norm(off))
+        return {"excess": excess, **tested, "distance": distance, "objective": self._least + excess}
+
+    def _models(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return w, [dy], and the exact y_i(x), [M, dy]."""
+        w = x[: self.train.x.shape[1]]
+        return w, self.inner_solutions(x).to(w)
 
     def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors of the exact y_i(x), of w and of y_i for lam = 0, if strengths are learnt."""
-        if self.strengths == "fixed":
-            return {}
-        w, y = point[0][: self.train.x.shape[1]], self.inner_solutions(point[0])
-        return self.errors_of_clients(w, self._alone, y.to(w))
+        """Return the errors of the exact y_i(x), of w and of each client alone, if strengths are learnt."""
+        return super().of_clients(*self._models(point[0]))
+
+    def clients_table(self, *point: Tensor) -> dict[str, list[float]]:
+        return super().clients_table(*self._models(point[0]))

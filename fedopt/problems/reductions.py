@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,6 +139,9 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
 
     def of_clients(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
         return self.original.of_clients(point[0])
+
+    def test_counts(self) -> Mapping[str, np.ndarray]:
+        return self.original.test_counts()
 
 
 # Where an algorithm solves both classes, the first of two reductions is taken

@@ -85,7 +85,7 @@ class RobustNn(SupervisedMinimax):
         }
 
     def _accuracy(self, x: Tensor, y: Tensor) -> float:
-        return self.test_metrics(lambda images: self.net(x, images + y))["test_accuracy"]
+        return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
         """Return a perturbation under which the test loss is large, [features], by ascent from y.

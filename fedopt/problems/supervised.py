@@ -1,11 +1,11 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,15 +13,29 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, of_finite, tuned
+from fedopt.data import (
+    Batch,
+    Batches,
+    Card,
+    Examples,
+    LabelledData,
+    Logits,
+    Model,
+    Ragged,
+    cross_entropy,
+    losses,
+    tuned,
+)
 from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
-from fedopt.metrics import EQUAL, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.networks import FlatModel, FlatModule, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
-from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
+from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
 from fedopt.problems.function import Second, function
+from fedopt.problems.personal import Deployed, Errors, Scorer, Tested, owners_of
+from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -29,6 +43,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 Plus = TypeVar("Plus", Tensor, Tensor | None)
 PRETRAIN_BATCH = 128
+FEATURES_SHOWN = 12  # whose names are in the first line of a run
 SHOWN = 256  # examples that a network of a user's may be tried on
 
 
@@ -37,7 +52,7 @@ def length(y: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
-class Labelled(Problem):
+class Labelled(Deployed):
     """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
 
     training_keys: the `keys` of training batches, () for none. A user's own network is in training mode for a batch that has
@@ -47,28 +62,58 @@ class Labelled(Problem):
     _start: tuple[Tensor, ...]
     training_keys: tuple[Tensor, ...] = ()
 
-    def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """Divide the training examples among the clients. Set `train`, `labels`, `classes`, `splits`, names, notes and the remark.
+    def divide(
+        self,
+        data: LabelledData,
+        rows: np.ndarray | None = None,
+        held_out: float | None = None,
+        stratified: int | None = None,
+    ) -> None:
+        """Divide the training examples among the clients, and say whose each test and validation example is.
+
+        Set `train`, `labels`, `classes`, `splits`, `test_set`, `val_set`, `scorer`, names, notes and the remark.
 
         rows: the indices of the training examples to use; None for all.
         held_out: the fraction of its examples that each client holds out for the split `val`; None for no such split. Ignored
             if the data say which examples are for validation.
+        stratified: as in `World.split`.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
         self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = None if data.real else y, data.classes
         self.class_names, self.feature_names = data.class_names, data.feature_names
+        self.fills = data.fills
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
-        self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners)
+        self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
+        self.test_set, self.val_set = self._tested(self.test_examples, data.owners_test), None
+        if validates is not None:
+            self.val_set = Tested.of(self.train, self.splits["val"])
+        elif data.validation:
+            self.val_set = self._tested(Examples(*data.validation[:2], data, world), data.validation.owners)
+        wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
+        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
+        self.scorer = self.scorer_of(data, chosen)
         self.remark, self.notes = self._remark(data), self._notes(data)
+
+    def _tested(self, examples: Examples, owners: np.ndarray | None) -> Tested:
+        """Return examples with the client of each. owners: the names of their clients, if the data have them."""
+        owner = owners_of(owners, self.splits["train"], len(examples))
+        return Tested(examples, np.arange(len(examples)), owner)
+
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scorer:
+        """Return what is measured of the outputs of models. wanted: as in `Scores.of`."""
+        if data.real:
+            return Errors()
+        tested = [of.y.cpu().numpy() for of in (self.test_set, self.val_set) if of]
+        names = data.class_names or [*map(str, range(self.classes))]
+        return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), names, wanted, tested)
 
     def _notes(self, data: LabelledData) -> list[str]:
         """Return notes on what was guessed about the data, and on parts of them that are not used."""
-        unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
         no_owner = data.owners is not None and not self.splits["train"].names
         owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
-        return [text for text in (unused, owners, *data.notes) if text]
+        return [text for text in (getattr(self.scorer, "note", ""), owners, *data.notes) if text]
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
         """Return the sorted indices of `examples` training examples, drawn at random.
@@ -80,12 +125,40 @@ class Labelled(Problem):
     def _remark(self, data: LabelledData) -> str:
         """Format how many examples there are, of how many features, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
-        if "val" in self.splits:
+        if self.val_set:
+            counts["validation"] = len(self.val_set.rows)
+        elif "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
-        features = f" of {len(data.feature_names)} features" if data.feature_names else ""
+        if self.own_test_rows:
+            counts["own test"] = self.own_test_rows.sizes.sum()
+        names = data.feature_names
+        features = f" of {len(names)} features" if names else ""
+        if 0 < len(names) <= FEATURES_SHOWN:
+            features += f": {', '.join(names)}"
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:
+        """Return a trained network as a model for raw examples, on the CPU.
+
+        Args:
+            network: The network, which takes normalised examples.
+            spec: What builds it, for the model's file: ``model``, ``widths`` and ``dropout``.
+            tuning: As in `Model`.
+        """
+        names, whole = self.class_names, re.compile("0|-?[1-9][0-9]{0,17}")
+        numbers = [int(name) for name in names if whole.fullmatch(name)]
+        classes = numbers if len(numbers) == len(names) else list(names)
+        card = Card(
+            kind="classification" if self.classes else "regression",
+            features=list(self.feature_names),
+            classes=classes or list(range(self.classes)),
+            shape=list(self.train.shape),
+            network=spec,
+        )
+        tuning = tuning and (tuning[0].detach().cpu(), tuning[1].detach().cpu())
+        return Model(network.cpu(), self.train.normalisation, card, tuning, self.fills)
 
     def start(self) -> tuple[Tensor, ...]:
         """Return the variables at the start."""
@@ -121,14 +194,6 @@ class Labelled(Problem):
         weights = self.weights if weights is None else weights
         return self.train.means(of_examples, of.rows, of.example_weights(weights))[0]
 
-    def test_metrics(self, logits: Logits) -> dict[str, float]:
-        """Return {test_loss, test_accuracy} over all test examples, the accuracy in percent.
-
-        logits: a function from inputs to logits [B, classes].
-        """
-        loss, accuracy = self.test_examples.loss_and_accuracy(logits)
-        return {"test_loss": loss, "test_accuracy": 100 * accuracy}
-
 
 @dataclass(eq=False)
 class Supervised(Labelled):
@@ -139,21 +204,33 @@ class Supervised(Labelled):
         train: The `Examples` that are not for testing. The indices in ``splits`` are those of its rows.
         test_examples: The `Examples` for testing.
         server_examples: The `Examples` that only the server has, with `set_up_shared`.
-        own_examples: The rows of ``train`` on which each client tests its own model, with `set_up_shared`; None for none.
         classes: The number of classes; 0 if the targets are real numbers.
+        ridges: The factor of the ridge penalty of each parameter that is trained with it, ``[dim]``: ``ridge``, and 0 for
+            biases; None without ridge.
 
     Args:
         world: The data, their partition, and the device.
         model: A name that ``networks.flat.build`` knows, or your own module: ``PACKAGE.CLASS``, or a mapping with
             ``_target_``.
         widths: The widths of the hidden layers of an mlp.
+        metrics: What is measured of predictions, such as accuracy, auc or recall_yes. None: accuracy and loss, and all that
+            `Scores` knows if a class is rare. Afterwards the attribute has the metrics of the problem, as in any `Problem`.
     """
 
     model: str | dict[str, Any]
     widths: list[PositiveInt]
+    if TYPE_CHECKING:
+        metrics: Any
+    else:
+        metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})
 
     def set_up(
-        self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None, dropout: float = 0.0
+        self,
+        data: LabelledData,
+        rows: np.ndarray | None = None,
+        held_out: float | None = None,
+        dropout: float = 0.0,
+        stratified: int | None = None,
     ) -> None:
         """Divide the data among the clients. Set the network ``net``, and its initial parameters as the start.
 
@@ -163,17 +240,20 @@ class Supervised(Labelled):
             held_out: The fraction of each client's examples for the split ``val``. None: no such split. Ignored if the data
                 say which examples are for validation.
             dropout: The probability of dropout, for an mlp only.
+            stratified: As in `World.split`.
 
         Raises:
             UserError: The network cannot have dropout, or cannot take token ids.
         """
-        self.divide(data, rows, held_out)
+        self.divide(data, rows, held_out, stratified)
         self.net = self._network(self.train, data, dropout)
         if data.real:
             self.net.dense = False  # what is written out for dense networks is of the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
-        self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
+        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.alone
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
+        ridge = getattr(self, "ridge", 0.0)
+        self.ridges = ridge * self.net.penalised.to(self._start[0]) if ridge else None
         if isinstance(self.net, FlatModule):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
@@ -194,7 +274,13 @@ class Supervised(Labelled):
         return models.build(self.model, self.widths, *common, dropout)
 
     def set_up_shared(
-        self, test: float | None, server: float, own_test: float | None, pretrain: int, pretrain_step: float
+        self,
+        test: float | None,
+        server: float,
+        own_test: float | None,
+        pretrain: int,
+        pretrain_step: float,
+        own_test_seed: int | None = None,
     ) -> None:
         """Do the work of `set_up`, with examples for the server, and test examples for each client.
 
@@ -204,6 +290,8 @@ class Supervised(Labelled):
             own_test: The fraction of each client's examples that it keeps to test its own model. None: none.
             pretrain: The number of SGD steps that the server takes on its examples, from the initial parameters to the start.
             pretrain_step: The step size of the server's SGD steps.
+            own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's
+                test rows. None: the run's seed, without classes.
 
         Raises:
             UserError: A fraction is less than one example, or pretrain is set and the server has no examples.
@@ -217,10 +305,19 @@ class Supervised(Labelled):
                 raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
-        self.set_up(data, at_clients, own_test)
+        self.set_up(data, at_clients, own_test, stratified=own_test_seed)
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
-        self.own_examples = self.splits.get("val")
+        named = bool(self.splits["train"].names) and data.owners_test is not None
+        if held_out := self.splits.get("val"):
+            if named and own_test_seed is not None:
+                raise UserError("the data name each client's test rows; leave out problem.own_test")
+            self.local_set = Tested.of(self.train, held_out)
+            numbers = at_clients if data.numbers is None else data.numbers[at_clients]
+            self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
+        elif named and (self.test_set.owner >= 0).any():
+            self.local_set = self.test_set.known()
         self.splits = {"train": self.splits["train"]}
+        self.remark = self._remark(data)
         if pretrain and not len(self.server_examples):
             raise UserError(
                 f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
@@ -251,18 +348,6 @@ class Supervised(Labelled):
         rng = self.world.rng(Part.PRETRAINING)
         return self._descended((self.server_batch(rng, PRETRAIN_BATCH) for _ in range(steps)), size)
 
-    def models_alone(self, steps: int, size: float) -> Tensor:
-        """Return each client's own model, [M, dim], after SGD from the start on batches of its examples alone.
-
-        steps, size: the number of steps, and the step size.
-        """
-        rng = self.world.rng(Part.FIT)
-
-        def batches(rows: np.ndarray) -> Iterator[Batch]:
-            return (self._drawn(self.train, rng.choice(rows, PRETRAIN_BATCH), rng) for _ in range(steps))
-
-        return torch.stack([self._descended(batches(rows), size) for rows in self.splits["train"]])
-
     def _descended(self, batches: Iterator[Batch], size: float) -> Tensor:
         """Return the start after a step of SGD on each of the batches, [dim]. size: the step size."""
         (x,) = self._start
@@ -275,6 +360,18 @@ class Supervised(Labelled):
             x = x - size * gradient
         return x
 
+    def penalised(self, y: Tensor, plus: Plus) -> Plus:
+        """Return plus with the gradient of the penalties at y added; None stands for zero, in plus and in the result."""
+        if self.ridges is not None:
+            plus = self.ridges * y if plus is None else plus.addcmul(self.ridges, y)
+        return plus
+
+    def pulls(self, y: Tensor, plus: Tensor | None, anchor: Tensor | None) -> Tensor | None:
+        """Return plus with the gradient of the penalties at y, less that at the anchor, as `Dense.descend` takes it."""
+        if anchor is not None and (less := self.penalised(anchor, None)) is not None:
+            plus = -less if plus is None else plus - less
+        return self.penalised(y, plus)
+
     def keyed(self, sample: Any, key: Tensor) -> Any:
         """Return the sample with a key, which determines dropout masks."""
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
@@ -283,34 +380,18 @@ class Supervised(Labelled):
         """Return the parameters of the network ``net`` at a point, ``[dim]``."""
         return point[0]
 
-    def network(self, *point: Tensor) -> nn.Module:
+    def calibration(self, *point: Tensor) -> Tuning:
+        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
+        return None
+
+    def network(self, *point: Tensor) -> Model:
         """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""
-        trained = self.net.trained(self.parameters(*point))
-        return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
+        spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
+        return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
-    def own_accuracies(self, w: Tensor) -> list[float]:
-        """Return the accuracy of each client's model on its own test examples. w: as in `own_metrics`."""
-        of_clients = zip(w, self.own_examples or (), strict=True)
-        return [self.train.loss_and_accuracy(partial(self.net, w_i), rows)[1] for w_i, rows in of_clients]
-
-    def own_metrics(self, w: Tensor, alone: Sequence[float] | None = None) -> dict[str, float]:
-        """Return the mean accuracy of the clients' models on their own test examples, and the worst client's, in percent.
-
-        Args:
-            w: The models' parameters, ``[M, d]``.
-            alone: The accuracies of other models, ``[M]``, for the share of clients that are better, in percent.
-
-        Returns:
-            Metric -> value; empty if clients keep no test examples.
-        """
-        if self.own_examples is None:
-            return {}
-        accuracies = torch.tensor(self.own_accuracies(w), dtype=torch.float64)
-        values = {"personal_accuracy": accuracies.mean(), "worst_personal_accuracy": accuracies.min()}
-        if alone is not None:
-            better = accuracies > (1 + EQUAL) * accuracies.new_tensor(alone)
-            values["better_than_alone"] = of_finite(better, accuracies).mean()
-        return {name: 100 * float(value) for name, value in values.items()}
+    def predicted(self, model: Tensor, x: Tensor) -> Tensor:
+        """Return the logits, ``[B, classes]``. model: the network's parameters. x: examples, ``[B, features]``."""
+        return self.net(model, x)
 
 
 @dataclass(eq=False)
@@ -339,7 +420,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     """Bilevel problems about a network: f is a validation loss, g the training loss of parameters y.
 
     validation: the fraction of a client's examples that it validates on, unless the data say which.
-    ridge: the factor of the penalty ridge/2 |y|^2 in g; 0 in the papers.
+    ridge: the factor of the penalty ridge/2 |y|^2 in g, in which biases do not count; 0 in the papers.
     norms: the factor of a second penalty in g, the sum of the norms (not squared) of the weight matrices and biases in y.
     dropout: the probability of dropout in the network. norms and dropout are 0 in the papers; the public code of FedNest has
         0.05 and 0.5.
@@ -370,8 +451,8 @@ class SupervisedBilevel(Supervised, Bilevel):
         """Return the penalised training loss of y, the parameters, given x."""
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
-        if self.ridge:
-            loss = loss + 0.5 * self.ridge * torch.sum(y**2)
+        if self.ridges is not None:
+            loss = loss + 0.5 * self.ridges @ y**2
         if self.norms:
             loss = loss + self.norms * sum(map(length, y.split(self.inner_net.sizes)))
         return loss
@@ -380,7 +461,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
         batch, tuning = self.inner_at(x, sample["train"])
-        return self._penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
+        return self.penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
 
     @g.step
     def g(
@@ -388,9 +469,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner_at(x, sample["train"])
-        if anchor is not None and (less := self._penalised(anchor, None)) is not None:
-            plus = -less if plus is None else plus - less
-        plus, key = self._penalised(y, plus), next(iter(batch.keys), None)
+        plus, key = self.pulls(y, plus, anchor), next(iter(batch.keys), None)
         return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor=anchor)
 
     @g.second
@@ -418,12 +497,12 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     def _second(self, y: Tensor, gradient: Tensor, product: Any, cross: Any) -> Second:
         """Return a `Second` of the loss with those of g's penalties added. product: as in `Linearised`."""
-        return Second(self._penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
+        return Second(self.penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
 
     def _curved(self, y: Tensor, v: Tensor, product: Tensor) -> Tensor:
         """Return a product with v of the Hessian in y, with that of g's penalties added."""
-        if self.ridge:
-            product = product.add(v, alpha=self.ridge)
+        if self.ridges is not None:
+            product = product.addcmul(self.ridges, v)
         if self.norms:
             layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
             turned = [(y_l.norm(), v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) for y_l, v_l in layers]
@@ -431,10 +510,9 @@ class SupervisedBilevel(Supervised, Bilevel):
             product = product.add(torch.cat(turns), alpha=self.norms)
         return product
 
-    def _penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Return plus with the gradient of g's penalties at y added; None stands for zero, in plus and in the result."""
-        if self.ridge:
-            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+    def penalised(self, y: Tensor, plus: Plus) -> Plus:
+        """Return plus with the gradient of g's penalties at y added, those of norms too."""
+        plus = super().penalised(y, plus)
         if self.norms:
             directions = torch.cat([F.normalize(layer, dim=0) for layer in y.split(self.inner_net.sizes)])
             plus = self.norms * directions if plus is None else plus.add(directions, alpha=self.norms)

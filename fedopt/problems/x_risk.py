@@ -9,18 +9,20 @@ h is the score of an example under the network w, softmax[1]. Partial is read in
 is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Ragged
+from fedopt.data import Batch, LabelledData, Ragged
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.auc import TEST_AUC, area, one_class
+from fedopt.problems.auc import TEST_AUC, Areas, area, one_class
 from fedopt.problems.classes import Rows, Side, XRisk
 from fedopt.problems.supervised import Fraction, Supervised
 
@@ -85,6 +87,10 @@ class XRiskAuc(Supervised, XRisk):
             self.splits = {**self.splits, name: Ragged(of_clients)}
         self._place, self._share = torch.from_numpy(place).to(self.world.device), self.world.tensor(share)
 
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
+        others: Any = super().scorer_of(data, wanted) if wanted else None
+        return Areas({TEST_PARTIAL_AUC: partial(partial_area, most=self.max_fpr), TEST_AUC: area}, others)
+
     def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Side]:
         def side(batch: Batch) -> Side:
             place = torch.where(batch.weight > 0, self._place.gather(0, batch.rows), 0)
@@ -121,10 +127,7 @@ class XRiskAuc(Supervised, XRisk):
         }
         a, b = (of_train[split].double() for split in ("positive", "negative"))
         inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
-        scores = torch.cat([self.scores(point[0], inputs) for inputs in self.test_examples.x.split(2048)]).cpu().numpy()
-        positive = self.test_examples.y.cpu().numpy() == 1
         return {
-            "test_partial_auc": partial_area(scores, positive, self.max_fpr),
-            "test_auc": area(scores, positive),
+            **self.tested(point[0]),
             "objective": float((inner if self.form == "pairwise" else self.lam * torch.log(inner)).mean()),
         }

@@ -7,7 +7,9 @@ summary.json              status, final and best values
 checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
 log.txt                   what happened, with times
 partition.csv, .png       the examples of each client, by class
+own_test.csv              the rows that clients keep to test on: client, and the place among the data's training rows, from 1
 clients.csv, .png         the clients' test metric with their own model, the common one and alone, at the end
+traffic.csv               the rounds of each client, and what was sent to it and by it
 availability.png          which clients are there in the first rounds, if participation has a pattern
 metrics.png               the metrics over communication rounds
 traceback.txt             if the run failed
@@ -38,9 +40,11 @@ FILES = (
     "memory.1",
     "partition.csv",
     "partition.png",
+    "own_test.csv",
     "availability.png",
     "clients.csv",
     "clients.png",
+    "traffic.csv",
     "metrics.png",
     ".lock",
 )

@@ -45,14 +45,14 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def _later(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that configs of older runs may lack. Each has the value with which a new run does what older runs did.
 
-    Only parts that every run has, and fedopt's algorithms and problems, have such keys.
+    Only parts that every run has, and fedopt's algorithms, problems and data sets, have such keys.
     """
     parts = {"budget": Budget, "eval": Evaluation}
     later = {
         f"{part}.{f.name}": f.default for part, cls in parts.items() for f in fields(cls) if f.default is not MISSING
     }
     later |= {f"participation.{f.name}": f.default for f in fields(Participation) if "before" in f.metadata}
-    for group in ("algo", "problem"):
+    for group in ("algo", "problem", "dataset"):
         path = str(config[group].get("_target_")) if isinstance(config.get(group), Mapping) else ""
         if path.startswith("fedopt."):
             later |= {f"{group}.{key}": before for key, before in about(path)["before"].items()}

@@ -15,5 +15,6 @@ from fedopt.running.names import run_name as run_name
 from fedopt.running.place import held as held
 from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
+from fedopt.running.read_back import Trained as Trained
 from fedopt.running.resume import counted_rows as counted_rows
 from fedopt.running.sinks import draw_missing as draw_missing

@@ -4,6 +4,7 @@ import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,11 @@ class Experiment:
         """The hashes that identify the data: ``data``, of the data set, and ``division``, of the partition among clients."""
         return {"data": self.digest, "division": division(self.original)}
 
+    @property
+    def own(self) -> bool:
+        """Whether the algorithm trains a model for each client."""
+        return hasattr(self.algorithm, "personal")
+
 
 def check_parts(composed: Composed) -> None:
     """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses.
@@ -67,14 +73,16 @@ def check_parts(composed: Composed) -> None:
         return
 
 
-def participation_of(composed: Composed) -> Participation:
-    """Return a config's settings of who takes part in a round. If there is a single client, participation.cohort becomes None.
+def participation_of(composed: Composed, clients: int | None = None) -> Participation:
+    """Return a config's settings of who takes part in a round.
 
-    Raises UserError if they do not fit the algorithm or the partitioner's number of clients. If only the data determine this
-    number, `assemble` checks them.
+    With fewer clients than participation.cohort_from, participation.cohort becomes None. clients: their number; None: that of the
+    partitioner. Raises UserError if the settings do not fit it or the algorithm. If only the data determine the number, `assemble`
+    checks them.
     """
     participation = composed.settings.participation
-    if (clients := getattr(composed.parts["partitioner"], "clients", None)) == 1:
+    clients = clients or getattr(composed.parts["partitioner"], "clients", None)
+    if clients is not None and clients < participation.cohort_from:
         participation = replace(participation, cohort=None)
     if clients is not None:
         check_participation(participation, composed.parts["algo"], clients)
@@ -93,17 +101,24 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     Raises:
         UserError: A value, the data, a file or the hardware does not fit; the message says which.
     """
-    settings, parts, participation = composed.settings, composed.parts, participation_of(composed)
+    settings, parts, _ = composed.settings, composed.parts, participation_of(composed)
     algorithm, partitioner, dataset = parts["algo"], parts["partitioner"], parts.get("dataset")
     hardware, evaluation = settings.hardware, settings.eval
-    clients = getattr(partitioner, "clients", None)
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
-    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
+    solution = lambda *of: import_module("fedopt.running.read_back").solution(*of)  # noqa: E731 - it assembles that run
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, solution)
     original: Problem = parts["problem"](world=world)
-    if clients is None:
-        check_participation(participation, algorithm, original.clients)
+    participation = participation_of(composed, original.clients)
+    if hasattr(original, "deploys"):
+        own = original.own_models and hasattr(algorithm, "personal")
+        original.deploys(own, common := getattr(algorithm, "common", True))
+        if not common and not own:
+            lacking = (
+                f"{type(algorithm).__name__} has no common model; metrics are those of the mean of its clients' models"
+            )
+            original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(
             f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "
@@ -115,14 +130,16 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         raise UserError(f"eval.metric={wanted}: there is no such metric{among(wanted, [*known])}")
     if wanted is not None and evaluation.target is not None:
         known[wanted].check_goal(f"eval.target={evaluation.target:g}")
-    if wanted is not None and settings.keep == "best":
-        known[wanted].check_goal("keep=best")
+    if settings.keep == "best":
+        goals = [name for name, metric in known.items() if metric.better != "neither"]
+        evaluation = replace(evaluation, metric=wanted or next(iter(goals), next(iter(known))))
+        known[str(evaluation.metric)].check_goal("keep=best")
     machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
-    if hardware.engine == "auto" and problem.alone:
+    if hardware.engine == "auto" and problem.one_by_one:
         original.notes = [
             *original.notes,
-            f"clients run one by one, since torch.vmap cannot run this problem ({problem.alone})",
+            f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})",
         ]
     federation = Federation(
         problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)

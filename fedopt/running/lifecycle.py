@@ -123,6 +123,7 @@ class Run:
             if self.keeper is not None:
                 self.keeper.end(moment)
                 sinks.write_clients(self.folder, e.problem, point)
+                sinks.write_traffic(self.folder, e.problem, e.federation.ledger)
                 self._summary(status, e)
         self.writing = False
         return status

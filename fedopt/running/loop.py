@@ -128,12 +128,13 @@ def _due(e: Experiment, progress: Progress) -> bool:
 
 
 def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
-    """Return the algorithm's variables after so many rounds, and the clients' own models if the problem measures them."""
+    """Return the algorithm's variables after so many rounds, and last the clients' own models if it trains some."""
     point = e.algorithm.output(state)
-    if not e.problem.own_models or not hasattr(e.algorithm, "personal"):
+    if not e.own:
         return point
     uncounted = replace(e.federation).at(round)
-    return (*point, e.algorithm.personal(state, e.problem, uncounted))
+    algorithm: Any = e.algorithm
+    return (*point, algorithm.personal(state, e.problem, uncounted))
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
@@ -145,7 +146,7 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, 
     eval.metric), and the variables.
     """
     point = point_of(e, state, progress.round)
-    values = measured(e.problem, e.original, point)
+    values = measured(e.problem, e.original, point if e.problem.own_models or not e.own else point[:-1])
     progress.evaluated = True
     first = not progress.final
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv

@@ -1,12 +1,16 @@
 """Read a run's solution from its checkpoint."""
 
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedopt.config import recorded
-from fedopt.errors import UserError
+import fedopt
+from fedopt.config import imported, recorded
+from fedopt.data import Model
+from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.files import expanded
 from fedopt.problems import named
 from fedopt.results import Checkpoint, RunFolder, refuse_foreign, refuse_other_data, stamp
@@ -16,9 +20,40 @@ from fedopt.running.loop import point_of
 from fedopt.running.resume import progress_of
 
 
+class Trained(NamedTuple):
+    """What a run has trained: the variables by name, the common model, and the parameters of the clients' own ones.
+
+    path: the run's folder. model: None if the problem has no network. own: [M, d]; None without. common: whether the method has
+    a common model. clients: their names.
+    """
+
+    path: Path
+    variables: dict[str, Tensor]
+    model: Model | None
+    own: Tensor | None
+    common: bool
+    clients: list[str]
+
+    def deployed(self, client: object = None) -> Model:
+        """Return a copy of the model that a client deploys, or of the common model.
+
+        client: its name or number; None: the common model. Raises UserError if there is no such model or client.
+        """
+        if self.model is None:
+            raise UserError(f"{self.path}: this problem has no network; use `variables` for its solution")
+        if client is None and not self.common:
+            of = some(self.clients, MOST_NAMED)
+            raise UserError(f"{self.path}: this method has no common model; choose the client whose model it is: {of}")
+        if client is None:
+            return deepcopy(self.model)
+        if (name := str(client)) not in self.clients:
+            raise UserError(f"client={name}: {self.path} has no such client{among(name, self.clients)}")
+        return self.model.of(name, None if self.own is None else self.own[self.clients.index(name)])
+
+
 @restored()
-def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | None]:
-    """Return the variables by name, and the network if the problem has one, else None.
+def read_back(path: Path, best: bool) -> Trained:
+    """Return what a run has trained.
 
     Args:
         path: The run's folder.
@@ -29,13 +64,14 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     """
     folder = RunFolder(path)
     config = folder.config()
-    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
-    e = assemble(recorded(config | on_cpu))
+    here = {"dataset": _placed(path, config.get("dataset"), "path", "root")}
+    here |= {"problem": _placed(path, config.get("problem"), "loss")}
+    e = assemble(recorded(config | here | {"hardware": {**config.get("hardware", {}), "device": "cpu"}}))
     checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
     state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, point_of(e, state, progress_of(metadata).round))
+    variables = named(e.problem, point_of(e, state, progress_of(metadata).round), e.own)
     if best:
         if not checkpoint.best:
             raise UserError(
@@ -44,16 +80,42 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
             )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
-    return variables, e.problem.network(*variables.values())
+    point, train = [*variables.values()], e.problem.splits["train"]
+    model, own = e.problem.network(*point), e.problem.own(variables)
+    if model is not None:
+        model.card = replace(model.card, run=_facts(folder, config["eval"]["metric"] if best else None))
+    clients = [*map(str, train.names or range(len(train)))]
+    return Trained(path, variables, model, own, e.problem.has_common or own is None, clients)
 
 
-def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """Return the config's node of the data set.
+def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
+    """Return what a model's file says about its run. best: the metric at whose best value it is; None: it is the last one."""
+    metrics = folder.measured("final") if best is None else {best: folder.measured("best").get(best)}
+    card = {"fedopt": fedopt.__version__, **folder.card()}
+    return {key: card.get(key) for key in ("fedopt", "chosen", "seed", "commit")} | {"metrics": metrics}
+
+
+def solution(path: str, kind: type) -> dict[str, Tensor]:
+    """Return a run's variables by name. path: its folder. kind: the class of its problem.
+
+    Raises UserError if there is no such run, or its problem is of another class.
+    """
+    folder = expanded(path)
+    problem = RunFolder(folder).config()["problem"].get("_target_")
+    if not issubclass(imported(problem, str(folder)), kind):
+        raise UserError(
+            f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
+        )
+    return read_back(folder, best=False).variables
+
+
+def _placed(folder: Path, node: Any, *keys: str) -> Any:
+    """Return a node of the config of the run in a folder. Its values of these keys are paths.
 
     Relative paths that do not exist here are taken as relative to the directory where the run began.
     """
-    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
+    begun = RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:
         return node
-    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
+    paths = {key: node[key] for key in keys if isinstance(node.get(key), str)}
     return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}

@@ -18,10 +18,11 @@ import numpy as np
 
 from fedopt.config import build_target, key_of
 from fedopt.console import note, printable
+from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
-from fedopt.metrics import Metric
+from fedopt.metrics import Metric, interval
 from fedopt.problems import Problem, named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
 from fedopt.running.apart import Drawing
@@ -32,6 +33,7 @@ from fedopt.running.loop import Moment, Progress, Row
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 LISTED = 10_000  # clients whose examples partition.csv counts
+TRAFFIC = "client", "rounds", "MB_down", "MB_up", "bytes_down", "bytes_up", "bytes_down_lost"
 ROUNDS_SHOWN = 200  # in availability.png
 
 Sink = Callable[[Moment], object]
@@ -135,7 +137,7 @@ class Keeper:
     def __call__(self, moment: Moment) -> None:
         """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
         if moment.improved and self.e.keep == "best":
-            self.checkpoint.best = named(self.e.problem, moment.point)
+            self.checkpoint.best = named(self.e.problem, moment.point, self.e.own)
         if moment.status == "diverged":
             return
         if moment.row is not None or self._good is None:
@@ -163,21 +165,56 @@ class Keeper:
 
 
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
-    """Write clients.csv, a row a client, if there is more than one model to compare: own, common and alone.
+    """Write clients.csv, a row a client, if the problem measures single clients: by its own model, the common one and alone.
 
-    An earlier clients.csv and its picture are removed. folder: the run's. problem: as the algorithm sees it. point: the
-    variables at the end; () for none.
+    Each number is followed by the ends of its interval, if it has one and the numbers of test rows are known. An earlier
+    clients.csv and its picture are removed.
+
+    folder: the run's. problem: as the algorithm sees it. point: the variables at the end; () for none.
     """
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
-    if point and problem.client_metric and len(columns := problem.of_clients(*point)) > 1:
-        split, text = problem.splits["train"], StringIO()
-        names = map(printable, split.names or map(str, range(len(split))))
-        values = ([f"{value:.10g}" if math.isfinite(value) else "" for value in of] for of in columns.values())
+    metric = problem.client_metric
+    if point and metric and (of_models := problem.of_clients(*point)):
+        split, counts, text = problem.splits["train"], problem.test_counts(), StringIO()
+        columns: dict[str, Any] = {"client": map(printable, split.names or map(str, range(len(split))))}
+        columns |= {"examples": split.sizes, **counts}
+        for kind, values in of_models.items():
+            found = interval(metric, np.array(values), counts["test_rows"]) if counts else None
+            named = zip((kind, f"{kind}_low", f"{kind}_high"), (values, *(found or ())), strict=False)
+            columns |= {name: [f"{v:.10g}" if math.isfinite(v) else "" for v in of] for name, of in named}
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["client", "examples", *columns])
-        writer.writerows(zip(names, split.sizes, *values, strict=True))
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
         folder.write_text("clients.csv", text.getvalue())
+
+
+def write_own_test(folder: RunFolder, rows: Ragged) -> None:
+    """Write own_test.csv: the client, and the place of a row among the data set's training rows, from 1, in their order.
+
+    folder: the run's. rows: each client's places, from 0.
+    """
+    text, names = StringIO(), rows.names or range(len(rows))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "row"])
+    writer.writerows(
+        (printable(str(name)), row + 1) for name, of in zip(names, rows, strict=True) for row in sorted(of)
+    )
+    folder.write_text("own_test.csv", text.getvalue())
+
+
+def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
+    """Write traffic.csv, a row a client, for at most `LISTED` clients: its rounds, and what was sent to it and by it.
+
+    folder: the run's. problem: as the algorithm sees it. ledger: the run's.
+    """
+    if problem.clients <= LISTED:
+        names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))
+        down, text = ledger.down + ledger.lost, StringIO()
+        in_mb = ([f"{size / 1e6:.6g}" for size in sizes] for sizes in (down, ledger.up))
+        rows = zip(names, ledger.rounds, *in_mb, down, ledger.up, ledger.lost, strict=True)
+        csv.writer(text, lineterminator="\n").writerows([TRAFFIC, *rows])
+        folder.write_text("traffic.csv", text.getvalue())
 
 
 @contextmanager
@@ -185,6 +222,8 @@ def pictures(
     folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Experiment | None, drawing: Drawing
 ) -> Iterator[None]:
     """Draw partition.png, beside partition.csv, and availability.png in the context, clients.png and metrics.png at its end.
+
+    Write own_test.csv if clients keep some of the data's training rows to test on.
 
     Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. Only where participation
     has a pattern, there is an availability to show, and clients only where the run has written clients.csv. With
@@ -199,6 +238,8 @@ def pictures(
         classes = int(labels[split.rows].max()) + 1
         counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
         folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
+    if problem is not None and (rows := problem.own_test_rows) is not None:
+        write_own_test(folder, rows)
     if not drawing.wanted:
         yield
         return

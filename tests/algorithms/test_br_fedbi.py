@@ -1,5 +1,6 @@
 """BR-FedBi: rules and attacks against NumPy, SimFBO as its limit, and what hostile clients can do."""
 
+import tracemalloc
 from itertools import islice, pairwise
 
 import numpy as np
@@ -36,6 +37,19 @@ def test_the_mean_without_attack_is_simfbo_with_one_step(cohort):
     )
     for one, other in zip(steps(robust, 4), steps(simfbo, 4), strict=True):
         torch.testing.assert_close(torch.cat(one.z), torch.cat(other.z), rtol=1e-12, atol=1e-12)
+
+
+def test_any_number_of_hostile_clients_is_compared_and_not_listed():
+    """A list of ten million has 80 MB; with six clients it is as six."""
+    words = [*EXACT, *SMALL, SIX, "algo.attack=sign_flip"]
+    six = steps(br_fedbi(*words, "algo.hostile=6"), 1)[-1]
+    e = br_fedbi(*words, "algo.hostile=10000000")
+    tracemalloc.start()
+    many = steps(e, 1)[-1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert torch.equal(torch.cat(many.z), torch.cat(six.z))
+    assert peak < 10**7
 
 
 @pytest.mark.parametrize("n", [5, 6])

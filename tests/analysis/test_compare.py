@@ -4,11 +4,12 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import matplotlib
@@ -33,7 +34,7 @@ from fedopt.console import as_number, order
 from fedopt.drawing import figures, run
 from fedopt.drawing.styles import read_style
 from fedopt.errors import UserError
-from fedopt.metrics import COSTS, TRAIN_LOSS, Metric
+from fedopt.metrics import COSTS, TEST_ACCURACY, TRAIN_LOSS, Metric
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_chosen_groups(tmp_path, command):
         (["--columns", "to_target"], "--columns=to_target needs --target"),
         (
             ["--columns", "finl"],
-            "runs, seeds, status, spent, final, best, to_target, reached, did you mean",
+            "runs, seeds, status, spent, final, test, best, test_at_best, to_target, reached, did you mean",
         ),
         (["--decimals", "-1"], "--decimals: invalid choice: -1 (choose from 0, 1,"),
         (["--at", "-1"], "--at=-1: the first evaluation of"),
@@ -335,8 +336,9 @@ def test_the_evaluation_that_diverged_is_no_best_one_and_reaches_no_target(tmp_p
         assert (row["best_distance_mean"], row["reached"]) == (best, 0)
 
 
-def curve(*runs, **options):
-    return [list(part) for part in lines.line_of([read_run(run, "round") for run in runs], "distance", **options)]
+def curve(*runs, log=False, **options):
+    read = [read_run(run, "round") for run in runs]
+    return [list(part) for part in lines.line_of(read, "distance", figures.named_scale(log), **options)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
@@ -1244,18 +1246,123 @@ def test_paired_tests(tmp_path, command):
         named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
     named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
     _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
-    assert "fedavg - fedmsa: tested on the 3 seeds that both have, while the table uses all seeds of each" in err
+    assert "fedavg - fedmsa: tested, with 3 pairs of equal seed; 1 run without a partner in the table only" in err
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
-    assert list(tested.columns) == ["pair", "difference of test accuracy (percentage points)", "seeds", "p", "p (Holm)"]
+    difference = "difference of test accuracy (percentage points)"
+    assert list(tested.columns) == ["pair", difference, "pairs", "p", "p (Holm)", "paired by"]
     text = (tmp_path / "out" / "compare_tests.tex").read_text()
-    assert "pair & difference & seeds & p & p (Holm)" in text
+    assert "pair & difference & pairs & p & p (Holm)" in text
     assert "fedavg -- fedmsa & $-$10.0 & 3 & " in text
     t = 10 / (7 / 3) ** 0.5
     (row,) = [re.split(" {2,}", line) for line in out.splitlines() if line.startswith("fedavg - fedmsa")]
     _, difference, seeds, p, _ = row
     assert (float(difference), int(seeds)) == (-10, 3)
     assert float(p) == pytest.approx(1 - t / (t**2 + 2) ** 0.5, rel=5e-3)
-    assert "two-sided paired t-test" in out
+    assert "last values, paired by seed (3); two-sided paired t-test" in out
+
+
+def swept(folder, keys, values, **of_algo):
+    """Runs of two methods, fedmsa and fedavg. keys: of each pair of values, such as seed=0, split_seed=1."""
+    for j, (its, pair) in enumerate(zip(keys, values, strict=True)):
+        config = {"seed": its.get("seed", 0), "dataset": {"split_seed": its.get("split_seed", 0)}}
+        for name, value in zip(("fedmsa", "fedavg"), pair, strict=True):
+            algo = {**(FEDAVG if name == "fedavg" else FEDMSA), "B": its.get("B", 32), **of_algo}
+            named(folder / f"{name}{j}", name, 1, value, algo=algo, **config)
+
+
+ENDS = [(90, 82), (92, 83), (94, 81), (90, 91), (95, 88), (91, 85)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "by"),
+    [
+        ([{"seed": j} for j in range(6)], "seed"),
+        ([{"split_seed": j} for j in range(6)], "dataset.split_seed"),
+        ([{"seed": j % 2, "split_seed": j // 2} for j in range(6)], "seed and dataset.split_seed"),
+        ([{"split_seed": j % 3, "B": 1 + j // 3} for j in range(6)], "algo.B and dataset.split_seed"),
+    ],
+)
+def test_runs_are_paired_by_all_that_differs_within_groups(tmp_path, command, keys, by):
+    """One p, whatever the key of the replicates; seeds of data splits are no groups of their own."""
+    swept(tmp_path / "runs", keys, ENDS)
+    _, csv, out, err = command(tmp_path / "runs", *(["--group-by", "algo"] if "B" in keys[0] else []))
+    assert list(csv["runs"]) == [6, 6]
+    assert f"last values, paired by {by} (6); two-sided" in " ".join(out.split())
+    assert ("use --group-by algo,algo.B to separate them" in err) is ("B" in keys[0])
+    (row,) = pd.read_csv(tmp_path / "out" / "compare_tests.csv").to_dict("records")
+    p = scipy.stats.ttest_rel(*zip(*ENDS, strict=True)).pvalue
+    assert (row["pairs"], row["paired by"], row["p"]) == (6, by, pytest.approx(p, rel=1e-6))
+    paired = fedopt.compare([tmp_path / "runs"], group_by="algo").paired
+    assert (paired["pairs"][0], paired["p"][0]) == (6, pytest.approx(p, rel=1e-6))
+
+
+def test_data_of_several_splits_do_not_tell_groups_apart(tmp_path, command):
+    """Each split has a digest of its own."""
+    swept(tmp_path / "runs", [{"split_seed": j} for j in range(6)], ENDS)
+    for card in (tmp_path / "runs").glob("*/run.json"):
+        card.write_text(json.dumps({**json.loads(card.read_text()), "data": f"digest{card.parent.name[-1]}"}))
+    _, csv, _, err = command(tmp_path / "runs")
+    assert (list(csv["algo"]), list(csv["runs"])) == (["fedavg", "fedmsa"], [6, 6])
+    assert "differ in" not in err
+    rows = [{"run": str(j), "status": "finished", "dataset.split_seed": j, "data": str(j)} for j in range(3)]
+    shown = sweeps.finals_of(rows, ["loss"] * 3, {"0": 1.0, "1": 2.0, "2": 3.0}, ["dataset.split_seed", "data"])
+    assert (list(shown["runs"]), list(shown["final loss"])) == (["3"], ["2.0 ± 1.0"])
+
+
+def test_a_key_to_group_by_does_not_pair(tmp_path, command):
+    swept(tmp_path / "runs", [{"seed": j // 2, "split_seed": j % 2} for j in range(6)], ENDS)
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo,dataset.split_seed")
+    assert list(csv["runs"]) == [3, 3, 3, 3]
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv").set_index("pair")
+    assert {*tested["paired by"]} == {"seed"}
+    p = scipy.stats.ttest_rel([90, 94, 95], [82, 81, 88]).pvalue
+    assert tested.loc["fedavg, dataset.split_seed=0 - fedmsa, dataset.split_seed=0", "p"] == pytest.approx(p, rel=1e-6)
+
+
+def test_runs_without_a_partner_are_counted(tmp_path, command):
+    swept(tmp_path / "runs", [{"split_seed": j} for j in range(6)], ENDS)
+    for folder in ("fedavg0", "fedavg1", "fedmsa5"):
+        shutil.rmtree(tmp_path / "runs" / folder)
+    err = command(tmp_path / "runs")[3]
+    assert "fedavg - fedmsa: tested, with 3 pairs of equal dataset.split_seed; 3 runs without a partner" in err
+    for j in (2, 3):
+        shutil.rmtree(tmp_path / "runs" / f"fedavg{j}")
+    err = command(tmp_path / "runs")[3]
+    assert "fedavg - fedmsa: not tested, with 1 pair of equal dataset.split_seed; 5 runs without a partner" in err
+
+
+def validated(folder, rows, seed=0, **config):
+    """A run with the metrics val_accuracy and test_accuracy. rows: their values at each evaluation."""
+    record(folder, [f"{val},{test}" for val, test in rows], seed, "val_accuracy,test_accuracy", **config)
+    names = (replace(TEST_ACCURACY, name="val_accuracy", label="validation accuracy"), TEST_ACCURACY, TRAIN_LOSS)
+    (folder / "run.json").write_text(json.dumps({"metrics": [asdict(metric) for metric in names]}))
+
+
+def test_validation_selects_and_the_test_number_is_next_to_it(tmp_path, command):
+    """The test accuracy at the last evaluation, and where the validation accuracy is best, not the best one."""
+    for seed, rows in enumerate([[(10, 20), (80, 61), (70, 90)], [(10, 20), (60, 75), (90, 71)]]):
+        validated(tmp_path / "runs" / f"a{seed}", rows, seed)
+        validated(tmp_path / "runs" / f"b{seed}", [(5, 5), (40, 50), (40, 60)], seed, algo=FEDAVG)
+    _, csv, out, err = command(tmp_path / "runs")
+    assert err.count("selected on val_accuracy, over rows that are not for testing") == 1
+    row = csv.set_index("algo").loc["FedMSA"]
+    assert (row["final_val_accuracy_mean"], row["final_test_accuracy_mean"]) == (80, 80.5)
+    assert (row["best_val_accuracy_mean"], row["test_accuracy_at_best_mean"]) == (85, 66)
+    assert csv.set_index("algo").loc["FedAvg", "test_accuracy_at_best_mean"] == 50  # of equal ones the first
+    assert "80 ± 13" in out
+    command(tmp_path / "runs", "--table", "markdown", "--columns", "final,test,best,test_at_best", "--decimals", "0")
+    text = (tmp_path / "out" / "compare.md").read_text()
+    assert "| **80 ± 14** | 80 ± 13 | **85 ± 7** | 66 ± 7 |" in text  # nothing is best by test rows
+    assert "selected on" not in command(tmp_path / "runs", "--metric", "test_accuracy")[3]
+
+
+def test_runs_that_lack_rows_for_validation_are_named(tmp_path, command):
+    record(tmp_path / "runs" / "a", (10, 50))
+    validated(tmp_path / "runs" / "b", [(10, 20), (80, 61)], algo=FEDAVG)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert csv["final_val_accuracy_mean"].tolist() == [80]
+    assert "has no metric val_accuracy, only test_accuracy, train_loss" in err
+    assert command(tmp_path / "runs", "--columns", "test", "--metric", "test_accuracy")[0] == 2
 
 
 def test_holm():

@@ -268,7 +268,7 @@ def test_withdrawn_conclusions_are_named_with_their_reasons_and_drawn_nowhere():
         "sub-loops a bilevel",
     ):
         assert sentence not in conclusions
-    for reason in ("not in their papers", ".94", "pools of 24", "divergence"):
+    for reason in ("not in its paper", "which its paper has", ".94", "pools of 24", "divergence"):
         assert reason in withdrawn
     section = (RELEASE / "index.md").read_text().partition("## Withdrawn")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith('| "') or line.startswith("| Both")]

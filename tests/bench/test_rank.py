@@ -211,6 +211,18 @@ def test_a_table_that_is_none_or_too_large_is_refused(monkeypatch, tmp_path):
             read_table(tmp_path / name)
 
 
+def test_a_table_that_unpacks_to_much_is_refused_unread(monkeypatch, tmp_path):
+    """By what its card says of the columns' sizes."""
+    path, rows = tmp_path / TABLE, 20_000
+    one = pd.concat([curve(0.1, 0)] * rows).assign(**dict.fromkeys(NAMES, "one"), threads=1, point=1, seed=0)
+    one.assign(value=np.arange(rows) / 4)[COLUMNS].to_parquet(path, index=False, compression="zstd")
+    assert len(read_table(path)) == rows
+    monkeypatch.setattr(release, "LARGEST", 8 * rows)
+    assert path.stat().st_size < 8 * rows
+    with pytest.raises(UserError, match="or 160,000 bytes unpacked"):
+        read_table(path)
+
+
 def test_results_are_not_taken_from_elsewhere_without_a_word(monkeypatch, capsys, tmp_path):
     """A folder that is named must have some; else a note says whose they are."""
     with pytest.raises(UserError, match=f"--results {tmp_path}/none: has no {TABLE}"):

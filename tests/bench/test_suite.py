@@ -127,6 +127,14 @@ def test_what_is_kept(done):
     assert table["cpu"].notna().all()
 
 
+def test_a_command_is_quoted_for_a_shell(monkeypatch, capsys, tmp_path):
+    place = written(tmp_path / "a folder of 'mine'")
+    assert command(monkeypatch, "command", "toy", "twin", 3, 7, "--config-dir", place) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert (words[0], words[-3:]) == ("fedopt", ["seed=7", "--config-dir", str(place)])
+    assert compose(words[1:-2], [str(place)]).settings.seed == 7
+
+
 @pytest.mark.full
 def test_a_row_is_given_again_by_its_command(monkeypatch, capsys, folder, done):
     table = read_table(done / "smoke" / TABLE)

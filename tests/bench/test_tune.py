@@ -29,11 +29,12 @@ from fedopt.analysis.runs import read
 from fedopt.bench import tune as searching
 from fedopt.bench.outcome import best_of
 from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
-from fedopt.bench.trials import FIRST_SEED, Worse
+from fedopt.bench.trials import FIRST_SEED, How, Worse
 from fedopt.commands import tune as command
 from fedopt.commands.new import TEMPLATES
 from fedopt.config.composed import compose
 from fedopt.config.files import options
+from fedopt.console import heard
 from fedopt.drawing import figures
 from fedopt.errors import UserError, of_machine
 from fedopt.jobs.job import Outcome
@@ -54,6 +55,29 @@ def tune(monkeypatch, *words):
 
 def trials(folder):
     return pd.read_csv(folder / "trials.csv")
+
+
+@pytest.mark.parametrize(
+    ("problem", "words", "said"),
+    [
+        ("regularisation", [], "selected on val_loss, over rows that are not for testing"),
+        (
+            "classification",
+            [],
+            "selected on test_accuracy, over test rows; name rows for validation, as docs/own-data.md says",
+        ),
+        ("classification", ["dataset=digits"], "selected on test_accuracy, over test rows"),
+        ("quadratic_minimisation", [], ""),
+    ],
+)
+def test_what_a_search_selects_on_is_said(problem, words, said, tmp_path):
+    words = [*words, "dataset=digits"] if problem in ("classification", "regularisation") else words
+    algo = "fedmsa" if problem == "regularisation" else "fedavg"
+    with heard() as notes:
+        searching.planned_searches(
+            [f"algo={algo}", f"problem={problem}", *words], (), None, "rounds=3", How(), tmp_path
+        )
+    assert [line.startswith(said) for line in notes if line.startswith("selected")] == [True] * bool(said)
 
 
 # Ranges
@@ -455,6 +479,20 @@ def test_what_the_machine_did_is_no_outcome(monkeypatch, capsys, searched, searc
         assert not (search / "tuned" / "fedavg.yaml").exists()
     assert again(monkeypatch, capsys, search) == (0, "")
     assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
+
+
+def test_defaults_without_a_number_win_nothing(monkeypatch, capsys, tmp_path):
+    """One of their two values is nan: so is no median, and no best value."""
+    arguments = [*FEW, "2", "--seeds", "2", "--out", str(tmp_path)]
+    assert tune(monkeypatch, *arguments) == 0
+    path = tmp_path / "fedavg" / "trial000" / "seed1000000" / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"final": dict.fromkeys(summary["final"], math.nan)}))
+    assert tune(monkeypatch, *arguments) == 0
+    table = trials(tmp_path)
+    assert table["loss"].tolist()[0] == math.inf
+    assert np.isfinite(table["loss"].tolist()[1:]).all()
+    assert "nan" not in capsys.readouterr().out
 
 
 def test_failures_of_the_machine(tmp_path):

@@ -180,7 +180,6 @@ WRONG = {
         ["algo=fed_norm_sgda", "problem=fair_classification", "dataset=digits", "keep=best", "eval.metric=weight_0"],
         ["keep=best", "weight_0 cannot be a goal"],
     ),
-    "best by nothing": (["keep=best", "eval.metric=null", "eval.target=null"], ["keep=best", "eval.metric"]),
     "neither last nor best": (["keep=first"], ["keep=first", "'last' or 'best'"]),
     "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),
     "a number for an algorithm": (["algo=5"], ["algo=5", "no such algo"]),

@@ -133,6 +133,56 @@ def test_an_experiment_wins_over_tuned_values(tmp_path):
     assert {key: nodes["algo"][key] for key in ("T", "tau_in", "tau_out")} == {"T": 9, "tau_in": 2, "tau_out": 15}
 
 
+TABLE = ["experiment=table", "dataset.path=table.csv", "dataset.label=y", "dataset.client=site"]
+WORK = ("tau", "tau_in", "tau_h", "tau_phi", "R", "K", "I")  # fields of local work
+
+
+EQUAL = {
+    "classification": ["fedavg", "ditto", "fedrep", "local_only", "pfedme", "per_fedavg", "scaffold", "drfa"],
+    "linear_regression": ["fedavg", "ditto", "local_only", "pfedme"],
+    "imbalanced_mnist": ["fednest", "fedmsa", "simfbo", "fedbio"],
+}
+
+
+@pytest.mark.parametrize(("problem", "algo"), [(problem, algo) for problem in EQUAL for algo in EQUAL[problem]])
+def test_equal_starting_points_on_a_table(problem, algo):
+    """Rounds, batches, local steps, cohorts and models are equal, whatever the method's defaults and tuned values are."""
+    found = compose([*TABLE, f"algo={algo}", f"problem={problem}"])
+    nodes, single = found.nodes, {("pfedme", "K"), ("fedbio", "tau")}  # a method's own number, and a step size
+    assert not found.tuned.effective
+    assert {nodes["algo"][key] for key in WORK if key in nodes["algo"] and (algo, key) not in single} == {10}
+    assert {nodes["algo"].get(key, 32) for key in ("B", "B_out")} == {32}
+    assert (nodes["budget"]["rounds"], nodes["problem"].get("model", "linear")) == (100, "linear")
+    assert (nodes["participation"]["cohort"], nodes["participation"]["cohort_from"]) == (10, 20)
+    assert [found.chosen[group] for group in ("dataset", "partitioner")] == ["csv", "by_column"]
+
+
+def test_a_command_wins_over_equal_starting_points():
+    nodes = compose(
+        [*TABLE, "algo=ditto", "algo.tau=3 epochs", "algo.B=null", "problem.model=mlp", "preset=auto"]
+    ).nodes
+    assert (nodes["algo"]["tau"], nodes["algo"]["B"], nodes["problem"]["model"]) == ("3 epochs", None, "mlp")
+    assert (
+        compose([*TABLE, "algo=soba", "problem=imbalanced_mnist"]).nodes["algo"]["K"] == 1
+    )  # a single step is the method
+
+
+@pytest.mark.parametrize(("clients", "taking_part"), [(12, 12), (19, 19), (20, 10), (25, 10)])
+def test_few_clients_all_take_part(clients, taking_part, tmp_path):
+    rows = "".join(f"{i % 7},{i % 2},site{i % clients}\n" for i in range(20 * clients))
+    (tmp_path / "table.csv").write_text(f"a,y,site\n{rows}")
+    e = assemble(compose([*TABLE, f"dataset.path={tmp_path / 'table.csv'}", "hardware.threads=1"]))
+    assert len(e.federation.at(0).cohort()) == taking_part
+
+
+def test_help_says_what_equal_starting_points_are(monkeypatch, capsys):
+    said = " ".join(fedopt(monkeypatch, capsys, "experiment=table", "--help").out.split())
+    assert (
+        "experiment=table: Equal starting points on your own table: a linear model, 100 rounds of 10 local steps"
+        in said
+    )
+
+
 def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
     """The message says how to set one; what is misspelt is said to be."""
     (tmp_path / "partitioner").mkdir()
@@ -395,3 +445,19 @@ def test_tuned_values_of_more_than_steps_depart(name):
     assert usual.departures == []
     known = {"fednest/saddle": {"algo.T", "algo.anchor"}, "fedmsa/mco": {"algo.warm_up", "budget.rounds"}}
     assert {*composed.departures} == known.get(name, {*composed.departures})
+
+
+OWN = ["dataset=csv", "dataset.path=t.csv", "dataset.label=c"]
+
+
+@pytest.mark.parametrize("own", [OWN, ["dataset=npz", "dataset.path=t.npz"], ["dataset=images", "dataset.path=t"]])
+def test_values_of_mnist_do_not_follow_onto_data_of_ones_own(own):
+    pair = ["algo=fedavg", "problem=classification"]
+    assert compose(pair).nodes["eval"]["target"] == 95
+    assert compose([*pair, *own]).nodes["eval"]["target"] is None
+    assert compose([*pair, *own, "eval.target=80"]).nodes["eval"]["target"] == 80
+    with pytest.raises(UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning$"):
+        compose(["algo=fedmsa", "problem=imbalanced_mnist", *own])
+    tuning = compose(["algo=fedmsa", "problem=loss_tuning", *own]).nodes
+    assert (tuning["problem"]["largest"], tuning["problem"]["imbalance"], tuning["eval"]["target"]) == (None, 1, None)
+    assert compose(["algo=fedmsa", "problem=imbalanced_mnist", "dataset=digits"]).nodes["problem"]["largest"] == 6000

@@ -29,7 +29,7 @@ from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.problems.loss_tuning import long_tail
 from fedopt.testing.harness import small
 
 
@@ -235,11 +235,11 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS.replace(",", ":"), {"client": "hospital"}, "age:city"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, "row 1 .*hospital: h0.*dataset.features"),
+        (ROWS, {}, r"hospital \(h0, h1, h2; first in row 1 below.*columns=\['hospital'\].*dataset\.client"),
         (
             ROWS.replace("24,0,", ",0,"),
             {"client": "hospital"},
-            "row 5 below.*names.*nan",
+            r"1 of 20 rows have empty cells: age \(1\); set dataset\.missing=mean",
         ),
         (
             ROWS.replace(",a,", ",,"),
@@ -261,12 +261,12 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
-            r"row 2.*inf \(and 1 more",
+            r"age \(inf; first in row 2 below",
         ),
         (
             ROWS.replace("24,0,", "<5,0,"),
             {"client": "hospital"},
-            "row 5 below.*names.*<5.*finite number",
+            r"not finite numbers: age \(<5; first in row 5 below",
         ),
         (ROWS, {"features": ["age", "label"]}, r"dataset\.label.*column"),
         (ROWS, {"features": ["age", "city", "age"]}, r"dataset\.features.*column"),
@@ -295,6 +295,157 @@ def test_targets_of_a_csv_are_the_numbers_of_its_cells(days, separator, decimal,
     data = csv(tmp_path, "\n".join(lines), real=True, test=0.25).load()
     assert sorted([*data.y_train, *data.y_test]) == sorted(days)
     assert not data.class_names
+
+
+def test_all_columns_with_texts_or_empty_cells_are_listed(tmp_path):
+    text = ROWS.replace("age,", "sex,age,").replace("\n2", "\nf,2").replace("\n3", "\nm,3")
+    with pytest.raises(
+        UserError,
+        match=r"sex \(f, m; first in row 1 .*, hospital \(h0, h1, h2; first in row 1 below.*columns=\['sex', 'hospital'\]",
+    ):
+        csv(tmp_path, text).load()
+    text = ROWS.replace("23,3,", ",3,").replace(",16,", ",,").replace("\n29,1,", "\n29,,").replace("\n21,1,", "\n,,")
+    with pytest.raises(UserError, match=r"4 of 20 rows have empty cells: age \(2\), city \(2\), income \(1\); set"):
+        csv(tmp_path, text, client="hospital").load()
+
+
+def test_columns_are_left_out(tmp_path):
+    assert csv(tmp_path, drop=["hospital", "age"]).load().feature_names == ("city", "income")
+    assert csv(tmp_path, features=["age", "city"], drop=["city"]).load().feature_names == ("age",)
+    for drop, said in (
+        (["hospitl"], r"dataset\.drop=hospitl.*did you mean hospital"),
+        (["label"], r"dataset\.label=label.*another role"),
+        (["age", "city", "income", "hospital"], "no columns besides label, age"),
+    ):
+        with pytest.raises(UserError, match=said):
+            csv(tmp_path, drop=drop).load()
+
+
+@pytest.fixture
+def gaps(tmp_path):
+    """A table of three clinics with empty cells, and its file. Clinic c has no values of b at all."""
+    rng = np.random.default_rng(5)
+    table = pd.DataFrame(rng.normal(3, 2, (60, 2)), columns=["a", "b"])
+    table = table.assign(clinic=np.repeat(["a", "b", "c"], [30, 20, 10]), label=rng.integers(0, 2, 60))
+    table["part"] = np.resize(["train", "test", "val", "train", "train"], 60)
+    table.loc[rng.random(60) < 0.2, "a"] = np.nan
+    table.loc[table.clinic.eq("c") | (rng.random(60) < 0.3), "b"] = np.nan
+    table.to_csv(tmp_path / "own.csv", index=False)
+    return table, Csv(str(tmp_path / "own.csv"), "label", client="clinic", split="part", missing="mean")
+
+
+def test_missing_values_become_means_of_the_client_s_training_rows(gaps):
+    table, source = gaps
+    train = table[table.part == "train"]
+    means = {clinic: train.loc[train.clinic == clinic, ["a", "b"]].mean().to_numpy(copy=True) for clinic in "abc"}
+    means["c"][1] = np.average([means["a"][1], means["b"][1]], weights=[18, 12])  # rows of a and of b, of 6 in ten
+    data = World(0, ByColumn(), source).load()
+    wanted = np.array(
+        [np.where(np.isnan(row), means[clinic], row) for clinic, *row in table[["clinic", "a", "b"]].values]
+    )
+    np.testing.assert_allclose(data.x_train, wanted[table.part == "train"])
+    np.testing.assert_allclose(data.x_test, wanted[table.part == "test"])
+    assert data.fills.keys() == {"", *"abc"}
+    for clinic in "abc":
+        np.testing.assert_allclose(data.fills[clinic], means[clinic])
+    np.testing.assert_allclose(data.fills[""], wanted[table.part == "train"].mean(0))
+    np.testing.assert_allclose((data.fills["c"] - data.normalisation()[0])[1], 0, atol=1e-12)
+    empty = table[["a", "b"]].isna().sum().sum()
+    assert f"{empty} empty cells (a, b) are filled with means of the training rows of each" in data.notes[-1]
+    np.testing.assert_allclose(data.validation.x, wanted[table.part == "val"])
+    whole = World(0, ByColumn(), source).load(validation=True)
+    np.testing.assert_allclose(whole.x_train[whole.validates], wanted[table.part == "val"])
+
+
+def test_missing_values_without_clients_become_means_of_all_training_rows(gaps):
+    table, source = gaps
+    mean = table.loc[table.part == "train", ["a", "b"]].mean()
+    data = World(0, Iid(3), source).load()
+    np.testing.assert_allclose(data.x_test, table.loc[table.part == "test", ["a", "b"]].fillna(mean))
+    np.testing.assert_allclose(data.fills[""], mean)
+    assert list(data.fills) == [""]
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*dataset\.test=0\.5"):
+        data.redivided(0.5, np.random.default_rng(0))
+
+
+def test_a_column_without_a_value_to_train_on_is_refused(gaps, tmp_path):
+    table, source = gaps
+    table.loc[table.part == "train", "b"] = np.nan
+    table.to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(UserError, match=r"no training row has a value of b; set dataset\.drop=\[b\]"):
+        World(0, ByColumn(), source).load()
+
+
+def test_data_that_differ_in_a_filled_cell_have_other_digests(gaps, tmp_path):
+    table, source = gaps
+    digest = World(0, ByColumn(), source).load().digest()
+    assert digest != World(0, Iid(3), source).load().digest()
+    table.to_csv(tmp_path / "own.csv", index=False)
+    assert digest == World(0, ByColumn(), source).load().digest()
+
+
+def noted(tmp_path, table, **fields):
+    return "; ".join(csv(tmp_path, table.to_csv(index=False), **fields).load().notes)
+
+
+def test_notes_on_columns_that_may_be_no_features(tmp_path):
+    """Numbers of patients, times in order, constants, and columns by which the label is known."""
+    rng = np.random.default_rng(3)
+    days, age = rng.gamma(2, 4, 400).round(1), rng.integers(20, 90, 400)
+    table = pd.DataFrame({"age": age, "dose": rng.normal(0, 1, 400) + (days > 9), "unit": 7})
+    table = table.assign(patient=rng.permutation(400) + 1000, came=np.sort(rng.random(400)))
+    assert noted(tmp_path, table.assign(label=days > 9, days=days)) == (
+        "some columns have the same value in all training rows; leave them out with dataset.drop=[unit]; "
+        "some columns have a different value in each row, as identifiers do; leave them out with dataset.drop=[patient,came]; "
+        "some columns nearly determine label, as other outcomes do; leave them out with dataset.drop=[days]"
+    )
+    plain = table[["age", "dose"]]
+    for label, outcome in (
+        (days, days + rng.normal(0, 1, 400)),  # correlation .98
+        (days, np.exp(days / 3)),  # in the same order
+        (days, (days > 9).astype(int)),
+        (np.digitize(days, [5, 9]), days),
+        (np.where(days > 9, "long", "short"), np.where(rng.random(400) < 0.005, days.mean(), days)),
+    ):
+        other = {"real": not isinstance(label[0], str) and len(np.unique(label)) > 3}
+        assert "drop=[outcome]" in noted(tmp_path, plain.assign(outcome=outcome, label=label), **other)
+    for label, feature in (
+        (days, days + rng.normal(0, 4, 400)),  # correlation .8
+        (np.digitize(days, [5, 9]), (days < 5).astype(int)),  # tells one class of three
+        (days > 9, days + rng.normal(0, 2, 400)),
+        (np.arange(400) < 1, np.where(np.arange(400) < 1, 200, age)),  # one row
+    ):
+        other = {"real": label.dtype == float}
+        assert "drop" not in noted(tmp_path, plain.assign(feature=feature, label=label), **other)
+
+
+def test_stratified_rows_for_testing(tmp_path):
+    """A fifth of each class of each client and of each class, up to rounding; another fifth with another split_seed."""
+    sizes, rng = {"a": 403, "b": 151, "c": 44, "d": 40}, np.random.default_rng(0)
+    table = pd.DataFrame({"row": range(638), "clinic": np.repeat([*sizes], [*sizes.values()])}).sample(
+        frac=1, random_state=0
+    )
+    table["label"] = np.where(rng.random(638) < 0.1, "yes", "no")
+    tests = []
+    for split_seed in (0, 1):
+        data = csv(tmp_path, table.to_csv(index=False), client="clinic", stratify=True, split_seed=split_seed).load()
+        tests.append(set(data.x_test[:, 0]))
+        held = table.assign(test=table.row.isin(tests[-1]))
+        for keys in (["label", "clinic"], ["label"]):
+            groups = held.groupby(keys).test
+            assert (groups.sum() - 128 / 638 * groups.size()).abs().max() < 1
+        assert (held.groupby("clinic").test.sum() - 128 / 638 * pd.Series(sizes)).abs().max() < 2
+        assert len(data.y_test) == 128
+    assert len(tests[0] & tests[1]) < 60
+    real = csv(
+        tmp_path,
+        table.assign(label=rng.normal(size=638)).to_csv(index=False),
+        client="clinic",
+        stratify=True,
+        real=True,
+    )
+    counts = pd.Series(real.load().owners_test).value_counts()
+    assert (counts - 128 / 638 * pd.Series(sizes)).abs().max() < 1
 
 
 def test_csv_that_is_not_there(tmp_path):
@@ -622,6 +773,18 @@ def test_broken_torchvision_layout(offline, tmp_path, left):
     assert file.exists()
 
 
+@pytest.mark.parametrize("place", ["FashionMNIST/raw/train-images-idx3-ubyte", "FashionMNIST/raw/more/notes.txt"])
+def test_a_pipe_among_downloaded_files(offline, tmp_path, place):
+    """Also one that torchvision does not read today."""
+    raw_layout(tmp_path)
+    pipe = tmp_path / place
+    pipe.parent.mkdir(exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=f"^{pipe}: must be a regular file, not a pipe or device; remove it$"):
+        Torchvision("fashion_mnist", root=str(tmp_path)).load()
+
+
 # Digits and the long tail
 
 
@@ -664,7 +827,7 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
         "partitioner.clients=1",
         "participation.cohort=null",
     ]
-    problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
+    problem = small("fedmsa", "loss_tuning", *words, "problem.largest=64", "problem.imbalance=0.25").original
     sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
     assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
     assert problem.remark == "112 training, 9 test, 60 validation examples"
@@ -763,7 +926,7 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
     assert card["features"] == ["a", "b"]
-    assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features; classes no, yes")
+    assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features: a, b; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
     unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()
     assert "note: whose each row is goes unused, which partitioner=by_column divides by" in unused

@@ -206,7 +206,7 @@ def test_engines_agree_and_nothing_is_sent_more_often(algo):
     runs, costs = [], []
     for engine, late in ((OneByOne(), 0), (OneByOne(), 2), (Vectorised(2), 2)):
         e = small(algo, USUAL[algo], f"participation.late={late}", "participation.cohort=4")
-        e.federation.engine = OneByOne() if e.problem.alone else engine
+        e.federation.engine = OneByOne() if e.problem.one_by_one else engine
         runs.append(steps(e, 4)[-1])
         costs.append(e.federation.ledger.columns())
     test_contract.close(runs[2], runs[1])

@@ -32,7 +32,7 @@ from fedopt.problems.classes import (
 )
 from fedopt.problems.function import function
 from fedopt.problems.hyper_representation import HyperRepresentation
-from fedopt.problems.imbalanced_mnist import ImbalancedMnist
+from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.reductions import (
     MinimaxAsBilevel,
     MinimisationAsBilevel,
@@ -500,7 +500,7 @@ def test_a_function_that_is_overridden_loses_what_was_written_for_it():
     p = small("fednest", "hyper_representation").problem
     assert all(hasattr(p.g, form) for form in ("gradient", "step"))
     assert hasattr(p, "hold")
-    assert HyperRepresentation.g is ImbalancedMnist.g is SupervisedBilevel.g
+    assert HyperRepresentation.g is LossTuning.g is SupervisedBilevel.g
     for cls, kept in ((Half, True), (Weighted, False)):
         p.__class__ = cls
         assert hasattr(p.g, "gradient") == hasattr(p.g, "step") == kept

@@ -1,5 +1,7 @@
 """Data cleaning, regularisation and AUC against NumPy, finite differences and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,14 @@ from support.derivatives import F64, Given, central_differences, full, normal
 
 from fedopt.data.datasets import Digits
 from fedopt.data.labelled import LabelledData
-from fedopt.data.partitioners import Dirichlet, Iid, Shards
+from fedopt.data.partitioners import Centralized, Dirichlet, Iid, Shards
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems import regularisation
 from fedopt.problems.auc import Auc, area
+from fedopt.problems.classification import Classification
 from fedopt.problems.data_cleaning import DataCleaning
+from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.regularisation import Regularisation
 from fedopt.testing.harness import small, steps
 
@@ -56,7 +60,8 @@ def inner_hessian(p, x, y):
 def fitted(p, x, y, steps=8):
     """y*(x) by Newton's method from y."""
     for _ in range(steps):
-        y = y - torch.linalg.solve(inner_hessian(p, x, y), torch.func.grad(p.g, 1)(x, y, everything(p)))
+        inverse = torch.linalg.pinv(inner_hessian(p, x, y), rtol=1e-10, hermitian=True)  # biases may move together
+        y = y - inverse @ torch.func.grad(p.g, 1)(x, y, everything(p))
     assert torch.func.grad(p.g, 1)(x, y, everything(p)).norm() < 1e-10
     return y
 
@@ -68,7 +73,9 @@ def outer_value(p, x, y):
 
 def adjoint(p, x, y):
     """v* at y = y*(x)."""
-    return torch.linalg.solve(inner_hessian(p, x, y), torch.func.grad(p.f, 1)(x, y, everything(p)))
+    return torch.linalg.pinv(inner_hessian(p, x, y), rtol=1e-10, hermitian=True) @ torch.func.grad(p.f, 1)(
+        x, y, everything(p)
+    )
 
 
 def slopes(p, x, y):
@@ -89,7 +96,7 @@ def cleaning(where=None, **changes):
 
 
 def test_cleaning_is_the_pooled_problem_however_the_examples_are_divided():
-    """g = (1/N) sum_j sigma(x_j) loss_j + ridge/2 |y|^2: clients weigh n_i / N."""
+    """g = (1/N) sum_j sigma(x_j) loss_j + ridge/2 |W|^2: clients weigh n_i / N."""
     p = cleaning(world(Dirichlet(4, 0.5, min_size=5)))
     x, y = normal(len(p.start()[0]), seed=1), normal(len(p.start()[1]), seed=2)
     rows = np.sort(p.splits["train"].rows)
@@ -98,7 +105,7 @@ def test_cleaning_is_the_pooled_problem_however_the_examples_are_divided():
     W, b = y.numpy()[:12].reshape(3, 4), y.numpy()[12:]
     labels = p.train.y.numpy()
     of_each = losses(p.train.x.numpy() @ W.T + b, labels)
-    expected = np.mean(of_each[rows] / (1 + np.exp(-x.numpy()))) + 0.2 * float(y @ y)
+    expected = np.mean(of_each[rows] / (1 + np.exp(-x.numpy()))) + 0.2 * float(y[:12] @ y[:12])
     assert float(pooled(p, lambda s: p.g(x, y, s))) == pytest.approx(expected, rel=1e-12)
     val = pooled(p, lambda s: p.f(x, y, s))
     own_means = [of_each[rows].mean() for rows in p.splits["val"]]
@@ -126,7 +133,7 @@ def test_full_trust_is_the_plain_classifier():
     p = cleaning()
     x, y = torch.full_like(p.start()[0], 50.0), normal(15, seed=3)
     of_each = losses(p.train.x.numpy() @ y.numpy()[:12].reshape(3, 4).T + y.numpy()[12:], p.train.y.numpy())
-    expected = of_each[p.splits["train"].rows].mean() + 0.2 * float(y @ y)
+    expected = of_each[p.splits["train"].rows].mean() + 0.2 * float(y[:12] @ y[:12])
     assert float(pooled(p, lambda s: p.g(x, y, s))) == pytest.approx(expected, rel=1e-12)
 
 
@@ -157,7 +164,7 @@ def test_what_has_a_trust_of_its_own(level, size):
     for client, own in enumerate(p.splits["train"]):
         place = {"example": [rows.index(j) for j in own], "class": p.train.y.numpy()[own], "client": client}[level]
         trust = 1 / (1 + np.exp(-x.numpy()[place]))
-        expected = np.mean(trust * of_each[own]) + 0.2 * float(y @ y)
+        expected = np.mean(trust * of_each[own]) + 0.2 * float(y[:12] @ y[:12])
         assert float(p.g(x, y, full(p, client))) == pytest.approx(expected, rel=1e-12)
     assert float(cleaning(model="mlp").start()[1].norm()) > 0  # zero would stay zero
 
@@ -330,3 +337,64 @@ def test_local_methods_find_the_order():
     e = small("local_sgda", "auc", "participation.cohort=6")
     *_, state = steps(e, 20)
     assert e.original.evaluate(*e.algorithm.output(state))["test_auc"] > 0.95
+
+
+# Loss tuning
+
+
+def rare(count=400):
+    """A table with one event in twenty, whose test examples are the training examples, each without a place of its own."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, 3))
+    y = (x @ [1.0, -1.0, 0.5] + rng.logistic(size=count) > 4.2).astype(int)
+    validates = np.arange(count) % 5 == 0
+    return LabelledData(x, y, x[~validates], y[~validates], validates=validates)
+
+
+def loss_tuning(data):
+    keys = {"model": "linear", "widths": [3], "validation": 0.2, "ridge": 0.0, "norms": 0.0, "dropout": 0.0}
+    return LossTuning(world(Centralized(1), Given(data)), **keys, largest=None, imbalance=1.0)
+
+
+def test_the_tuned_logits_predict_the_share_that_occurs():
+    """A trained bias has no gradient, scale_c (mean p_c - share_c) = 0: the tuned logits are calibrated, the raw ones are not."""
+    p = loss_tuning(data := rare())
+    share = data.y_test.mean()
+    assert 0.03 < share < 0.08
+    assert not any("keep" in note for note in p.notes)
+    for x in (p.start()[0], torch.tensor([-0.4, 0.7, 0.5, -1.2], dtype=F64)):
+        y, flat = p.start()[1], lambda y, x=x: torch.func.grad(p.g, 1)(x, y, everything(p))
+        for _ in range(60):  # softmax has a direction without curvature: the shortest Newton step
+            y = y - torch.linalg.pinv(torch.func.jacrev(flat)(y), rtol=1e-9) @ flat(y)
+        assert flat(y).norm() < 1e-9
+        metrics = p.evaluate(x, y)
+        assert metrics["calibrated_calibration"] == pytest.approx(1, rel=1e-7)
+        assert metrics["calibrated_loss"] == pytest.approx(metrics["train_loss"], rel=1e-12)
+        raw = p.net(y, p.test_examples.x).softmax(1)[:, 1].mean()
+        assert abs(float(raw) / share - 1) > 0.3
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_classification_trains_with_a_tuned_loss(model):
+    """Its value by NumPy, its gradient and its step by autograd."""
+    x, data = torch.tensor([-0.4, 0.7, 0.5, -1.2], dtype=F64), Given(rare())
+    here = World(
+        0, Iid(4), data, dtype=F64, solution=lambda run, kind: {"x": x} if (run, kind) == ("run", LossTuning) else {}
+    )
+    keys = {"test": None, "server": 0.0, "own_test": None, "pretrain": 0, "pretrain_step": 0.01, "weighting": "samples"}
+    p = Classification(here, model, [5], **keys, loss="run")
+    w, sample = p.start()[0] + 0.3, full(p, 1)
+    batch = sample["train"]
+    z = p.net(w, batch.x).numpy() / (1 + np.exp(-x[:2].numpy())) + x[2:].numpy()
+    assert float(p.f(w, sample)) == pytest.approx(losses(z, batch.y.numpy()).mean(), rel=1e-12)
+    gradient = torch.func.grad(p.f)
+    torch.testing.assert_close(p.f.gradient(w, sample), gradient(w, sample), rtol=1e-10, atol=1e-12)
+    anchor, plus = w - 0.2, normal(len(w), seed=3)
+    stepped = w - 0.1 * (gradient(w, sample) - gradient(anchor, sample) + plus)
+    torch.testing.assert_close(p.f.step(w.clone(), sample, 0.1, plus, anchor), stepped, rtol=1e-10, atol=1e-12)
+    assert p.evaluate(w)["train_loss"] == pytest.approx(pooled(p, lambda s: float(p.f(w, s))), rel=1e-12)
+    assert p.evaluate(w)["test_loss"] == pytest.approx(
+        losses(p.net(w, p.test_examples.x).numpy(), data.data.y_test).mean()
+    )
+    with pytest.raises(UserError, match="is for 2 classes, and the data have 3; give a run on these data"):
+        Classification(replace(here, dataset=table()), model, [5], **keys, loss="run")

@@ -239,3 +239,17 @@ def test_a_test_set_without_the_class_has_no_auc(algo, problem, tmp_path):
     table = ["dataset=npz", f"dataset.path={tmp_path / 'table.npz'}", "problem.positive=1", "problem.model=linear"]
     with pytest.raises(UserError, match="training set and the test set must have examples of this class"):
         small(algo, problem, *table, "partitioner.clients=4")
+
+
+@pytest.mark.parametrize(("size", "moves"), [(0.0, 0.0), (1e-17, 1.0), (1.0, 1.0)])
+def test_a_step_to_the_worst_perturbation_has_one_length(size, moves):
+    """2.5 eps / ascent, however flat the loss is; none where the gradient is 0, in single precision too."""
+    p = small(
+        "local_sgda", "robust_nn", "problem.norm=l2", "problem.eps=6", "problem.ascent=5", "problem.penalty=null"
+    ).problem
+    y = torch.zeros_like(p.start()[1], dtype=torch.float32)
+    g = torch.zeros_like(y)
+    g[3] = size
+    after = p._climbed(y, g)
+    assert after[3].item() == pytest.approx(3 * moves, rel=1e-6)
+    assert after.abs().sum().item() == pytest.approx(3 * moves, rel=1e-6)

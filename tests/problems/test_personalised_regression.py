@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import RidgeCV
 from support.command import fedopt
 from support.derivatives import F64, Given, central_differences, full, normal
 
@@ -124,7 +125,7 @@ def test_images_and_classes_are_refused():
 
 @pytest.mark.parametrize("strengths", ["common", "client"])
 def test_learnt_strengths(strengths):
-    """The objective at any x = (w, s) is that of least squares with these strengths; better than alone is lam = 0."""
+    """The objective at any x = (w, s) is that of least squares with these strengths; alone is a ridge."""
     p = problem(strengths=strengths)
     s = normal(4 if strengths == "client" else 1, seed=5) / 4
     w = normal(4, seed=1)
@@ -135,7 +136,10 @@ def test_learnt_strengths(strengths):
         z, t = arrays(p, "train", i)
         y.append(np.linalg.solve(z.T @ z / len(t) + lam[i] * np.eye(4), z.T @ t / len(t) + lam[i] * w.numpy()))
         own = np.arange(len(t_test)) % 4 == i
-        of_models = [np.mean((x_test[own] @ m - t_test[own]) ** 2) ** 0.5 for m in (y[i], np.linalg.lstsq(z, t)[0])]
+        fit = RidgeCV(len(t) * np.logspace(3, -3, 25)).fit(z[:, :-1], t)
+        of_models = [
+            np.mean((x_test[own] @ m - t_test[own]) ** 2) ** 0.5 for m in (y[i], np.append(fit.coef_, fit.intercept_))
+        ]
         rmse.append(of_models)
         z, t = arrays(p, "val", i)
         value += weight * np.mean((z @ y[i] - t) ** 2) / 2
@@ -145,6 +149,8 @@ def test_learnt_strengths(strengths):
     assert found["objective"] == pytest.approx(value, rel=1e-10)
     (own, alone) = np.array(rmse).T
     assert found["personal_rmse"] == pytest.approx(own.mean(), rel=1e-10)
+    counts = np.bincount(np.arange(len(t_test)) % 4)
+    assert found["alone_rmse"] == pytest.approx(np.sqrt(counts @ alone**2 / counts.sum()), rel=1e-7)
     assert found["better_than_alone"] == 100 * np.mean(own < alone)
     for i in range(4):
         sample = full(p, i)

@@ -20,7 +20,7 @@ from fedopt.federation.oracles import Oracles
 from fedopt.problems.auc import area
 from fedopt.problems.checks import check, measured
 from fedopt.problems.classification import Classification
-from fedopt.problems.imbalanced_mnist import ImbalancedMnist
+from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
@@ -316,7 +316,7 @@ def tuned_problem(data, partitioner=None, **changes):
         "dropout": 0.0,
         **changes,
     }
-    return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
+    return LossTuning(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 
 def plain_problem(data, partitioner=None, weighting="samples"):
@@ -362,7 +362,9 @@ def test_loss_tuning(images, ridge, norms):
 
     logits = mlp_logits(y, x_all)
     tuned = losses(logits / (1 + np.exp(-delta)) + shift, y_all)
-    inner = weight.numpy() @ tuned[rows["train"]] + ridge / 2 * np.sum(y.numpy() ** 2)
+    inner = weight.numpy() @ tuned[rows["train"]] + ridge / 2 * np.sum(
+        np.delete(y.numpy(), [12, 13, 14, 24, 25, 26]) ** 2
+    )  # without biases
     inner += norms * sum(map(np.linalg.norm, np.split(y.numpy(), np.cumsum([12, 3, 9]))))
     assert float(p.g(x, y, sample)) == pytest.approx(inner, rel=1e-12)
     slope = central_differences(lambda y: p.g(x, y, sample), y)
@@ -386,6 +388,12 @@ def test_loss_tuning(images, ridge, norms):
     class_means = [losses(logits, y_all)[val][y_all[val] == c].mean() for c in range(3)]
     assert metrics["val_loss"] == pytest.approx(np.mean(class_means), rel=1e-12)
     assert_test_metrics(metrics, images, y)
+    tuned = mlp_logits(y, normalised(images, images.x_test)) / (1 + np.exp(-delta)) + shift
+    assert metrics["calibrated_loss"] == pytest.approx(losses(tuned, images.y_test).mean(), rel=1e-12)
+    predicted, observed = np.exp(tuned) / np.exp(tuned).sum(1, keepdims=True), np.eye(3)[images.y_test]
+    assert metrics["calibrated_brier"] == pytest.approx(((predicted - observed) ** 2).sum(1).mean(), rel=1e-12)
+    ratio = predicted[:, 2].mean() / observed[:, 2].mean()  # class 2 keeps the fewest training examples
+    assert metrics["calibrated_calibration"] == pytest.approx(ratio, rel=1e-12)
 
 
 def assert_test_metrics(metrics, images, parameters):
@@ -427,13 +435,15 @@ def test_labels_of_scores_that_are_not_finite_are_nan():
 
 def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
-    e = small("local_only", "classification", "problem.own_test=0.3")
-    (x,) = e.problem.start()
+    p = small("local_only", "classification", "problem.own_test=0.3").problem
+    (x,) = p.start()
+    p.set_alone(*[p.predictions(p.local_set, x)] * 2)
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
-        found = e.problem.own_metrics(models, [0.5] * 6)
-        assert len(found) == 3
+        found = p.personal_metrics(p.client_scores(None, models))
+        assert np.isfinite([found.pop(name) for name in ("alone_accuracy", "alone_loss")]).all()
+        assert len(found) == 4
         assert all(np.isnan(value) for value in found.values())
 
 

@@ -88,6 +88,7 @@ def test_counts_of_a_checkpoint_that_does_not_name_them(counted_run):
     ledger.restore({**old, "ledger.down": tensors["ledger.down"], "ledger.up": tensors["ledger.up"]})
     assert ledger.columns() == columns
     assert all(columns.values())
+    assert not {*ledger.rounds, *ledger.lost} - {0}  # which these versions did not count
 
 
 def test_a_count_of_a_later_version_begins_at_0(counted_run, tmp_path):

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -68,14 +69,18 @@ def test_numbers_wait_for_no_picture(drawing, given, monkeypatch, capsys):
     """A process that hangs is given up after a while, in one line; then nothing is drawn, and nobody waits any more."""
     drawing(*given)
     drawing.wait(given[1].parent)
-    for process in multiprocessing.active_children():
+    hanging = multiprocessing.active_children()
+    for process in hanging:
         os.kill(process.pid, signal.SIGSTOP)
+    rescue = threading.Timer(30, lambda: [process.kill() for process in hanging])  # so that this fails if it waits
+    rescue.start()
     given[1].unlink()
     monkeypatch.setattr(apart, "PATIENCE", 0.5, raising=False)
     for _ in range(2):
         drawing(*given)
         drawing.wait(given[1].parent)
     drawing.close()
+    rescue.cancel()
     assert capsys.readouterr().err.count("metrics.png: is not drawn after 0.5 seconds") == 1
     assert not given[1].exists()
 

@@ -3,15 +3,17 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from support.cases import few
 from support.command import fedopt
 
 from fedopt import load
 from fedopt.drawing import figures
 from fedopt.drawing import run as drawing
-from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE
+from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
 from fedopt.problems.linear_regression import LinearRegression
 from fedopt.results.folder import RunFolder
 from fedopt.running.loop import point_of
@@ -37,6 +39,11 @@ def run(monkeypatch, capsys, tmp_path):
         return tmp_path / "run", seen
 
     return done
+
+
+def ends(*kinds):
+    """The columns of these models in clients.csv."""
+    return [f"{kind}{end}" for kind in kinds for end in ("", "_low", "_high")]
 
 
 def clients_of(folder):
@@ -88,35 +95,40 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
     parts, words = sites
     folder, seen = run("pfedme", *words)
     rows, (x, own), card = clients_of(folder), seen[-1], RunFolder(folder).card()
-    assert [*rows[0]] == ["client", "examples", "own", "common", "alone"]
+    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own", "common", "alone", "alone_unpenalised")]
+    assert [row["test_rows"] for row in rows] == ["0", "20", "20"]
     assert [(row["client"], row["examples"]) for row in rows] == [("Ahus, Oslo", "20"), ("Bern", "20"), ("Cork", "20")]
-    assert [rows[0][kind] for kind in ("own", "common", "alone")] == ["", "", ""]
+    assert {rows[0][kind] for kind in ends("own", "common", "alone")} == {""}
     design = {of: np.column_stack([parts[f"x_{of}"], np.ones(len(parts[f"x_{of}"]))]) for of in ("train", "test")}
     assert card["client_metric"] == CLIENT_RMSE
     for i, row in enumerate(rows[1:], 1):
         of = {part: parts[f"client_{part}"] == row["client"] for part in ("train", "test")}
         alone = np.linalg.lstsq(design["train"][of["train"]], parts["y_train"][of["train"]])[0]
-        for kind, model in (("own", own[i]), ("common", x), ("alone", alone)):
+        for kind, model in (("own", own[i]), ("common", x), ("alone_unpenalised", alone)):
             off = design["test"][of["test"]] @ np.asarray(model) - parts["y_test"][of["test"]]
             assert float(row[kind]) == pytest.approx(np.sqrt(np.mean(off**2))), (kind, row)
+            for end, quantile in (("low", 0.975), ("high", 0.025)):
+                wanted = np.sqrt(np.sum(off**2) / stats.chi2.ppf(quantile, 20))
+                assert float(row[f"{kind}_{end}"]) == pytest.approx(wanted)
 
 
 def test_clients_csv_has_accuracies(run):
-    folder, _ = run("local_only", *SHARDS, "problem.alone_steps=20", problem="classification")
+    folder, _ = run("local_only", *SHARDS, "problem.alone=true", problem="classification")
     rows, final = clients_of(folder), load(folder).final
-    values = {kind: np.array([float(row[kind]) for row in rows]) for kind in ("own", "common", "alone")}
+    assert not [column for column in rows[0] if column.startswith("common")]
+    values = {kind: np.array([float(row[kind]) for row in rows]) for kind in ("own", "alone")}
     assert values["own"].mean() == pytest.approx(final["personal_accuracy"])
     assert values["own"].min() == pytest.approx(final["worst_personal_accuracy"])
     assert 100 * np.mean(values["own"] > values["alone"]) == final["better_than_alone"]
-    assert values["common"].mean() < values["own"].mean()
     assert RunFolder(folder).card()["client_metric"] == CLIENT_ACCURACY
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "simfbo"])
 def test_clients_csv_of_methods_without_models_of_clients(algo, run):
-    """The common model against alone, if that is known; else there is nothing to compare."""
+    """The common model, and alone, if that is known."""
     folder, seen = run(algo, "preset=none")
-    assert [*clients_of(folder)[0]] == ["client", "examples", "common", "alone"]
+    wanted = ["client", "examples", "test_rows", *ends("common", "alone", "alone_unpenalised")]
+    assert [*clients_of(folder)[0]] == wanted
     assert [*load(folder).variables] == ["x"]
     assert torch.equal(load(folder).variables["x"], seen[-1][0])
 
@@ -125,8 +137,10 @@ def test_clients_csv_of_methods_without_models_of_clients(algo, run):
 def test_models_of_clients_of_every_method(algo):
     e = small(algo, "linear_regression")
     point = point_of(e, steps(e, 1)[-1], 1)
-    common = e.original.errors_of_clients(point[0], point[0].expand(e.problem.clients, -1))["common"]
-    assert e.problem.of_clients(*point)["common"] == pytest.approx(common, nan_ok=True)
+    x, t = (v.numpy() for v in (e.original.test_examples.x, e.original.test_examples.y))
+    off, M = x @ point[0].numpy() - t, e.problem.clients
+    common = [np.sqrt(np.mean(off[i::M] ** 2)) for i in range(M)]  # examples are dealt out in turn
+    assert e.problem.of_clients(*point)["common"] == pytest.approx(common)
 
 
 def test_a_run_that_was_killed_after_its_last_row_has_its_clients(run, monkeypatch, capsys):
@@ -157,11 +171,35 @@ def test_tests_of_unknown_clients_alone_are_refused(sites, monkeypatch, capsys, 
     assert "no client has both training and test examples" in result.err
 
 
-@pytest.mark.parametrize("words", [["algo=fedavg", "problem=classification", *SHARDS], ["algo=fedbio_local"]])
-def test_no_clients_csv_without_two_models(words, monkeypatch, capsys, tmp_path):
-    usual = [*FEW, "problem=personalised_regression", *words, f"output_dir={tmp_path / 'run'}"]
-    assert fedopt(monkeypatch, capsys, *usual).code == 0
+def test_clients_csv_of_one_model(run):
+    """Accuracies of the common model, with Wilson's intervals."""
+    folder, _ = run("fedavg", *SHARDS, problem="classification")
+    rows = clients_of(folder)
+    assert [*rows[0]][:2] == ["client", "examples"]
+    assert {"test_rows", *ends("common")} <= {*rows[0]}
+    for row in rows:
+        n = int(row["test_rows"])
+        assert n == round(0.25 * (n + int(row["examples"])))
+        right = round(n * float(row["common"]) / 100)
+        wanted = stats.binomtest(right, n).proportion_ci(method="wilson")
+        assert [float(row[end]) for end in ends("common")] == pytest.approx(
+            [100 * right / n, *np.multiply(100, wanted)]
+        )
+
+
+def test_no_clients_csv_without_a_metric_of_clients(monkeypatch, capsys, tmp_path):
+    words = ["algo=fedbio_local", "problem=personalised_regression", *FEW, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
     assert not (tmp_path / "run" / "clients.csv").exists()
+
+
+def test_intervals_of_extreme_values_and_other_metrics():
+    """No interval without test rows; all right, or all wrong, is not certain."""
+    low, high = interval(CLIENT_ACCURACY, np.array([100.0, 0.0, np.nan]), np.array([8, 8, 0]))
+    wanted = [stats.binomtest(k, 8).proportion_ci(method="wilson") for k in (8, 0)]
+    np.testing.assert_allclose([low[:2], high[:2]], 100 * np.transpose(wanted), atol=1e-9)
+    assert np.isnan([low[2], high[2]]).all()
+    assert interval(Metric("loss", "loss"), np.ones(2), np.ones(2)) is None
 
 
 def test_clients_csv_of_learnt_strengths(monkeypatch, capsys, tmp_path):
@@ -197,6 +235,25 @@ def test_the_picture_says_who_gains(monkeypatch, tmp_path):
     }
 
 
+def test_the_picture_fades_what_rests_on_few(monkeypatch, tmp_path):
+    """Fewer than ten test rows; their intervals, however wide, do not stretch the axis."""
+    text = "client,examples,test_rows,own,own_low,own_high,alone\na,1,10,2,1,3,4\nb,1,9,1,0,99,3\n"
+    axes, _ = drawn(monkeypatch, tmp_path, text, CLIENT_RMSE)
+    dots = {line.get_xydata().tolist()[0][1]: line.get_alpha() for line in axes.lines if line.get_marker() == "o"}
+    assert dots == {2: 1, 1: drawing.PALE}
+    lines = [c.get_segments()[0].tolist() for c in axes.collections]
+    assert [[0, 1], [0, 3]] in lines
+    assert [[1, 0], [1, 99]] in lines
+    assert axes.get_ylim() == pytest.approx((0.85, 4.15))
+
+
+def test_the_picture_of_one_model(monkeypatch, tmp_path):
+    axes, title = drawn(monkeypatch, tmp_path, "client,examples,common\na,1,90\nb,1,70\n", CLIENT_ACCURACY)
+    assert title == "2 clients with the common model"
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 70], [1, 90]]]
+    assert axes.lines[0].get_label() == "with the common model"
+
+
 def test_no_picture_without_test_examples(tmp_path):
     (tmp_path / "clients.csv").write_text("client,examples,common,alone\na,1,,\n")
     drawing.clients(tmp_path / "clients.png", tmp_path / "clients.csv", CLIENT_RMSE)
@@ -217,3 +274,73 @@ def test_a_picture_that_is_missing_is_drawn(run):
         (folder / name).unlink()
     run("pfedme", "resume=true")
     assert (folder / "clients.png").stat().st_size > 1000
+
+
+# traffic.csv
+
+
+@pytest.fixture
+def traffic(monkeypatch, capsys, tmp_path):
+    """A function that does a run with these words in a folder of this name, and returns the columns of its traffic.csv."""
+
+    def done(name, *words):
+        result = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / name}")
+        assert result.code == 0, result.err
+        return pd.read_csv(tmp_path / name / "traffic.csv")
+
+    return done
+
+
+@pytest.mark.parametrize("words", [(), ("participation.sampling=by_weight",)])
+def test_a_client_that_drops_out_has_received_the_model(words, traffic):
+    """Cohorts are sampled before anyone drops out, so that what is sent to each client does not depend on the dropout."""
+    words = ["algo=fedavg", "problem=linear_regression", *FEW, "budget.rounds=9", *words]
+    stay, leave = (traffic(p, *words, f"participation.dropout={p}") for p in ("0", "0.5"))
+    size = 6 * 8  # of a model
+    assert (stay.bytes_down == size * stay.rounds).all()
+    assert not stay.bytes_down_lost.any()
+    assert (leave.bytes_down == stay.bytes_down).all()
+    assert (leave.bytes_up == size * leave.rounds).all()
+    assert (leave.bytes_down - leave.bytes_down_lost == leave.bytes_up).all()
+    assert 9 <= leave.rounds.sum() < stay.rounds.sum()
+    assert leave.MB_down.to_numpy() == pytest.approx(leave.bytes_down / 1e6, rel=1e-5)
+
+
+def test_a_round_of_several_messages_is_one_round_of_a_client(traffic, tmp_path):
+    """Who drops out gets the first message of the round alone, and a resume changes nothing."""
+    words = ["algo=fedmsa", "problem=quadratic_bilevel", *FEW, "participation.dropout=0.5", "algo.anchor=cohort"]
+    want = traffic("whole", *words, "budget.rounds=6")
+    assert want.rounds.max() <= 6
+    table = pd.read_csv(tmp_path / "whole" / "metrics.csv")
+    assert (want.bytes_down - want.bytes_down_lost).sum() == table["bytes_down"].iloc[-1]
+    assert table["comm_rounds"].iloc[-1] == 12
+    traffic("part", *words, "budget.rounds=2")
+    assert traffic("part", "resume=true", "budget.rounds=6").equals(want)
+
+
+# A loss that another run has tuned
+
+
+@pytest.mark.parametrize("algo", ["ditto", pytest.param("fedrep", marks=pytest.mark.full)])
+def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypatch, capsys, tmp_path):
+    """Its path is relative to the directory where the run began, also where it is read back from another one."""
+    words = ["algo=fedmsa", "problem=loss_tuning", "dataset=digits", "algo.alpha=0.5", *FEW]
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *words, "output_dir=tuned").code == 0
+    x = load("tuned").variables["x"]
+    assert x.abs().max() > 1e-4
+    model = "mlp" if algo == "fedrep" else "linear"
+    of_classes = ["dataset=digits", "problem.own_test=0.25", f"problem.model={model}", "partitioner=iid"]
+    folder, _ = run(algo, *of_classes, "problem.loss=tuned", problem="classification")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert load(folder).model()
+    assert load(folder).variables["personal"].isfinite().all()
+    monkeypatch.chdir(tmp_path)
+    for of, said in (
+        ("none", "none/config.yaml: there is no"),
+        ("run", "run: is a run of Classification; give the folder"),
+    ):
+        words = [f"algo={algo}", "problem=classification", *of_classes, *FEW, f"problem.loss={of}"]
+        result = fedopt(monkeypatch, capsys, *words)
+        assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)

@@ -8,9 +8,11 @@ import pytest
 from support.command import fedopt
 
 from fedopt import api
+from fedopt.config.composed import compose
 from fedopt.data.datasets import Npz
 from fedopt.data.labelled import LabelledData
 from fedopt.errors import UserError
+from fedopt.results.identity import stamp
 
 RUN = ["algo=fedavg", "problem=classification", "dataset=npz", "dataset.path=data.npz", "problem.model=softmax"]
 RUN += ["partitioner.clients=2", "participation.cohort=2", "budget.rounds=2", "hardware.threads=1"]
@@ -125,3 +127,13 @@ def test_a_sweep_refuses_runs_on_other_data_and_reads_the_data_once(here, monkey
     assert (gone.code, gone.out.count("was there already")) == (0, 4)
     notes = {json.loads((path / "run.json").read_text())["data"] for path in (folder / "sweep").glob("fedavg*")}
     assert len(notes) == 1
+
+
+def test_runs_with_a_table_of_an_older_version_go_on():
+    """Their configs lack keys whose defaults do what was done before; with other values a run is another one."""
+    nodes = compose(["algo=fedavg", "problem=classification", "dataset=csv", "dataset.path=a", "dataset.label=b"]).nodes
+    lacking = {key: value for key, value in nodes["dataset"].items() if key not in ("drop", "missing", "stratify")}
+    assert len(lacking) == len(nodes["dataset"]) - 3
+    assert stamp({**nodes, "dataset": lacking}) == stamp(nodes)
+    for more in ({"drop": ["a"]}, {"missing": "mean"}, {"stratify": True}):
+        assert stamp({**nodes, "dataset": {**lacking, **more}}) != stamp(nodes)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
-    assert present == expected | {"metrics.png", ".lock"}  # there are no classes that clients have
+    assert present == expected | {"metrics.png", "traffic.csv", ".lock"}  # there are no classes that clients have
     table = pd.read_csv(folder / "metrics.csv")
     first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
     first += ["grad_examples", "hvp_examples", "jvp_examples", "client_visits", "train_seconds"]
@@ -354,6 +355,14 @@ def table_in(out):
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.beta=[1],0.05"]
 
 
+def test_the_command_in_run_json_is_quoted_for_a_shell(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, "output_dir='a folder of \\'mine\\''"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    card = json.loads(Path("a folder of 'mine'", "run.json").read_text())
+    assert shlex.split(card["command"]) == ["fedopt", *words]
+
+
 def test_sweep(monkeypatch, capsys, tmp_path):
     """A failed run is a row with its traceback in its own folder; the others go on; done runs are skipped."""
     monkeypatch.chdir(tmp_path)
@@ -370,6 +379,7 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     assert sorted(zip(table["seed"], table["algo.beta"], strict=True)) == values
     done = table[table["status"] == "finished"]
     assert (done["target_round"] == 0).all()
+    assert (done[[*COSTS]] > 0).all(axis=None)
     assert done["final_distance"].notna().all()
     for name, status in zip(table["run"], table["status"], strict=True):
         assert (Path("sweep") / name / "traceback.txt").exists() == (status == "failed")

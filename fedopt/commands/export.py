@@ -1,0 +1,37 @@
+"""`fedopt export RUN`: write a run's trained model to a file."""
+
+import re
+from pathlib import Path
+
+from fedopt.commands.answer import Parser
+from fedopt.config import with_project
+from fedopt.console import show
+from fedopt.errors import UserError
+
+
+def export(arguments: list[str]) -> None:
+    """Write the model of a run, and print where it is: `fedopt export RUN`.
+
+    Raises UserError for a run without such a model, for a file that exists without --force, and for a name that does not fit.
+    """
+    what = "A run's trained model as a file: JSON if it is linear, else safetensors. fedopt.load_model reads both."
+    parser = Parser(prog="fedopt export", description=what)
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument("--client", metavar="NAME", help="the model that this client deploys (default: the common one)")
+    parser.add_argument("--out", metavar="FILE", help="NAME.json or NAME.safetensors (default: in the run's folder)")
+    parser.add_argument("--best", action="store_true", help="at the best evaluation, of a run with keep=best")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    given = parser.parse_args(arguments)
+    folder = Path(given.run)
+    if not (folder / "checkpoint.safetensors").is_file():
+        raise UserError(f"{folder}: there is no run with a checkpoint in it; give the folder of a run")
+    from fedopt.running.read_back import read_back  # imports torch
+
+    with_project()
+    model = read_back(folder, given.best).deployed(given.client)
+    name = "model" if given.client is None else re.sub(r"\W", "_", f"model_{given.client}")
+    path = Path(given.out or folder / f"{name}.{'json' if model.linear else 'safetensors'}")
+    if path.exists() and not given.force:
+        raise UserError(f"{path}: exists already; name another file with --out FILE, or replace it with --force")
+    model.save(path)
+    show(f"wrote {path}: {f'the own model of {given.client}' if model.card.own else 'the common model of all clients'}")

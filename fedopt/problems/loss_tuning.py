@@ -1,0 +1,124 @@
+"""Loss tuning for classes of unequal sizes [FedNest Sec. 4.2, FedMSA Sec. 4].
+
+The inner problem trains a network y on imbalanced data with a parametric loss; the outer problem tunes the loss, x, for the
+class-balanced validation loss. It depends on x through y*(x) alone: the direct part of the hypergradient is zero.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from fedopt.data import Batch, Batches, World, cross_entropy, tuned
+from fedopt.decimals import exact
+from fedopt.errors import UserError
+from fedopt.networks import Tuning
+from fedopt.problems.function import function
+from fedopt.problems.scores import Scores
+from fedopt.problems.supervised import SupervisedBilevel
+
+CALIBRATED = ("loss", "brier", "calibration")  # what is measured of the tuned logits
+
+
+def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
+    """Return the sorted indices of the examples to keep. labels: the class of each example.
+
+    They are the first n_c of class c, n_c = largest * imbalance^(c / (C-1)), rounded, or all if the class has fewer.
+    """
+    classes = np.unique(labels)
+    sizes = [round(exact(largest * imbalance ** (j / max(len(classes) - 1, 1)))) for j in range(len(classes))]
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))
+
+
+def tuning(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of the logits, [C] each, at x = (Delta, l), [2 C]."""
+    delta, shift = x.chunk(2)
+    return torch.sigmoid(delta), shift
+
+
+def loss_of(run: str, world: World, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of the logits that a run of loss tuning found, [classes] each. run: its folder.
+
+    Raises UserError if there is no such run, or its data have another number of classes.
+    """
+    assert world.solution is not None  # every run's world has it
+    x = world.solution(run, LossTuning)["x"]
+    if len(x) != 2 * classes:
+        raise UserError(
+            f"problem.loss={run}: is for {len(x) // 2} classes, and the data have {classes}; give a run on these data"
+        )
+    return tuning(x.to(world.device, world.dtype))
+
+
+@dataclass(eq=False)
+class LossTuning(SupervisedBilevel):
+    """Tuning of the VS loss for classes of unequal sizes.
+
+    x = (Delta, l), [2 C]: the loss takes logits * sigmoid(Delta_c) + l_c. y: the parameters of the network.
+
+    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) training examples, and all validation examples.
+        largest=None takes the size of the most frequent class, so that imbalance=1 keeps all examples.
+    """
+
+    largest: PositiveInt | None
+    imbalance: Annotated[float, Field(gt=0, le=1)]
+
+    direct = False
+
+    def __post_init__(self) -> None:
+        data = self.world.load(validation=True)
+        given = np.zeros(len(data.y_train), dtype=bool) if data.validates is None else data.validates
+        train = np.flatnonzero(~given)
+        largest = self.largest or int(np.bincount(data.y_train[train]).max())
+        kept = train[long_tail(data.y_train[train], largest, self.imbalance)]
+        self.set_up(data, np.sort(np.append(kept, np.flatnonzero(given))), self.validation, self.dropout)
+        if len(kept) < len(train):
+            share = f"{len(kept):,} of {len(train):,} training examples"
+            self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
+        balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
+        self.class_weight = self.world.tensor(balance)
+        of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
+        names = data.class_names or [*map(str, range(self.classes))]
+        self._calibrated = Scores.of(of_both[0].cpu().numpy(), names, CALIBRATED, [of_both[1].cpu().numpy()])
+        self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
+        self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
+
+    @function(where=lambda problem: problem.net.dense)
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        batch = sample["val"]
+        return cross_entropy(self.net(y, batch.x, *batch.keys), batch, self.class_weight)
+
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        classes, weight, keys = (batch := sample["val"]).y, batch.weight, batch.keys
+        return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
+
+    def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        return batch, tuning(x)
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        return point[1]
+
+    def calibration(self, *point: Tensor) -> Tuning:
+        return tuning(point[0])
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Return the metrics: of the logits of y, whose largest is the decision, and of the tuned logits, which were trained.
+
+        The probabilities of the tuned logits are calibrated for the training distribution. calibrated_loss, calibrated_brier:
+        their loss and Brier score on the test examples. calibrated_calibration: the mean predicted probability of the rarest
+        training class, divided by its share of the test examples.
+        """
+        x, y = point[:2]
+        logits, test = partial(self.net, y), self.test_set
+        calibrated = tuned(self.predictions(test, y), tuning(x))
+        return {
+            "train_loss": self.client_loss("train", lambda inputs: tuned(logits(inputs), tuning(x))),
+            "val_loss": self.client_loss("val", logits, self.class_weight),
+            **self.tested(y),
+            **{f"calibrated_{name}": value for name, value in self._calibrated.scores(calibrated, test.y).items()},
+        }

@@ -1,0 +1,97 @@
+"""Metrics of classes against scikit-learn, and where they are not defined."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+from fedopt.errors import UserError
+from fedopt.problems.scores import Scores, area
+
+ALL = [
+    "accuracy",
+    "loss",
+    "balanced_accuracy",
+    "recall",
+    "precision",
+    "auc",
+    "average_precision",
+    "brier",
+    "calibration",
+]
+
+
+def drawn(classes, n=300, dtype=torch.float64):
+    """Logits with ties, and classes of which the last one is rare."""
+    rng = np.random.default_rng(classes)
+    shares = np.array([*[0.96 / (classes - 1)] * (classes - 1), 0.04])
+    y = rng.choice(classes, n, p=shares)
+    return torch.tensor(rng.normal(size=(n, classes)).round(1) + np.eye(classes)[y], dtype=dtype), torch.tensor(y)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_are_those_of_scikit_learn(classes, dtype):
+    z, y = drawn(classes, dtype=dtype)
+    names = [f"c{i}" for i in range(classes)]
+    found = Scores.of(y.numpy(), names, ALL, [y.numpy()]).scores(z, y)
+    p, guess = torch.softmax(z.double(), 1).numpy(), z.argmax(1).numpy()
+    each = np.eye(classes)[y]
+    one = {"y_true": y, "y_score": p[:, 1]} if classes == 2 else {"y_true": y, "y_score": p, "multi_class": "ovr"}
+    wanted = {
+        "accuracy": 100 * metrics.accuracy_score(y, guess),
+        "loss": metrics.log_loss(y, p),
+        "balanced_accuracy": 100 * metrics.balanced_accuracy_score(y, guess),
+        "auc": metrics.roc_auc_score(**one),
+        "average_precision": metrics.average_precision_score(
+            *(v[:, -1] for v in (each, p)) if classes == 2 else (each, p)
+        ),
+        "brier": metrics.brier_score_loss(y, p[:, 1] if classes == 2 else p),
+        "calibration": p[:, -1].mean() / (y == classes - 1).double().mean().item(),
+    }
+    recalls = metrics.recall_score(y, guess, average=None, zero_division=0)
+    precisions = metrics.precision_score(y, guess, average=None, zero_division=0)
+    wanted |= {f"recall_{name}": 100 * value for name, value in zip(names, recalls, strict=True)}
+    wanted |= {f"precision_{name}": 100 * value for name, value in zip(names, precisions, strict=True)}
+    assert found == pytest.approx(wanted, rel=1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_each_client_has_its_own_scores():
+    z, y = drawn(2)
+    scores, owner = Scores.of(y.numpy(), ["no", "yes"], ALL, [y.numpy()]), np.arange(300) % 5
+    y[owner == 3] = 0  # a client without events
+    owner[owner == 4] = 2  # and one without examples
+    found = scores.per_client(z, y, owner, 5)
+    for i in range(3):
+        mine = torch.from_numpy(owner == i)
+        assert {name: of[i] for name, of in found.items()} == pytest.approx(scores.scores(z[mine], y[mine]))
+    assert np.isnan(found["recall_yes"][3])
+    assert np.isnan(found["auc"][3])
+    assert np.isfinite(found["recall_no"][3])
+    assert all(np.isnan(of[4]) for of in found.values())
+    np.testing.assert_allclose(scores.of_clients(z, y, owner, 5), found["accuracy"])
+
+
+def test_scores_of_outputs_that_are_not_finite_are_nan():
+    z, y = drawn(2)
+    scores = Scores.of(y.numpy(), ["no", "yes"], ALL, [y.numpy()])
+    z[7] = np.nan
+    assert all(np.isnan(value) for value in scores.scores(z, y).values())
+    assert np.isnan(area(np.array([0.1, np.inf]), np.array([True, False])))
+
+
+def test_what_is_measured_by_default():
+    rare, even = np.repeat([0, 1], [81, 19]), np.repeat([0, 1], [80, 20])
+    of = lambda labels, wanted=None, tested=even: Scores.of(labels, ["no", "yes: 2"], wanted, [tested])  # noqa: E731
+    assert of(even).names == ("accuracy", "loss")
+    assert of(rare).names[0] == "balanced_accuracy"
+    assert {"recall_yes_2", "auc", "loss"} <= {*of(rare).names}
+    assert of(rare).note == "19.0 % of 100 training rows are yes: 2: always no is right on 80.0 % of test rows"
+    assert not of(rare, ["auc"]).note
+    without_events = of(rare, tested=np.zeros(9, dtype=int)).names
+    assert {"accuracy", "balanced_accuracy", "recall_no"} <= {*without_events}
+    assert not {"auc", "recall_yes_2", "calibration"} & {*without_events}
+    with pytest.raises(UserError, match=r"problem\.metrics=auk: there is no such metric, did you mean auc\?"):
+        of(even, ["auk"])
+    labels = [metric.label for metric in of(even, ["recall"]).metrics("test", "test")]
+    assert labels == ["test recall of no", "test recall of yes: 2"]
