@@ -24,23 +24,11 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.scores import Scores
+from fedopt.problems.scores import Scores, area
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 Area = Callable[[np.ndarray, np.ndarray], float]  # of scores, and of which examples are positive
-
-
-def area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the area under the ROC curve: the share of pairs (positive, negative) in which the positive example scores higher.
-
-    A tie counts one half. Without pairs, or with scores that are not finite, it is nan. positive: of bool, like scores [n].
-    """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    n, m = positive.sum(), (~positive).sum()
-    pairs = n * m * np.isfinite(scores).all()
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / pairs) if pairs else float("nan")
 
 
 @dataclass(frozen=True)

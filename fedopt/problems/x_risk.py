@@ -22,8 +22,9 @@ from torch import Tensor
 from fedopt.data import Batch, LabelledData, Ragged
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.auc import TEST_AUC, Areas, area, one_class
+from fedopt.problems.auc import TEST_AUC, Areas, one_class
 from fedopt.problems.classes import Rows, Side, XRisk
+from fedopt.problems.scores import area
 from fedopt.problems.supervised import Fraction, Supervised
 
 TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")

@@ -166,7 +166,7 @@ def test_comments(tmp_path):
 def test_help_is_quick(tmp_path):
     """It loads none of the packages that take seconds, once it is known what the classes say."""
     keys(["algo=fednest", "problem=saddle"], [])
-    slow = {"torch", "torchvision", "pandas", "matplotlib", "scipy", "PIL"}
+    slow = {"torch", "torchvision", "pandas", "matplotlib", "scipy", "sklearn", "PIL"}
     code = f"import sys\nfrom fedopt.commands.run import main\nmain()\nassert not {slow} & sys.modules.keys()\n"
     env, words = {**os.environ, "PYTHONPATH": str(ROOT)}, ["--help", "algo=fednest", "problem=saddle"]
     subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, check=True, capture_output=True)

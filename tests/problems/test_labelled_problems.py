@@ -13,11 +13,12 @@ from fedopt.data.partitioners import Centralized, Dirichlet, Iid, Shards
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems import regularisation
-from fedopt.problems.auc import Auc, area
+from fedopt.problems.auc import Auc
 from fedopt.problems.classification import Classification
 from fedopt.problems.data_cleaning import DataCleaning
 from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.regularisation import Regularisation
+from fedopt.problems.scores import area
 from fedopt.testing.harness import small, steps
 
 

@@ -17,13 +17,13 @@ from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.federation.oracles import Oracles
-from fedopt.problems.auc import area
 from fedopt.problems.checks import check, measured
 from fedopt.problems.classification import Classification
 from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
+from fedopt.problems.scores import area
 from fedopt.problems.x_risk import partial_area
 from fedopt.testing.harness import small, usual_pairs
 

@@ -72,6 +72,38 @@ def test_each_client_has_its_own_scores():
     np.testing.assert_allclose(scores.of_clients(z, y, owner, 5), found["accuracy"])
 
 
+def test_areas_of_clients_are_means_over_their_classes():
+    """With ties, clients that lack classes, one of a single class, and one of a score that is not finite."""
+    z, y = drawn(4)
+    owner = np.arange(300) % 6
+    y[owner == 2] %= 2
+    y[owner == 3] = 1
+    z[4, 0] = np.inf  # client 4's
+    found = Scores.of(y.numpy(), list("abcd"), ALL, [y.numpy()]).per_client(z, y, owner, 6)
+    for i in (0, 1, 2, 5):
+        mine = owner == i
+        p, of, guess = (v.numpy() for v in (torch.softmax(z[mine], 1), y[mine], z[mine].argmax(1)))
+        classes = np.unique(of)
+        for name, score in (("auc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score)):
+            assert found[name][i] == pytest.approx(np.mean([score(of == c, p[:, c]) for c in classes]), rel=1e-12)
+        assert found["balanced_accuracy"][i] == pytest.approx(
+            100 * metrics.recall_score(of, guess, average="macro", labels=classes)
+        )
+        absent = [
+            f"{kind}_{name}" for c, name in enumerate("abcd") for kind in ("recall", "precision") if c not in classes
+        ]
+        assert {name for name, values in found.items() if np.isnan(values[i])} >= {*absent}
+    assert np.isnan(found["auc"][3])
+    assert found["balanced_accuracy"][3] == pytest.approx(found["recall_b"][3])
+    assert all(np.isnan(of[4]) for of in found.values())
+
+
+def test_precision_of_a_class_without_examples_is_left_out():
+    y = np.repeat([0, 1, 2], 50)
+    names = Scores.of(y, list("abc"), ["recall", "precision"], [y[:100]]).names
+    assert names == ("recall_a", "recall_b", "precision_a", "precision_b")
+
+
 def test_scores_of_outputs_that_are_not_finite_are_nan():
     z, y = drawn(2)
     scores = Scores.of(y.numpy(), ["no", "yes"], ALL, [y.numpy()])
