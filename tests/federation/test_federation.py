@@ -798,5 +798,5 @@ def test_nobody_overrides_the_one_way_between_server_and_clients():
 def test_engine_on_a_gpu(convolutional, parameters, wins):
     """Stacks of large convolutional networks lose on a GPU; any device that is not the CPU stands for one."""
     start = (torch.zeros(parameters, device="meta"),)
-    problem = SimpleNamespace(alone="", convolutional=convolutional, start=lambda: start)
+    problem = SimpleNamespace(one_by_one="", convolutional=convolutional, start=lambda: start)
     assert isinstance(choose("auto", None, problem, 10), Vectorised if wins else OneByOne)
