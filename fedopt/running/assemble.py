@@ -110,7 +110,6 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     solution = lambda *of: import_module("fedopt.running.read_back").solution(*of)  # noqa: E731 - it assembles that run
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, solution)
     original: Problem = parts["problem"](world=world)
-    participation = participation_of(composed, original.clients)
     if hasattr(original, "deploys"):
         own = original.own_models and hasattr(algorithm, "personal")
         original.deploys(own, common := getattr(algorithm, "common", True))
@@ -125,6 +124,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             f"what evaluate returns"
         )
     check(original)
+    participation = participation_of(composed, original.clients)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
         raise UserError(f"eval.metric={wanted}: there is no such metric{among(wanted, [*known])}")

@@ -334,7 +334,7 @@ def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypat
     folder, _ = run(algo, *of_classes, "problem.loss=tuned", problem="classification")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert load(folder).model()
+    assert load(folder).model(client=0)
     assert load(folder).variables["personal"].isfinite().all()
     monkeypatch.chdir(tmp_path)
     for of, said in (
