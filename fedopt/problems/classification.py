@@ -79,13 +79,13 @@ class Classification(Supervised, Minimisation):
         if self.alone and not self.local_set:
             raise UserError("problem.alone=true: clients have no test examples; set problem.own_test to a fraction")
         if self.alone or (self.alone is None and self.local_set and self._is_small_table()):
-            self.set_alone(*self._outputs_alone())
+            self.set_alone(self._logistic_alone)
 
     def _is_small_table(self) -> bool:
         numbers = self.splits["train"].sizes.sum() * math.prod(self.train.shape)
         return len(self.train.shape) == 1 and numbers <= alone.MOST_NUMBERS and self.clients <= alone.MOST_CLIENTS
 
-    def _outputs_alone(self) -> Tensor:
+    def _logistic_alone(self) -> Tensor:
         """Return the log probabilities of the clients' penalised and unpenalised models alone, [2, local examples, C]."""
         x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
         tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
@@ -98,7 +98,7 @@ class Classification(Supervised, Minimisation):
 
     def _weights_of_classes(self) -> np.ndarray:
         """Return the weight of each class, [C]."""
-        names, given = [str(name) for name in self.class_names or range(self.classes)], self.class_weights
+        names, given = self.names_of_classes, self.class_weights
         if given == "balanced":
             counts = np.bincount(self.train.y.cpu().numpy()[self.splits["train"].rows], minlength=self.classes)
             return np.where(counts, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)

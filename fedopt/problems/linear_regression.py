@@ -112,12 +112,12 @@ class Table(Labelled):
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         return x @ model[:, None]
 
-    def fit_alone(self) -> None:
-        """Compare with what clients would have alone: a ridge, and least squares, of their own training examples."""
+    def ridge_alone(self) -> list[Tensor]:
+        """Return what `set_alone` takes: of a ridge, and of least squares, of each client's own training examples."""
         examples = [(self.train.x[rows].double(), self.train.y[rows].double()) for rows in self.splits["train"]]
         ridges = [alone.ridge(z[:, :-1].cpu().numpy(), t.cpu().numpy()) for z, t in examples]
         models = torch.from_numpy(np.array(ridges)), least(*self.moments("train")[:2])
-        self.set_alone(*(self.predictions(self.local_set, None, of.to(self.train.x)) for of in models))
+        return [self.predictions(self.local_set, None, of.to(self.train.x)) for of in models]
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class LinearRegression(Table, Minimisation):
         self._p = torch.from_numpy(self.weights).to(A)
         self._A, self._c, self._half = (torch.tensordot(self._p, v, 1) for v in self._moments)
         self._x = least(self._A, self._c)
-        self.fit_alone()
+        self.set_alone(self.ridge_alone)
 
     def deploys(self, own: bool, common: bool) -> None:
         super().deploys(own, common)
@@ -179,7 +179,7 @@ class LinearRegression(Table, Minimisation):
         """Return the metrics.
 
         train_loss: sum_i p_i f_i at x, or at the clients' own models if the method has no common model. distance: that of x from
-        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `fit_alone`.
+        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `ridge_alone`.
         """
         x, *own = (v.to(self._x) for v in point[:2])
         A, c, halves = self._moments

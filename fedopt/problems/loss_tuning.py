@@ -82,8 +82,9 @@ class LossTuning(SupervisedBilevel):
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
         of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
-        names = data.class_names or [*map(str, range(self.classes))]
-        self._calibrated = Scores.of(of_both[0].cpu().numpy(), names, CALIBRATED, [of_both[1].cpu().numpy()])
+        self._calibrated = Scores.of(
+            of_both[0].cpu().numpy(), self.names_of_classes, CALIBRATED, [of_both[1].cpu().numpy()]
+        )
         self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 

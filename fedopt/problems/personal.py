@@ -1,7 +1,8 @@
 """What is measured of the models that clients deploy: their own ones where a method trains some, else the common one."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,10 @@ PADDED = 4096  # rows that several models predict at once, with padding
 class Scorer(Protocol):
     """What is measured of the outputs of models on examples."""
 
+    @property
+    def rarest(self) -> int | None:
+        """The class with the fewest training examples; None without classes."""
+
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
 
@@ -35,6 +40,8 @@ class Scorer(Protocol):
 
 class Errors:
     """The root mean squared error of the first output."""
+
+    rarest = None
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)
@@ -132,7 +139,6 @@ class Deployed(Problem):
         test_set: The test examples.
         val_set: The examples that the data name for validation; None if they name none.
         local_set: The examples of ``test_set`` or ``train`` that each client tests its own model on; None for none.
-        outputs_alone: The outputs, for the local examples, of models that clients have trained alone, by kind; {} for none.
         scored: The metrics that `tested` and `test_metrics` return. A problem that declares them gets all that ``scorer`` measures
             in their place.
         tests_own: Whether `evaluate` measures by `tested`, and passes the clients' own models on to it.
@@ -143,7 +149,7 @@ class Deployed(Problem):
     test_set: Tested
     val_set: Tested | None = None
     local_set: Tested = None  # type: ignore[assignment]
-    outputs_alone: Mapping[str, Tensor] = {}
+    _fit_alone: Callable[[], Iterable[Tensor]] | None = None
     tests_own: bool = False
     scored: Set[str] = frozenset({"test_accuracy", "test_loss"})
 
@@ -165,10 +171,8 @@ class Deployed(Problem):
         if self.local_set is None:
             return {}
         counts = {"test_rows": np.bincount(self.local_set.owner, minlength=self.clients)}
-        if self.labels is not None:
-            of_classes = np.bincount(self.labels[self.splits["train"].rows])
-            rarest = np.where(of_classes, of_classes, len(self.labels) + 1).argmin()
-            events = self.local_set.y.cpu().numpy() == rarest
+        if self.scorer.rarest is not None:
+            events = self.local_set.y.cpu().numpy() == self.scorer.rarest
             counts["events"] = np.bincount(self.local_set.owner[events], minlength=self.clients)
         return counts
 
@@ -244,7 +248,7 @@ class Deployed(Problem):
         tested = np.bincount(self.local_set.owner, minlength=self.clients) > 0
         values, of = values[tested], self.of_client
         found = {f"personal_{of.name}": values.mean(), f"worst_personal_{of.name}": of.sign * (of.sign * values).max()}
-        if self.outputs_alone:
+        if self._fit_alone:
             found |= compared(values, self._of_alone[tested], of.sign) | self._alone_metrics
         return {name: float(value) for name, value in found.items()}
 
@@ -307,16 +311,26 @@ class Deployed(Problem):
             if name != self.of_client.name
         }
 
-    def set_alone(self, *outputs: Tensor) -> None:
-        """Compare with models that clients train alone.
+    def set_alone(self, fit: Callable[[], Iterable[Tensor]]) -> None:
+        """Compare with models that clients train alone. They are fitted when they are first measured.
 
-        outputs: those of the penalised and the unpenalised models for the local examples, as `predictions` returns them.
+        fit: returns the outputs of the penalised and the unpenalised models for the local examples, as `predictions` does.
         """
-        self.outputs_alone = dict(zip(("alone", "alone_unpenalised"), outputs, strict=True))
-        self._of_alone = self.scorer.of_clients(outputs[0], *self._locals)
-        values = self.scorer.scores(outputs[0], self.local_set.y)
-        self._alone_metrics = {f"alone_{name}": value for name, value in values.items()}
+        self._fit_alone = fit
         self.metrics = (*self.metrics, BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test"))
+
+    @cached_property
+    def _outputs_alone(self) -> dict[str, Tensor]:
+        return dict(zip(("alone", "alone_unpenalised"), self._fit_alone(), strict=True)) if self._fit_alone else {}
+
+    @cached_property
+    def _of_alone(self) -> np.ndarray:
+        return self.scorer.of_clients(self._outputs_alone["alone"], *self._locals)
+
+    @cached_property
+    def _alone_metrics(self) -> dict[str, float]:
+        values = self.scorer.scores(self._outputs_alone["alone"], self.local_set.y)
+        return {f"alone_{name}": value for name, value in values.items()}
 
     def _by_model(self, common: Tensor, *own: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the outputs of the clients' own models for the local examples, if there are any, and of the common one likewise."""
@@ -325,4 +339,4 @@ class Deployed(Problem):
             yield "own", self.predictions(self.local_set, shared, *own)
         if shared is not None:
             yield "common", self.predictions(self.local_set, shared)
-        yield from self.outputs_alone.items()
+        yield from self._outputs_alone.items()

@@ -63,7 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
             self._solve()
         else:
             self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self.fit_alone()
+            self.set_alone(self.ridge_alone)
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""

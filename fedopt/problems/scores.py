@@ -15,10 +15,8 @@ from fedopt.metrics import Metric
 RARE = 0.4  # a class is rare below this share of what it would have if all classes were equally frequent
 MOST_CLASSES = 10  # whose recall and precision are measured by default
 EACH = ("recall", "precision")  # of which each class has its own
-PLAIN = (
-    "accuracy",
-    "loss",
-)  # what is measured by default; if a class is rare, accuracy says little, and comes after others
+# What is measured by default; if a class is rare, accuracy says little, and comes after others
+PLAIN = ("accuracy", "loss")
 UNBALANCED = ("balanced_accuracy", "auc", "average_precision", *EACH, "brier", "calibration", *PLAIN)
 SCORES = {
     "accuracy": Metric("accuracy", "accuracy", "%", "higher"),

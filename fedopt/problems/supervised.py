@@ -101,14 +101,18 @@ class Labelled(Deployed):
         owner = owners_of(owners, self.splits["train"], len(examples))
         return Tested(examples, np.arange(len(examples)), owner)
 
+    @property
+    def names_of_classes(self) -> list[str]:
+        """The names of the classes, or their numbers as texts."""
+        return [*map(str, self.class_names or range(self.classes))]
+
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scorer:
         """Return what is measured of the outputs of models. wanted: as in `Scores.of`."""
         if data.real:
             self.scored = frozenset({"test_rmse"})
             return Errors()
         tested = [of.y.cpu().numpy() for of in (self.test_set, self.val_set) if of]
-        names = data.class_names or [*map(str, range(self.classes))]
-        return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), names, wanted, tested)
+        return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), self.names_of_classes, wanted, tested)
 
     def _notes(self, data: LabelledData) -> list[str]:
         """Return notes on what was guessed about the data, and on parts of them that are not used."""

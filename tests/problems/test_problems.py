@@ -437,7 +437,7 @@ def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
     p = small("local_only", "classification", "problem.own_test=0.3").problem
     (x,) = p.start()
-    p.set_alone(*[p.predictions(p.local_set, x)] * 2)
+    p.set_alone(lambda: [p.predictions(p.local_set, x)] * 2)
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
