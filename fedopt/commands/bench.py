@@ -29,7 +29,6 @@ def _main() -> int:
     given = _arguments()
     if find_spec("pyarrow") is None:
         raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
-    os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_release
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -20,10 +19,8 @@ from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each,
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
-from fedopt.machine import number_of
 from fedopt.metrics import LIMITS
 from fedopt.results import RunFolder, numbers_of
-from fedopt.running import Drawing
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -95,12 +92,10 @@ def _complete(words: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
-    with closing(Drawing(apart=number_of("WORLD_SIZE", 1) == 1)) as drawing:
-        drawing.prepare()
-        with ending_at_once():
-            from fedopt.federation import rank
-            from fedopt.running import execute
-        status, folder = execute(composed, lambda: place(composed), drawing=drawing)
+    with ending_at_once():
+        from fedopt.federation import rank
+        from fedopt.running import execute
+    status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
         show(_last_line(status, folder, composed.settings))
     return EXIT[status]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.terminal import on_terminal
 
-from fedopt.running import apart
 from fedopt.testing import harness
 
 KEPT = Path(__file__).with_name("screens")
@@ -61,9 +60,7 @@ def folder(tmp_path_factory):
         import_module(f"fedopt.{name}")  # not in each fork
     harness.steps(harness.small("fedmsa", "mco"), 1)  # torch imports much when it is first used
     path = tmp_path_factory.mktemp("screens")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(apart, "cores", lambda: 1)  # a fork whose clock stands still draws by itself
-        return path, {(name, 80): on_terminal(NINE[name].split(), 80, path) for name in RUNS}
+    return path, {(name, 80): on_terminal(NINE[name].split(), 80, path) for name in RUNS}
 
 
 def check(screen, width):
