@@ -206,7 +206,9 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
         shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
         slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
-        figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots)
+        axes.set_yscale(of.scale)
+        diverged = [shown[label] for label in of.lines if any(run.status == "diverged" for run in c.groups[label])]
+        figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots, diverged=diverged)
         for label, line in of.drawn.items():
             cells = dict(zip((c.x, c.metric, "low", "high"), line, strict=True))
             parts.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
@@ -220,7 +222,6 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
         if how.logx:
             axes.set_xscale("log")
-        axes.set_yscale(of.scale)
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
     return pd.concat(parts)

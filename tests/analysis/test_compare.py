@@ -779,7 +779,7 @@ def test_a_label_of_half_a_megabyte(size, tmp_path, command, drawn):
 def test_small_values_below_0_leave_the_axis_logarithmic(values, scale):
     """As of a suboptimality that noise takes below 0."""
     _, ((axes,),) = figures.grid(1, 1)
-    figures.scale_y(axes, Metric("gap", "gap"), np.array(values))
+    axes.set_yscale(figures.scale_of(Metric("gap", "gap"), np.array(values)))
     assert axes.get_yscale() == scale
     if scale == "symlog":
         assert axes.yaxis.get_transform().linthresh == pytest.approx(1e-5)
