@@ -1130,6 +1130,64 @@ def test_unlike_weights_of_clients_are_said(tmp_path, command):
 
 
 @pytest.mark.pictures
+def two_problems(tmp_path, finals):
+    """Runs of methods on two problems. finals: method -> its last values on them."""
+    saddle = {"_target_": "fedopt.problems.saddle.Saddle"}
+    for method, values in finals.items():
+        for problem, value in zip((None, saddle), values, strict=True):
+            path = tmp_path / "runs" / f"{method}{bool(problem)}"
+            named(
+                path,
+                method,
+                1,
+                value,
+                algo={**FEDMSA, "_target_": f"a.{method}"},
+                **({"problem": saddle} if problem else {}),
+            )
+            card = json.loads((path / "run.json").read_text())
+            card["chosen"]["problem"] = "saddle" if problem else "mco"
+            (path / "run.json").write_text(json.dumps(card))
+
+
+def test_a_method_has_one_look_on_all_problems(tmp_path, command, drawn):
+    """The legend names the method, the title the problem."""
+    two_problems(tmp_path, {"fedmsa": (90, 60), "codasca": (80, 70), "fednest": (70, 80)})
+    assert command(tmp_path / "runs")[0] == 0
+    looks = [{line.get_label(): (line.get_color(), line.get_marker()) for line in axes.lines} for axes in drawn[0].axes]
+    assert looks[0] == looks[1]
+    assert {*looks[0]} == {"FedMSA", "CODASCA", "FedNest"}
+    assert len({*looks[0].values()}) == 3
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [*looks[0]]
+
+
+def test_a_table_of_two_problems_has_a_row_per_method(tmp_path, command):
+    two_problems(tmp_path, {"fedmsa": (90, 60), "codasca": (80, 70)})
+    assert command(tmp_path / "runs", "--table", "latex,csv", "--columns", "final")[0] == 0
+    tex = (tmp_path / "out" / "compare.tex").read_text()
+    rows = [line.split(" & ") for line in tex.splitlines() if line.startswith(("FedMSA", "CODASCA"))]
+    assert "mco: final" in tex
+    assert "saddle: final" in tex
+    assert {row[0]: ["textbf" in cell for cell in row[1:]] for row in rows} == {
+        "FedMSA": [True, False],
+        "CODASCA": [False, True],
+    }
+
+
+def test_the_best_of_many_methods_have_colours(tmp_path, command, drawn):
+    for j, final in enumerate((50, 90, 40, 80, 70, 60)):
+        named(tmp_path / "runs" / str(j), f"m{j}", 1, final, algo={**FEDMSA, "_target_": f"a.M{j}"})
+    command(tmp_path / "runs")
+    coloured = [line.get_label() for line in drawn[0].axes[0].lines if line.get_color() != figures.GREY]
+    assert coloured == ["m1", "m3", "m4", "m5"]
+
+
+def test_a_label_names_a_key_only_where_its_method_differs_in_it(tmp_path, command):
+    for K in (1, 5):
+        named(tmp_path / "runs" / f"a{K}", "fedmsa", 1, 90 + K, algo={**FEDMSA, "K": K})
+    named(tmp_path / "runs" / "b", "codasca", 1, 80, algo={**FEDMSA, "_target_": "a.Codasca"})
+    assert sorted(command(tmp_path / "runs")[1]["label"]) == ["codasca", "fedmsa, algo.K=1", "fedmsa, algo.K=5"]
+
+
 def test_files_for_a_paper(tmp_path, command):
     for seed in (0, 1):
         named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, 90 + seed, seed=seed)
