@@ -40,7 +40,13 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "svg.hashsalt": "fedopt",  # the same file for the same picture
     "savefig.dpi": 300,
 }
-SLIDES: Any = {"font.size": 20, "lines.linewidth": 3, "lines.markersize": 10, "savefig.dpi": 150}
+SLIDES: Any = {
+    "font.size": 20,
+    "legend.fontsize": "small",
+    "lines.linewidth": 3,
+    "lines.markersize": 10,
+    "savefig.dpi": 150,
+}
 SLIDE = (40 / 3, 7.5)  # inches, 16:9
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
