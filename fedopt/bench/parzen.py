@@ -2,15 +2,12 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 from optuna.trial import create_trial
 
 from fedopt.bench.space import Point, Range
-
-if TYPE_CHECKING:
-    from fedopt.bench.trials import Trial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -29,13 +26,13 @@ def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distribution
 
 
 def proposed(
-    ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int, seed: int, trials: int
+    ranges: Mapping[str, Range], before: Iterable[tuple[Point, float]], count: int, seed: int, trials: int
 ) -> Iterator[Point]:
     """Yield points, proposed by Optuna's tree-structured Parzen estimator (TPE) from earlier trials.
 
     Earlier trials with other keys, or with a value outside its range, are ignored.
 
-    ranges: key -> range. before: the trials so far. count: the number of points. seed: of the proposals.
+    ranges: key -> range. before: the point and the loss of each trial so far. count: the number of points. seed: of the proposals.
     trials: the planned number of trials. Points are random until a third of it (at least 2, at most 10) are known.
     """
     with warnings.catch_warnings():
@@ -44,10 +41,10 @@ def proposed(
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
     study, distributions = optuna.create_study(sampler=sampler), _distributions(ranges)
     types: dict[str, Any] = {"choice": str, "int": int}
-    for trial in before:
-        if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):
-            params = {key: types.get(ranges[key].kind, float)(text) for key, text in trial.point.items()}
-            study.add_trial(create_trial(params=params, distributions=distributions, value=trial.loss))
+    for point, loss in before:
+        if {*point} == {*ranges} and all(ranges[key].holds(text) for key, text in point.items()):
+            params = {key: types.get(ranges[key].kind, float)(text) for key, text in point.items()}
+            study.add_trial(create_trial(params=params, distributions=distributions, value=loss))
     for _ in range(count):
         params = study.ask(distributions).params
         yield {key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()}

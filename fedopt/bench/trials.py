@@ -231,7 +231,8 @@ class Search:
         points, before = [Point()] if numbers.start == 0 else [], self.done[: numbers.start]
         wanted, seed = len(numbers) - len(points), self._seed(numbers.start)
         if self.how.sampler == "tpe":
-            new = proposed(self.ranges, before, DRAWS * wanted, seed, self.how.trials)
+            outcomes = [(trial.point, trial.loss) for trial in before]
+            new = proposed(self.ranges, outcomes, DRAWS * wanted, seed, self.how.trials)
         else:
             count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned
             new = cube(self.how.sampler, self.ranges, count, self._seed(0))
