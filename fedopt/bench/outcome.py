@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
-from fedopt.config import command_line, compose, content, display_name, key_of, quoted, tuned_values
+from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
@@ -175,7 +175,7 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     an experiment's file sets a searched key: then each method has a command, with its values as overrides.
     """
     # Apart from runs of the same overrides with untuned values, and with those of fewer trials
-    place = Path("outputs", "tuned", f"{folder.name}_{sum(len(search.done) for search in searches)}")
+    place = outputs() / "tuned" / f"{folder.name}_{sum(len(search.done) for search in searches)}"
     more, folders = ["seed=0,1,2", f"output_dir={quoted(str(place))}"], (*searches[0].folders, str(folder))
     in_file = {"preset", *(key for search in searches for key in search.ranges)}
     words = [word for word in searches[0].words if key_of(word) not in in_file]

@@ -13,7 +13,9 @@ from support.cases import few
 from support.command import ROOT, fedopt
 
 from fedopt import __version__
-from fedopt.commands.help import TOPICS, completions, keys
+from fedopt.commands.completion import completions
+from fedopt.commands.keys import keys
+from fedopt.commands.list_ import TOPICS
 from fedopt.config import classes
 from fedopt.config.files import GROUPS, comments, options
 

@@ -57,7 +57,7 @@ def at_widths(commands, default):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where a run and a sweep were done, on a terminal of 80 columns; their screens are beside it, as run and sweep."""
-    for name in ("commands.compare", "commands.reproduce", "commands.help", "jobs.sweep", "running.lifecycle"):
+    for name in ("commands.compare", "commands.reproduce", "commands.list_", "jobs.sweep", "running.lifecycle"):
         import_module(f"fedopt.{name}")  # not in each fork
     harness.steps(harness.small("fedmsa", "mco"), 1)  # torch imports much when it is first used
     path = tmp_path_factory.mktemp("screens")

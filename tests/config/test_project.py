@@ -19,8 +19,7 @@ from fedopt.errors import UserError
 RUN = ["problem=quadratic_minimisation", "budget.rounds=1", "hardware.threads=1"]
 MINE = ["algo=mine", *RUN]
 ASKS = (
-    "note: fedopt.toml in this folder wants Python files to be imported from '.', and they are programs; if you trust their "
-    "author, "
+    "note: fedopt.toml wants Python files to be imported from '.', and they are programs; if you trust their author, "
 )
 
 
@@ -154,9 +153,9 @@ def test_a_folder_that_is_reached_by_a_link_is_itself(monkeypatch, capsys, liste
         ("config_dir", "fedopt.toml: cannot be read ("),
         ("a = " + "[" * 10_000, "fedopt.toml: cannot be read ("),
         ('python_path = "a\\u0000"', "fedopt.toml: cannot be read ("),
-        ('python_path = ".."', "is not in this folder"),
-        ('config_dir = "/"', "fedopt.toml: / is not in this folder"),
-        ('python_path = "out"', "is not in this folder"),
+        ('python_path = ".."', "is not in its folder"),
+        ('config_dir = "/"', "fedopt.toml: / is not in its folder"),
+        ('python_path = "out"', "is not in its folder"),
     ],
 )
 def test_broken_files_are_one_line(text, said, monkeypatch, capsys, listed):
