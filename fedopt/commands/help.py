@@ -9,7 +9,7 @@ USAGE = """fedopt: federated nested optimisation in PyTorch
   fedopt-compare outputs                      tables, curves
 
 more:
-  fedopt list                                 what there is
+  fedopt list                                 methods, problems, data
   fedopt list commands                        all commands
   fedopt algo=fedmsa problem=mco --help       keys of a run
   fedopt ls                                   your runs"""
@@ -19,12 +19,14 @@ COMMANDS = {
     "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time, --launcher slurm queues them",
     "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
     "fedopt --help algo=fedmsa": "the keys of an algorithm, a problem, ...",
+    "fedopt --help algo.beta": "the meaning of a key",
     "fedopt algo=fedmsa problem=mco --cfg job": "show the config and do not run",
-    "fedopt resume=true output_dir=DIR": "go on with the run that is there",
+    "fedopt resume=true output_dir=DIR": "resume the run in this folder",
     "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...; fedopt.toml names such a folder too",
-    "fedopt ls": "the runs that are there; --help shows how to choose and sort them",
+    "fedopt ls": "your runs; --help shows how to choose and sort them",
+    "fedopt rm": "delete failed runs, or those that you name, after asking",
     "fedopt export RUN": "write a run's model to a file, JSON if it is linear; --client NAME that of one client",
-    "fedopt list TOPIC": "what there is; --config-dir DIR adds yours",
+    "fedopt list TOPIC": "algorithms, problems, data sets, ...; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
     "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",

@@ -82,18 +82,15 @@ def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
         if fitting:
             others = f", and {len(fitting) - len(members)} of other classes fit" if len(members) < len(fitting) else ""
             show_folded(f"{CLASSES.get(kind, kind)}: {len(members)}{others}")
-            rows = [(f"  {name}", _line(group, name, long, folders)) for name in members]
-            room = max(columns() - max(map(len, members), default=0) - 4, 20)
-            cut = [(name, shorten(text, room, placeholder=" ...")) for name, text in rows]
-            show_table(["", ""], rows if long or wanted else cut)
+            titles = [title(group, name, folders) for name in members]
+            if long and group == "algo":
+                titles = [
+                    f"{text}; {certainty(name, folders) or '-'}" for name, text in zip(members, titles, strict=True)
+                ]
+            elif not (long or wanted):
+                room = max(columns() - max(map(len, members), default=0) - 4, 20)
+                titles = [shorten(re.sub(r" \[[^]]*\]$", "", text), room, placeholder=" ...") for text in titles]
+            show_table(["", ""], [(f"  {name}", text) for name, text in zip(members, titles, strict=True)])
     if not wanted:
         topic = next(topic for topic, of in TOPICS.items() if of == group)
         show_folded(f"fedopt list {topic} CLASS, such as minimax: all that fit a class, and their full titles")
-
-
-def _line(group: str, name: str, long: bool, folders: Folders) -> str:
-    """Return the title of an option; with long, also how certain an algorithm's equations are."""
-    text = title(group, name, folders)
-    if not long:
-        return re.sub(r" \[[^]]*\]$", "", text)
-    return f"{text}; {certainty(name, folders) or '-'}" if group == "algo" else text

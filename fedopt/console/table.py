@@ -18,6 +18,8 @@ Rows = Sequence[Sequence[str]]
 def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), below: Rows = ()) -> None:
     """Print a table of texts. Texts are folded between words; columns that do not fit go below their rows, the last one first.
 
+    In a list without heads the names in the first column are not folded, since they may be commands.
+
     Args:
         heads: The heads of the columns. If all are empty, none is printed.
         rows: For each row, its cells.
@@ -57,9 +59,9 @@ def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int]
     for head, *cells in zip(heads, *rows, strict=True):
         texts = [printable(cell) for cell in cells]
         longest = max(map(len, texts), default=0)
-        words = [] if head in right else [len(word) for text in texts for word in text.split()]
-        unbroken = longest if head in right else max(words, default=0)
-        least.append(max(unbroken, min(longest, LEAST), *map(len, head.split() or [""])))
+        whole = head in right or not (least or any(heads))
+        word = longest if whole else max((len(word) for text in texts for word in text.split()), default=0)
+        least.append(max(word, min(longest, LEAST), *map(len, head.split() or [""])))
         most.append(max(longest, len(head)))
     spare = columns() - sum(least) - BETWEEN * (len(least) - 1)
     if spare < 0:

@@ -20,7 +20,6 @@ import scipy.stats
 import yaml
 from matplotlib.scale import SymmetricalLogTransform
 from matplotlib.text import Text
-from rich.console import Console
 from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
@@ -742,7 +741,7 @@ def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
         "rounds to 0.1",
     ]
     table = pd.DataFrame([[label, "3", "2 finished, 1 diverged", number, number, "120 ± 3"]] * 2, columns=heads)
-    monkeypatch.setattr(tables, "Console", lambda **_: Console(width=width))
+    monkeypatch.setattr("fedopt.console.say.PIPED", width)
     tables.print_table(table, right=heads[3:], caption="tested by nothing")
     shown = capsys.readouterr().out
     assert shown.count(number) == 4
