@@ -57,7 +57,7 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, counts, and keys at an edge.
+    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, and counts.
 
     The counts are of all trials, and of those with a run that diverged or was stopped early. Raises UserError if a search has
     no value.
@@ -67,8 +67,7 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
         ends = {"trials": len(search.done)}
         ends |= {name: sum(status in trial.statuses for trial in search.done) for name, status in ENDS.items()}
-        edges = ", ".join(search.edges(search.best)) or "-"
-        rows.append({"algo": search.algo, **values, **ends, "at an edge": edges})
+        rows.append({"algo": search.algo, **values, **ends})
     return pd.DataFrame(rows).astype(str)
 
 

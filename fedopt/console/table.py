@@ -55,7 +55,7 @@ def fits(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> bool:
 
 def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int] | None:
     """Return the widths of the columns; None if they do not fit the terminal without breaking a word."""
-    least, most = [], []
+    least, most = list[int](), list[int]()
     for head, *cells in zip(heads, *rows, strict=True):
         texts = [printable(cell) for cell in cells]
         longest = max(map(len, texts), default=0)
@@ -90,5 +90,6 @@ def _print(rows: Rows, layout: Sequence[tuple[int, bool]], style: str = "") -> N
 
 def show_folded(text: str, indent: str = "") -> None:
     """Print a text, folded between words to the width of tables. indent: what is before each line."""
-    lines = wrap(printable(text), columns() - len(indent), break_long_words=False, break_on_hyphens=False)
-    show(*(f"{indent}{line}" for line in lines))
+    glued = printable(text).replace(" ± ", "\u00a0±\u00a0")  # a number stays on its line
+    lines = wrap(glued, columns() - len(indent), break_long_words=False, break_on_hyphens=False)
+    show(*(f"{indent}{line}".replace("\u00a0", " ") for line in lines))
