@@ -59,26 +59,17 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
     rows = []
     for run in runs:
         metric = run.metric(first_metric([run]))
-        best, last = metric.best(run.good(metric.name)), run.last(metric.name)
-        spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x in ("comm_rounds", "seconds") if run.knows(x)}
-        row = {"metric": metric.title, "best": mean_text(best), "last": mean_text(last), **spent}
+        best = metric.best(run.good(metric.name))
+        time = f"{run.cost('seconds')[-1]:.4g}" if run.knows("seconds") else ABSENT
+        row = {"metric": metric.title, "best": mean_text(best), "time (s)": time}
         loss = metric.sign * best if run.status in OVER and math.isfinite(best) else math.inf
         rows.append({**_facts(run.folder, run.keys), **row, "loss": loss})
     for path, why in without_values.items():
         card = RunFolder(Path(path)).card()
         facts = _facts(Path(path), {**card.get("chosen", {}), "seed": str(card.get("seed", ABSENT))})
         rows.append({**facts, "why": facts["why"] or why})
-    heads = (
-        "state",
-        "method",
-        "problem",
-        "seed",
-        "metric",
-        "best",
-        "last",
-        *map(SPENT.get, ("comm_rounds", "seconds")),
-    )
-    table = pd.DataFrame(rows, columns=[*heads, "why", "folder", "loss"])
+    heads = ["state", "method", "problem", "seed", "metric", "best", "time (s)", "why", "folder"]
+    table = pd.DataFrame(rows, columns=[*heads, "loss"])
     least = table.groupby(["problem", "metric"])["loss"].transform("min")
     cells = table.drop(columns="loss").fillna(ABSENT)
     bold = pd.DataFrame(False, cells.index, cells.columns).assign(best=table["loss"].eq(least) & least.lt(math.inf))
