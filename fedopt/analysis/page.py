@@ -68,7 +68,7 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
         card = RunFolder(Path(path)).card()
         facts = _facts(Path(path), {**card.get("chosen", {}), "seed": str(card.get("seed", ABSENT))})
         rows.append({**facts, "why": facts["why"] or why})
-    heads = ["state", "method", "problem", "seed", "metric", "best", "time (s)", "why", "folder"]
+    heads = ["state", "method", "problem", "best", "time (s)", "why", "metric", "seed", "folder"]
     table = pd.DataFrame(rows, columns=[*heads, "loss"])
     least = table.groupby(["problem", "metric"])["loss"].transform("min")
     cells = table.drop(columns="loss").fillna(ABSENT)

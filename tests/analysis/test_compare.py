@@ -1450,7 +1450,7 @@ def test_the_last_values_of_a_group(tmp_path, command, capsys):
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["finished"].endswith("6.0 ± 1.0")
     assert all(rows[lost].rstrip().endswith(" -") for lost in ("diverged", "failed"))
-    (section,) = comparison.compared([tmp_path / "runs"]).report().sections
+    _, section = comparison.compared([tmp_path / "runs"]).report().sections
     (table, tested), _ = section.views["distance"]
     assert list(table.cells.iloc[:, -1]) == ["-", "-", "3.516 to 8.484"]  # 6 ± 4.303 / sqrt(3)
     assert list(tested.cells["p"]) == ["-"] * 3
