@@ -1,18 +1,7 @@
 """What `fedopt`, `fedopt --help` and `fedopt list commands` print: the commands."""
 
-from fedopt.console import show
+from fedopt.console import show, show_table
 
-USAGE = """fedopt: federated nested optimisation in PyTorch
-
-  fedopt algo=fedmsa problem=mco              one run
-  fedopt -m algo=fedmsa problem=mco seed=0,1  a sweep
-  fedopt-compare outputs                      tables, curves
-
-more:
-  fedopt list                                 methods, problems, data
-  fedopt list commands                        all commands
-  fedopt algo=fedmsa problem=mco --help       keys of a run
-  fedopt ls                                   your runs"""
 COMMANDS = {
     "fedopt algo=fedmsa problem=mco": "one run",
     "fedopt algo=fedmsa problem=mco algo.K=10": "with another value",
@@ -26,16 +15,19 @@ COMMANDS = {
     "fedopt ls": "your runs; --help shows how to choose and sort them",
     "fedopt rm": "delete failed runs, or those that you name, after asking",
     "fedopt export RUN": "write a run's model to a file, JSON if it is linear; --client NAME that of one client",
+    "fedopt list commands": "all commands",
     "fedopt list TOPIC": "algorithms, problems, data sets, ...; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
     "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
-    "fedopt-compare DIR...": "compare runs",
+    "fedopt-compare outputs": "compare runs: tables and curves",
     "fedopt-report DIR...": "a page of results",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
     "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
     "fedopt-bench run --smoke": "the benchmark of methods; also rank, and enter ALGORITHM",
 }
+FIRST = ["fedopt algo=fedmsa problem=mco", "fedopt -m algo=fedmsa problem=mco seed=0,1,2"]
+FIRST += ["fedopt --help algo=fedmsa problem=mco", "fedopt ls", "fedopt-compare outputs", "fedopt list commands"]
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
@@ -44,7 +36,8 @@ def show_help(words: list[str], folders: list[str]) -> None:
     Raises UserError for a key that does not exist, and as `merge` does.
     """
     if not words:
-        show(USAGE)
+        show("fedopt: federated nested optimisation in PyTorch", "")
+        show_table(["", ""], [(f"  {command}", text) for command, text in COMMANDS.items() if command in FIRST])
         return
     from fedopt.commands.keys import explain, show_keys
 

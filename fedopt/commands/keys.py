@@ -29,17 +29,14 @@ from fedopt.errors import UserError, nearest
 TYPES = {"int": "whole number", "float": "number", "bool": "true | false", "str": "text"}
 NOTES = {
     "step size": "a number from 0, or a schedule by the round r: {kind: inverse_power, initial: 0.1, power: 0.5, delay: 1} is "
-    "initial / (1 + r / delay)^power, {kind: exponential, initial: 0.1, decay: 0.99} is initial * decay^r, "
-    "{kind: piecewise, values: [0.1, 0.01], boundaries: [100]} changes at the boundaries",
+    "initial / (1 + r / delay)^power; also {kind: exponential, initial: 0.1, decay: 0.99} and {kind: piecewise, values: [0.1, "
+    "0.01], boundaries: [100]}",
     "local work": "a number of steps such as 5, or of epochs such as '5 epochs', or {kind: growing, tau: 20, power: 0.5}, "
     "ceil(tau (r + 1)^power) steps in round r",
-    "pattern": "{kind: cyclic, groups: 2, by: random, stay: 1} are groups that are there in turn, cut by: random or label, or a "
-    "list of each client's group; {kind: markov, on: 0.1, off: 0.3} are chains that come and go with these probabilities; "
-    "{kind: diurnal, share: 0.3, depth: 0.8, period: 24, groups: null} is there with the probability share (1 + depth sin(2 pi "
-    "(r / period + phase_i)))",
+    "pattern": "groups of clients that are available in turn, {kind: cyclic, groups: 2, by: random, stay: 1}; clients that come "
+    "and go with probabilities, {kind: markov, on: 0.1, off: 0.3}; or by the time of day, {kind: diurnal, share: 0.3, depth: 0.8, "
+    "period: 24, groups: null}",
 }
-
-
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
 STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
 EVERY = ""  # the part of the keys that every run has, beside the groups

@@ -30,7 +30,7 @@ def show_list(arguments: list[str]) -> None:
     parser = Parser(prog="fedopt list", description="Algorithms, problems and whatever else a command can choose.")
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
-    which = "only the algorithms that solve this class of problems, or the problems of it, with their full titles"
+    which = "all that fit this class of problems, with --long"
     parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
     parser.add_argument("--long", action="store_true", help="full titles, and how certain an algorithm's equations are")
@@ -61,8 +61,8 @@ def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
 
     Args:
         group: algo or problem.
-        wanted: Print all that fit this class, with their full titles; '' prints all, with titles cut to the line.
-        long: Whether to print the full titles, and how certain the equations of algorithms are.
+        wanted: A class: print all that fit it, as with `long`. '' prints all.
+        long: Whether to print full titles, and how certain the equations of algorithms are. Else titles are cut to the line.
         folders: The user's config folders.
 
     Raises:
@@ -83,13 +83,13 @@ def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
             others = f", and {len(fitting) - len(members)} of other classes fit" if len(members) < len(fitting) else ""
             show_folded(f"{CLASSES.get(kind, kind)}: {len(members)}{others}")
             titles = [title(group, name, folders) for name in members]
-            if long and group == "algo":
+            if not (wanted or long):
+                room = max(columns() - max(map(len, members), default=0) - 4, 20)
+                titles = [shorten(re.sub(r" \[[^]]*\]$", "", text), room, placeholder=" ...") for text in titles]
+            elif group == "algo":
                 titles = [
                     f"{text}; {certainty(name, folders) or '-'}" for name, text in zip(members, titles, strict=True)
                 ]
-            elif not (long or wanted):
-                room = max(columns() - max(map(len, members), default=0) - 4, 20)
-                titles = [shorten(re.sub(r" \[[^]]*\]$", "", text), room, placeholder=" ...") for text in titles]
             show_table(["", ""], [(f"  {name}", text) for name, text in zip(members, titles, strict=True)])
     if not wanted:
         topic = next(topic for topic, of in TOPICS.items() if of == group)

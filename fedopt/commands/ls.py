@@ -102,9 +102,7 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"fedopt {name}", description=description)
     what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
-    parser.add_argument(
-        "--since", type=_date, metavar="DATE", help="only runs begun at or after this, such as 2026-05-31"
-    )
+    parser.add_argument("--since", type=_date, metavar="DATE", help="only runs begun from here on, such as 2026-05-31")
     parser.add_argument("--before", type=_date, metavar="DATE", help="only runs begun before this")
     return parser
 
@@ -143,8 +141,8 @@ def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Ro
             raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
     for key, _, wanted in (word.partition("=") for word in given.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
-    rows = [row for row in rows if (given.since or "") <= (row["date"] or "")]
-    return runs, [row for row in rows if not given.before or (row["date"] or "") < given.before]
+    since, before = given.since or "", given.before or "9999"
+    return runs, [row for row in rows if since <= (row["date"] or "") < before]
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
@@ -251,13 +249,15 @@ def _searches_folded(rows: Sequence[Row]) -> list[Row]:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    """Print the rows, with as many columns as fit the terminal if folders are below. Why a run failed is a line below it."""
+    """Print the rows, with as many columns as fit the terminal if folders are below. Why a run failed is below it."""
 
     def table(names: Sequence[str]) -> tuple[Sequence[str], list[list[str]], Sequence[str]]:
         return names, [[_cell(name, row[name]) for name in names] for row in rows], NUMBERS
 
-    choices = [[name for name in COLUMNS if name not in LEFT_OUT[:k]] for k in range(len(LEFT_OUT) + 1)]
-    names = next((names for names in choices if fits(*table(names[:-1]))), choices[-1])
+    names = list(COLUMNS)
+    for name in LEFT_OUT:
+        if not fits(*table(names[:-1])):
+            names.remove(name)
     show_table(*table(names), below=[[printable(row["error"])[: columns() - 4]] for row in rows])
 
 

@@ -42,7 +42,7 @@ OTHERS = [
     "fedopt-reproduce --list",
     "fedopt-report outputs/multirun",
 ]
-TO_COPY = re.compile(r"(to go on|to compare): |fedopt ")  # a command, which a terminal may break anywhere
+TO_COPY = re.compile(r"(to go on|to resume|to compare): |fedopt ")  # a command, which a terminal may break anywhere
 
 
 def at_widths(commands, default):
@@ -85,6 +85,7 @@ def test_nine_screens(name, width, folder, tmp_path):
     check(screen, width)
     assert screen.code == (2 if name == "mistake" else 0)
     text = re.sub(r" +\d[\d.]* kB", "  SIZE", screen.text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "YYYY-MM-DD HH:MM", text)
     kept = KEPT / f"{name}.{width}.txt"
     if os.environ.get("FEDOPT_SCREENS") == "write":
         kept.write_text(text)

@@ -49,6 +49,32 @@ def test_commands_find_what_new_has_written(monkeypatch, capsys, listed):
     assert listed.read_text().count("\n") == 1
 
 
+def test_a_project_is_found_from_its_subfolders(monkeypatch, capsys, listed):
+    """Its config folder, its Python files and its outputs; `fedopt new` adds to it. Another project inside comes first."""
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    top = Path.cwd()
+    (top / "notes" / "may").mkdir(parents=True)
+    monkeypatch.chdir(top / "notes" / "may")
+    assert fedopt(monkeypatch, capsys, *MINE).out.splitlines()[-1].startswith("results: ../../outputs/mine_quadratic")
+    assert fedopt(monkeypatch, capsys, "-m", *MINE, "seed=0,1").code == 0
+    assert {path.name for path in (top / "outputs").iterdir()} == {"mine_quadratic_minimisation", "multirun"}
+    assert "wrote ../../other.py" in fedopt(monkeypatch, capsys, "new", "algo", "other").out
+    assert fedopt(monkeypatch, capsys, "algo=other", *RUN).code == 0
+    assert [*Path().iterdir()] == []
+    (top / "notes" / NAME).write_text('config_dir = "none"\n')
+    assert "algo=mine" in fedopt(monkeypatch, capsys, *MINE).err
+
+
+def test_a_file_of_others_above_is_no_project(monkeypatch, listed):
+    """In a folder such as /tmp; in the working directory itself it is, as before."""
+    Path(NAME).write_text('config_dir = "conf"\n')
+    Path("conf", "sub").mkdir(parents=True)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert with_project() == ["conf"]
+    monkeypatch.chdir("conf/sub")
+    assert (project.home(), with_project()) == (Path(), [])
+
+
 @pytest.mark.parametrize(
     "how", few(["-m", "--jobs", "python -m", "torchrun", "queue"], lambda how: how == "-m", pytest.mark.slow)
 )
