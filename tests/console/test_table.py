@@ -11,7 +11,7 @@ ROWS = [
         "0.208 ± 0.046",
         "31",
         "2 finished, 1 diverged",
-        "algo.gamma_x=0.05, algo.gamma_y=0.1",
+        "participation.stragglers=0.05, algo.gamma_y=0.1",
     ],
     ["sgda", "(1.87 ± 0.21)e-05", "4", "3 finished", "algo.gamma_x=0.5"],
 ]
