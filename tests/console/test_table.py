@@ -17,7 +17,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("width", range(30, 170, 10))
+@pytest.mark.parametrize("width", range(40, 170, 10))
 def test_no_word_is_broken(width, monkeypatch, capsys):
     monkeypatch.setattr("fedopt.console.say.PIPED", width)
     show_table(HEADS, ROWS, right=HEADS[1:3], below=[["a reason why it is so, /with/a/path/to/look/at"], []])
