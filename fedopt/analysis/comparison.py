@@ -75,9 +75,10 @@ class Comparison:
 
         Its `write(PATH)` writes a file; in a notebook it displays itself.
         """
-        from fedopt.analysis.page import sections
+        from fedopt.analysis.page import all_runs, sections
 
-        return Page("Comparison", sections(self))
+        runs = [run for members in self.groups.values() for run in members]
+        return Page("Comparison", [all_runs(runs), *sections(self)])
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, file_of
+from fedopt.config import CONF, file_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -124,7 +124,7 @@ def _arguments() -> argparse.Namespace:
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)
         out = "the folder of runs and results (default: outputs/bench)"
-        add("--out", type=Path, default=Path("outputs/bench"), metavar="DIR", help=out)
+        add("--out", type=Path, default=outputs() / "bench", metavar="DIR", help=out)
         results = "the folder of the results of others (default: those in --out, else those that come with fedopt)"
         add("--results", type=Path, metavar="DIR", help=results)
         pages = "where pages and tables go (default: pages, in the folder of the runs)"

@@ -34,8 +34,8 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"], ["export"]):
-        others = {"list": ("help", "show_list"), "trust": ("new", "trust")}
+    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["trust"], ["export"]):
+        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm"), "trust": ("new", "trust")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0
@@ -81,7 +81,7 @@ def _complete(words: list[str]) -> None:
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
         raise UserError("-sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash")
     if words[0].startswith("query"):
-        from fedopt.commands.help import completions
+        from fedopt.commands.completion import completions
 
         show(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from fedopt.config import Composed, check_choices, compose, key_of, parsed, refuse_hydra
+from fedopt.config import Composed, check_choices, compose, key_of, outputs, parsed, refuse_hydra
 from fedopt.console import counted, ctrl_c_kept, ending_at_once, note, tell
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -182,7 +182,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
         shared = [word for word in given if key_of(word) not in keys]
         name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
-        folder = sweep_place(Path("outputs/multirun") / name, shared, keys)
+        folder = sweep_place(outputs() / "multirun" / name, shared, keys)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     planned = Sweep(composed, folder, frozenset(keys), naming, {})
     taken = {} if taken is None else taken

@@ -20,7 +20,6 @@ import scipy.stats
 import yaml
 from matplotlib.scale import SymmetricalLogTransform
 from matplotlib.text import Text
-from rich.console import Console
 from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
@@ -741,7 +740,7 @@ def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
         "rounds to 0.1",
     ]
     table = pd.DataFrame([[label, "3", "2 finished, 1 diverged", number, number, "120 ± 3"]] * 2, columns=heads)
-    monkeypatch.setattr(tables, "Console", lambda **_: Console(width=width))
+    monkeypatch.setattr("fedopt.console.say.PIPED", width)
     tables.print_table(table, right=heads[3:], caption="tested by nothing")
     shown = capsys.readouterr().out
     assert shown.count(number) == 4
@@ -1508,7 +1507,7 @@ def test_the_last_values_of_a_group(tmp_path, command, capsys):
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["finished"].endswith("6.0 ± 1.0")
     assert all(rows[lost].rstrip().endswith(" -") for lost in ("diverged", "failed"))
-    (section,) = comparison.compared([tmp_path / "runs"]).report().sections
+    _, section = comparison.compared([tmp_path / "runs"]).report().sections
     (table, tested), _ = section.views["distance"]
     assert list(table.cells.iloc[:, -1]) == ["-", "-", "3.516 to 8.484"]  # 6 ± 4.303 / sqrt(3)
     assert list(tested.cells["p"]) == ["-"] * 3
