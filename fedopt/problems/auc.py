@@ -14,7 +14,7 @@ E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently,
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.scores import Scores, area
+from fedopt.problems.scores import Scores, Values, area
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
@@ -41,6 +41,15 @@ class Areas:
 
     areas: Mapping[Metric, Area]
     others: Scores | None
+    rarest: ClassVar[int] = 1
+    each: ClassVar[Mapping[str, tuple[str, int]]] = {}
+
+    @property
+    def client_metrics(self) -> tuple[Metric, ...]:
+        return tuple(
+            replace(m, name=m.name.removeprefix("test_"), label=f"{m.label.replace('test ', '')} on own test examples")
+            for m in self.areas
+        )
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         renamed = lambda text, of: text.replace("test", of, 1)  # noqa: E731
@@ -52,6 +61,16 @@ class Areas:
         scores, positive = torch.softmax(outputs, 1)[:, 1].cpu().numpy(), y.cpu().numpy() == 1
         others = self.others.scores(outputs, y) if self.others else {}
         return others | {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
+
+    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
+        found = {metric.name: np.full(M, np.nan) for metric in self.client_metrics}
+        for client in np.flatnonzero(np.bincount(owner[y.cpu().numpy() == 1], minlength=M)):
+            mine = torch.from_numpy(owner == client).to(y.device)
+            if not y[mine].all():
+                values = self.scores(outputs[mine], y[mine])
+                for name, of_clients in found.items():
+                    of_clients[client] = values[name]
+        return found
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
@@ -134,4 +153,4 @@ class Auc(SupervisedMinimax):
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
-        return {**self.tested(x[:-2]), "objective": float(self._value(squares, gap, best))}
+        return {**self.test_metrics(*self.models(*point)), "objective": float(self._value(squares, gap, best))}

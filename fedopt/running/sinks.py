@@ -22,7 +22,7 @@ from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
-from fedopt.metrics import Metric, interval
+from fedopt.metrics import Metric
 from fedopt.problems import Problem, named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
 from fedopt.running.apart import Drawing
@@ -167,24 +167,18 @@ class Keeper:
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
     """Write clients.csv, a row a client, if the problem measures single clients: by its own model, the common one and alone.
 
-    Each number is followed by the ends of its interval, if it has one and the numbers of test rows are known. Further scores
-    are in the last columns. An earlier clients.csv and its picture are removed.
+    The columns say the model and the score, such as own_recall_yes; some are followed by the ends of an interval. An earlier
+    clients.csv and its picture are removed.
 
     folder: the run's. problem: as the algorithm sees it. point: the variables at the end; () for none.
     """
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
-    metric = problem.client_metric
-    if point and metric and (of_models := problem.of_clients(*point)):
-        rounded = lambda of: [f"{v:.10g}" if math.isfinite(v) else "" for v in of]  # noqa: E731
-        split, counts, text = problem.splits["train"], problem.test_counts(), StringIO()
+    if point and (of_clients := problem.clients_table(*point)):
+        split, text = problem.splits["train"], StringIO()
         columns: dict[str, Any] = {"client": map(printable, split.names or map(str, range(len(split))))}
-        columns |= {"examples": split.sizes, **counts}
-        for kind, values in of_models.items():
-            found = interval(metric, np.array(values), counts["test_rows"]) if counts else None
-            named = zip((kind, f"{kind}_low", f"{kind}_high"), (values, *(found or ())), strict=False)
-            columns |= {name: rounded(of) for name, of in named}
-        columns |= {name: rounded(of) for name, of in problem.clients_table(*point).items()}
+        for name, values in {"examples": split.sizes, **of_clients}.items():
+            columns[name] = [f"{value:.10g}" if math.isfinite(value) else "" for value in values]
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
