@@ -53,7 +53,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         counts = Counter(_ends_worse(run, metric) for run in members)
         for how, number in counts.items():
             if how:
-                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps"
+                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps{_steps(members[0])}"
         if not any(counts):
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
@@ -162,9 +162,16 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
         ends = [(seed, its[-1], float(np.nanmin(its))) for seed, its in values if np.isfinite(its).any()]
         if far := [(last / best, last, best, seed) for seed, last, best in ends if best > 0 and last > ABOVE * best]:
             _, last, best, seed = max(far)
-            where = f" on seed {seed}" if seed else ""
-            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; try smaller steps"
+            where, remedy = f" on seed {seed}" if seed else "", f"try smaller steps{_steps(members[0])}"
+            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; {remedy}"
             return
+
+
+def _steps(run: Recorded) -> str:
+    """Return the keys of a run's step sizes, in brackets; '' if their usual names are not among its keys."""
+    keys = [key for key in run.keys if key.startswith("algo.eta")]
+    keys = keys or [key for key in run.keys if key in ("algo.alpha", "algo.beta", "algo.gamma")]
+    return f" ({', '.join(keys)})" if keys else ""
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
