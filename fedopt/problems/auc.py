@@ -14,7 +14,7 @@ E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently,
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.scores import Scores, Values, area
+from fedopt.problems.scores import Scorer, Scores, Values, area
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
@@ -32,7 +32,7 @@ Area = Callable[[np.ndarray, np.ndarray], float]  # of scores, and of which exam
 
 
 @dataclass(frozen=True)
-class Areas:
+class Areas(Scorer):
     """Areas under the ROC curve of a network with two outputs.
 
     areas: by the metric of test examples, a function of the scores, [n], and of which examples are positive, [n] of bool.
@@ -41,11 +41,9 @@ class Areas:
 
     areas: Mapping[Metric, Area]
     others: Scores | None
-    rarest: ClassVar[int] = 1
-    each: ClassVar[Mapping[str, tuple[str, int]]] = {}
 
     @property
-    def client_metrics(self) -> tuple[Metric, ...]:
+    def client_metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         return tuple(
             replace(m, name=m.name.removeprefix("test_"), label=f"{m.label.replace('test ', '')} on own test examples")
             for m in self.areas

@@ -64,14 +64,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     fit: PositiveInt
     fit_step: PositiveFloat
 
-    metrics = (
-        TEST_ACCURACY,
-        TEST_LOSS,
-        OBJECTIVE,
-        SERVER_LOSS,
-        PERSONAL_DISTANCE,
-        CLIENT_CLASSES,
-    )
+    metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_DISTANCE, CLIENT_CLASSES)
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)

@@ -1,9 +1,9 @@
 """What is measured on labelled examples, each by the model that its client uses: its own one, or else the common one."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,50 +14,17 @@ from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY,
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
-from fedopt.problems.scores import Values
+from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once
 PADDED = 4096  # rows that several models predict at once, with padding
 OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
 
 
-class Scorer(Protocol):
-    """What is measured of the outputs of models on examples."""
-
-    @property
-    def client_metrics(self) -> tuple[Metric, ...]:
-        """The scores of single clients whose means are metrics. The first one is compared with the model alone."""
-
-    @property
-    def rarest(self) -> int | None:
-        """The class with the fewest training examples; None without classes."""
-
-    @property
-    def each(self) -> Mapping[str, tuple[str, int]]:
-        """The metric and the class of the scores that are about one class, such as recall_yes."""
-
-    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
-
-    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values by name, without the prefix. outputs: ``[n, outputs]``. y: the classes or targets, ``[n]``."""
-
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
-        """Return the values of each client, ``[M]``, by name; nan where a value is not defined.
-
-        Args:
-            outputs: The outputs for the examples, ``[n, outputs]``.
-            y: Their classes or targets, ``[n]``.
-            owner: The client of each example, ``[n]``.
-            M: The number of clients.
-            means_only: Whether the scores of ``client_metrics`` are enough.
-        """
-
-
-class Errors:
+class Errors(Scorer):
     """The root mean squared error of the first output."""
 
-    client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
+    client_metrics = (CLIENT_RMSE,)
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)

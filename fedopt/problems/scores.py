@@ -1,6 +1,7 @@
 """Metrics of predicted classes, also for rare ones, as scikit-learn defines them."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,8 +69,42 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
         return float(ranked(scores, positive, np.zeros(len(scores), dtype=np.int64), 1)[0, 0])
 
 
+class Scorer(ABC):
+    """What is measured of the outputs of models on examples.
+
+    Attributes:
+        client_metrics: The scores of single clients whose means are metrics. The first one is compared with the model alone.
+        rarest: The class with the fewest training examples; None without classes.
+        each: The metric and the class of the scores that are about one class, such as recall_yes.
+    """
+
+    client_metrics: tuple[Metric, ...]
+    rarest: int | None = None
+    each: Mapping[str, tuple[str, int]] = {}
+
+    @abstractmethod
+    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
+        """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """Return the values by name, without the prefix. outputs: ``[n, outputs]``. y: the classes or targets, ``[n]``."""
+
+    @abstractmethod
+    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
+        """Return the values of each client, ``[M]``, by name; nan where a value is not defined.
+
+        Args:
+            outputs: The outputs for the examples, ``[n, outputs]``.
+            y: Their classes or targets, ``[n]``.
+            owner: The client of each example, ``[n]``.
+            M: The number of clients.
+            means_only: Whether the scores of ``client_metrics`` are enough.
+        """
+
+
 @dataclass(frozen=True)
-class Scores:
+class Scores(Scorer):
     """What is measured of logits.
 
     Args:

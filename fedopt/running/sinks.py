@@ -6,7 +6,7 @@ A sink is a function of a `Moment`. A sink that must be opened and closed is giv
 import csv
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -175,14 +175,17 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
     if point and (of_clients := problem.clients_table(*point)):
-        split, text = problem.splits["train"], StringIO()
+        split = problem.splits["train"]
         columns: dict[str, Any] = {"client": map(printable, split.names or map(str, range(len(split))))}
         for name, values in {"examples": split.sizes, **of_clients}.items():
             columns[name] = [f"{value:.10g}" if math.isfinite(value) else "" for value in values]
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        folder.write_text("clients.csv", text.getvalue())
+        _write_csv(folder, "clients.csv", [[*columns], *zip(*columns.values(), strict=True)])
+
+
+def _write_csv(folder: RunFolder, name: str, rows: Iterable[Sequence[Any]]) -> None:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    folder.write_text(name, text.getvalue())
 
 
 def write_own_test(folder: RunFolder, rows: Ragged) -> None:
@@ -190,13 +193,9 @@ def write_own_test(folder: RunFolder, rows: Ragged) -> None:
 
     folder: the run's. rows: each client's places, from 0.
     """
-    text, names = StringIO(), rows.names or range(len(rows))
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", "row"])
-    writer.writerows(
-        (printable(str(name)), row + 1) for name, of in zip(names, rows, strict=True) for row in sorted(of)
-    )
-    folder.write_text("own_test.csv", text.getvalue())
+    named = zip(rows.names or range(len(rows)), rows, strict=True)
+    places = [(printable(str(name)), row + 1) for name, of in named for row in sorted(of)]
+    _write_csv(folder, "own_test.csv", [("client", "row"), *places])
 
 
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
@@ -206,11 +205,10 @@ def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
     """
     if problem.clients <= LISTED:
         names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))
-        down, text = ledger.down + ledger.lost, StringIO()
+        down = ledger.down + ledger.lost
         in_mb = ([f"{size / 1e6:.6g}" for size in sizes] for sizes in (down, ledger.up))
         rows = zip(names, ledger.rounds, *in_mb, down, ledger.up, ledger.lost, strict=True)
-        csv.writer(text, lineterminator="\n").writerows([TRAFFIC, *rows])
-        folder.write_text("traffic.csv", text.getvalue())
+        _write_csv(folder, "traffic.csv", [TRAFFIC, *rows])
 
 
 @contextmanager
