@@ -42,6 +42,8 @@ class Areas(Scorer):
     areas: Mapping[Metric, Area]
     others: Scores | None
 
+    rarest, each = 1, dict[str, tuple[str, int]]()
+
     @property
     def client_metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         return tuple(

@@ -24,7 +24,7 @@ OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss 
 class Errors(Scorer):
     """The root mean squared error of the first output."""
 
-    client_metrics = (CLIENT_RMSE,)
+    client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)

@@ -79,8 +79,8 @@ class Scorer(ABC):
     """
 
     client_metrics: tuple[Metric, ...]
-    rarest: int | None = None
-    each: Mapping[str, tuple[str, int]] = {}
+    rarest: int | None
+    each: Mapping[str, tuple[str, int]]
 
     @abstractmethod
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
