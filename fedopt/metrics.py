@@ -176,12 +176,6 @@ TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
 TRAIN_LOSS = Metric("train_loss", "training loss", bounds=True)
 VAL_LOSS = Metric("val_loss", "validation loss", bounds=True)
-PERSONAL_ACCURACY = Metric(
-    "personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher"
-)
-WORST_PERSONAL_ACCURACY = Metric(
-    "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
-)
 BETTER_THAN_ALONE = Metric("better_than_alone", "clients better off than alone", "%", better="higher")
 AS_GOOD_AS_ALONE = Metric("as_good_as_alone", "clients as well off as alone", "%", better="neither")
 OBJECTIVE = Metric("objective", "objective", scale="log", bounds=True)
@@ -192,29 +186,29 @@ DISTANCE_Y = Metric("distance_y", "|y - y*|", scale="log")
 HYPERGRADIENT_NORM = Metric("hypergradient_norm", "norm of the hypergradient", scale="log")
 # Of one client
 CLIENT_ACCURACY = Metric("accuracy", "accuracy on own test examples", "%", better="higher")
+CLIENT_LOSS = Metric("loss", "log loss on own test examples")
+CLIENT_AUC = Metric("auc", "AUC on own test examples", better="higher")
 CLIENT_RMSE = Metric("rmse", "root mean squared error on own test examples")
 FEW_ROWS = 10  # a client's number that rests on fewer test rows is drawn faintly
 EQUAL = 1e-6  # relative difference of two values of a client that are called equal: they are rounded
 
 
-def interval(metric: Metric, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the ends of each client's 95 % interval, [M] each; None if the metric is neither `CLIENT_ACCURACY` nor `CLIENT_RMSE`.
+def interval(name: str, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of each client's 95 % interval, [M] each.
 
-    An accuracy has Wilson's interval. The interval of a root mean squared error is that of the deviation of normal errors with
-    mean 0, by the chi-square distribution.
+    A share in percent, such as an accuracy, has Wilson's interval. The interval of a root mean squared error is that of the
+    deviation of normal errors with mean 0, by the chi-square distribution.
 
     Args:
-        metric: The metric.
+        name: rmse, or the name of a share.
         values: ``[M]``, each client's value; nan if it has none.
         rows: ``[M]``, the numbers of test rows.
     """
     from scipy.special import chdtri, ndtri  # slow to import
 
     n = np.where(rows > 0, rows, np.nan)
-    if metric.name == CLIENT_RMSE.name:
+    if name == CLIENT_RMSE.name:
         return values * np.sqrt(n / chdtri(n, 0.025)), values * np.sqrt(n / chdtri(n, 0.975))
-    if metric.name != CLIENT_ACCURACY.name:
-        return None
     z, share = ndtri(0.975), values / 100
     middle, half = share + z**2 / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     return 100 * (middle - half) / (1 + z**2 / n), 100 * (middle + half) / (1 + z**2 / n)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.scale import LinearScale
@@ -53,7 +53,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         counts = Counter(_ends_worse(run, metric) for run in members)
         for how, number in counts.items():
             if how:
-                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps"
+                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps{step_keys(members[0].keys)}"
         if not any(counts):
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
@@ -162,9 +162,17 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
         ends = [(seed, its[-1], float(np.nanmin(its))) for seed, its in values if np.isfinite(its).any()]
         if far := [(last / best, last, best, seed) for seed, last, best in ends if best > 0 and last > ABOVE * best]:
             _, last, best, seed = max(far)
-            where = f" on seed {seed}" if seed else ""
-            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; try smaller steps"
+            where, remedy = f" on seed {seed}" if seed else "", f"try smaller steps{step_keys(members[0].keys)}"
+            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; {remedy}"
             return
+
+
+def step_keys(keys: Iterable[str]) -> str:
+    """Return those of the keys of a run that are step sizes, in brackets; '' if none has a usual name."""
+    algo = [key for key in keys if key.startswith("algo.")]
+    steps = [key for key in algo if key.startswith("algo.eta")]
+    steps = steps or [key for key in algo if key in ("algo.alpha", "algo.beta", "algo.gamma")]
+    return f" ({', '.join(steps)})" if steps else ""
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:

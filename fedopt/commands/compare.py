@@ -4,6 +4,7 @@ Nothing here imports torch.
 """
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fedopt.analysis import (
     BANDS,
     COLUMNS,
     TABLES,
+    Comparison,
     amount,
     compared,
     paired_by,
@@ -49,6 +51,7 @@ def compare(arguments: argparse.Namespace) -> None:
     )
     print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
     tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
+    tell(*_alone(comparison))
     if len(tests := tests_shown(comparison.paired)):
         phrase = str(tests.columns[1])
         short = tests.rename(columns={phrase: phrase.partition(" of ")[0]})
@@ -57,6 +60,18 @@ def compare(arguments: argparse.Namespace) -> None:
         print_table(short, list(short.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")
     tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
+
+
+def _alone(comparison: Comparison) -> Iterator[str]:
+    """Yield a line on what clients reach alone, if the runs have measured it: on test rows, the mean over the runs of a group."""
+    rows, _, score = comparison.metric.partition("_")
+    name, by_value = f"alone_{score}", dict[str, list[str]]()
+    for label, runs in comparison.groups.items() if rows in ("val", "test", "personal", "common") else ():
+        if values := [run.table[name].iloc[-1] for run in runs if name in run.table]:
+            by_value.setdefault(f"{sum(values) / len(values):.4g}", []).append(label)
+    for value, labels in by_value.items():
+        of = f" ({', '.join(labels)})" if len(by_value) > 1 else ""
+        yield f"each client alone: {name} {value}, on its test rows{of}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -47,10 +47,11 @@ class Tuned:
 
     def __str__(self) -> str:
         if self.name:
-            more = [f"tuned without {' '.join(self.beside)}"] if self.beside else []
+            why = f"for other data or another model, without {' '.join(self.beside)}; preset=none leaves them out"
+            more = [why] if self.beside else []
             return ", ".join([f"tuned values: {self.name}", *["the defaults"] * self.defaults, *more])
-        why = "preset=none leaves tuned values out" if self.left_out else f"no tuned values for {self.pair}"
-        return f"{why}: what the command does not set has its default"
+        why = "tuned values are not used (preset=none)" if self.left_out else f"no tuned values for {self.pair}"
+        return f"{why}: keys that the command does not set have their defaults"
 
 
 def tuned_names(folders: Folders = ()) -> list[str]:

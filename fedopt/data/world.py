@@ -1,6 +1,5 @@
 """The world that a problem is built from: data, their partition among clients, random numbers and a device."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +29,6 @@ class World:
         device: The device of all tensors.
         dtype: The type of floating-point tensors.
         autocast: The type in which networks compute products and convolutions. None: ``dtype``.
-        solution: A function that returns the variables of a run, by name, from its folder and the class of its problem.
         read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
@@ -40,7 +38,6 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
-    solution: Callable[[str, type], Mapping[str, torch.Tensor]] | None = field(default=None, compare=False)
     read: set[str] = field(default_factory=set, compare=False)
 
     @property

@@ -2,9 +2,11 @@
 
 import csv
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedopt.console import printable
@@ -100,46 +102,60 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
         table: The run's clients.csv. Clients without test examples are left out.
         metric: The description of the metric.
     """
-    rows = list(csv.DictReader(read_text(table).splitlines()))
-    columns = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0] if name != "client"}
-    kinds = [kind for kind in MODELS if kind in columns]
-    known = np.flatnonzero(np.all([np.isfinite(columns[kind]) for kind in kinds], axis=0))
-    order = known[np.argsort(-metric.sign * columns[kinds[-1]][known], kind="stable")]
-    if not len(order):
+    import pandas as pd  # not at the top: it takes half a second
+
+    frame = pd.read_csv(StringIO(read_text(table)), converters={"client": str})
+    kinds = [kind for kind in MODELS if f"{kind}_{metric.name}" in frame]
+    columns, words = [f"{kind}_{metric.name}" for kind in kinds], [MODELS[kind] for kind in kinds]
+    frame = frame.dropna(subset=columns).sort_values(columns[-1], ascending=metric.sign < 0, kind="stable")
+    if frame.empty:
         return
-    columns, at = {name: of[order] for name, of in columns.items()}, np.arange(len(order))
-    values, first, last = [columns[kind] for kind in kinds], MODELS[kinds[0]], MODELS[kinds[-1]]
-    gains = [
-        np.where(np.isclose(values[0], of, rtol=EQUAL, atol=0), 0, metric.sign * (of - values[0])) for of in values[1:]
-    ]
-    shares = [f"{100 * np.mean(of > 0):.0f} %" for of in gains]
-    than = [f"{share} than {MODELS[kind]}" for share, kind in zip(shares[:-1], kinds[1:], strict=False)]
-    title = f"{len(order)} clients {first}"
-    if gains:
-        title = ", ".join([f"{shares[-1]} of {len(order)} clients do better {first} than {last}", *than])
-    few = columns.get("test_rows", np.full(len(at), np.inf)) < FEW_ROWS
-    low, high = (columns.get(f"{kinds[0]}_{end}", values[0]) for end in ("low", "high"))
-    note = INTERVALS if f"{kinds[0]}_low" in columns else ""
-    signs = np.sign(gains[-1]) if gains else np.zeros(len(at))
-    looks = (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4"))
+    values, column = frame[columns].to_numpy().T, columns[0]
+    gains = np.where(np.isclose(values, values[0], rtol=EQUAL, atol=0), 0, metric.sign * (values - values[0]))
+    title, note = f"{len(frame)} clients {words[0]}", INTERVALS if f"{column}_low" in frame else ""
+    if len(columns) > 1:
+        title = f"{_share(gains[-1])} of {len(frame)} clients do better {words[0]} than {words[-1]}"
+    for gain, other in zip(gains[1:-1], words[1:-1], strict=True):
+        title += f", {_share(gain)} than {other}"
     with pictures([path], 1, width=2 * WIDTH, height=2.6, title=title, note=note) as (axes,):
-        if gains:
-            axes.plot(at, values[-1], color="black", label=last)
-        for of, alpha in ((few, PALE), (~few, 1.0)):
-            if than and of.any():
-                axes.plot(at[of], values[1][of], "x", color="0.4", alpha=alpha, label=MODELS[kinds[1]])
-            for name, sign, colour in looks:
-                if (mine := of & (signs == sign)).any():
-                    axes.vlines(at[mine], values[-1][mine], values[0][mine], color=colour, alpha=alpha * PALE)
-                    axes.vlines(at[mine], low[mine], high[mine], color=colour, alpha=alpha, linewidth=THIN)
-                    label = f"{first}: {name}" if gains else first
-                    axes.plot(at[mine], values[0][mine], "o", color=colour, alpha=alpha, label=label)
+        for of_other, other in zip(values[1:-1], words[1:-1], strict=True):
+            axes.plot(of_other, "x", color="0.4", label=other)
+        if len(columns) > 1:
+            axes.plot(values[-1], color="black", label=words[-1])
+        low, high = (frame.get(f"{column}_{end}", frame[column]).to_numpy() for end in ("low", "high"))
+        few = frame.get("test_rows", np.inf + frame[column]).to_numpy() < FEW_ROWS
+        _draw_clients(axes, np.array([values[0], values[-1], low, high]), np.sign(gains[-1]), few, words[0])
         ends = np.concatenate([*values, low[~few], high[~few]])  # intervals by few examples may end outside
         margin = 0.05 * np.ptp(ends) or 1
         axes.set_ylim(ends.min() - margin, ends.max() + margin)
-        describe(axes, f"client, from the worst to the best {last}", f"{metric.title}; {metric.better} is better")
-        names = [_short(rows[i]["client"]) for i in order] if len(order) <= NAMES else []
-        axes.set_xticks(at[: len(names)], names, rotation="vertical")
+        describe(axes, f"client, from the worst to the best {words[-1]}", f"{metric.title}; {metric.better} is better")
+        names = [_short(name) for name in frame["client"]] if len(frame) <= NAMES else []
+        axes.set_xticks(range(len(names)), names, rotation="vertical")
+
+
+def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.ndarray, label: str) -> None:
+    """Draw a dot for each client, its interval, and a line from the value of another model.
+
+    Args:
+        axes: The axes.
+        values: ``[4, M]``, the value of each client, that of the other model, and the ends of the interval.
+        signs: ``[M]``, 1 if the client gains, -1 if it loses.
+        few: ``[M]`` of bool, whether it has few test examples.
+        label: The model in words.
+    """
+    others = (values[0] != values[1]).any()
+    for name, sign, colour in (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4")):
+        for of, alpha in ((few, PALE), (~few, 1.0)):
+            at = np.flatnonzero(of & (signs == sign))
+            if len(at):
+                own, other, low, high = values[:, at]
+                axes.vlines(at, other, own, color=colour, alpha=alpha * PALE)
+                axes.vlines(at, low, high, color=colour, alpha=alpha, linewidth=THIN)
+                axes.plot(at, own, "o", color=colour, alpha=alpha, label=f"{label}: {name}" if others else label)
+
+
+def _share(gains: np.ndarray) -> str:
+    return f"{100 * np.mean(gains > 0):.0f} %"
 
 
 def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:

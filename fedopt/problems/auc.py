@@ -24,7 +24,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.scores import Scores, area
+from fedopt.problems.scores import Scorer, Scores, Values, area
 from fedopt.problems.supervised import SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
@@ -32,7 +32,7 @@ Area = Callable[[np.ndarray, np.ndarray], float]  # of scores, and of which exam
 
 
 @dataclass(frozen=True)
-class Areas:
+class Areas(Scorer):
     """Areas under the ROC curve of a network with two outputs.
 
     areas: by the metric of test examples, a function of the scores, [n], and of which examples are positive, [n] of bool.
@@ -41,6 +41,15 @@ class Areas:
 
     areas: Mapping[Metric, Area]
     others: Scores | None
+
+    rarest, each = 1, dict[str, tuple[str, int]]()
+
+    @property
+    def client_metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        return tuple(
+            replace(m, name=m.name.removeprefix("test_"), label=f"{m.label.replace('test ', '')} on own test examples")
+            for m in self.areas
+        )
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         renamed = lambda text, of: text.replace("test", of, 1)  # noqa: E731
@@ -52,6 +61,16 @@ class Areas:
         scores, positive = torch.softmax(outputs, 1)[:, 1].cpu().numpy(), y.cpu().numpy() == 1
         others = self.others.scores(outputs, y) if self.others else {}
         return others | {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
+
+    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
+        found = {metric.name: np.full(M, np.nan) for metric in self.client_metrics}
+        for client in np.flatnonzero(np.bincount(owner[y.cpu().numpy() == 1], minlength=M)):
+            mine = torch.from_numpy(owner == client).to(y.device)
+            if not y[mine].all():
+                values = self.scores(outputs[mine], y[mine])
+                for name, of_clients in found.items():
+                    of_clients[client] = values[name]
+        return found
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
@@ -134,4 +153,4 @@ class Auc(SupervisedMinimax):
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
-        return {**self.tested(x[:-2]), "objective": float(self._value(squares, gap, best))}
+        return {**self.test_metrics(*self.models(*point)), "objective": float(self._value(squares, gap, best))}

@@ -50,7 +50,7 @@ class Problem(_InWorld, ABC):
         own_models: Whether `evaluate` takes the clients' own models, ``[M, d]``, as a further entry of the point, which it gets
             from methods that have some.
         has_common: Whether the method of the run has a common model; `deploys` sets it.
-        client_metric: What `of_clients` returns of each client; None if the problem measures no single client.
+        client_metric: The metric by which clients are compared; None if the problem measures no single client.
         own_test_rows: The places, from 0, that the clients' own test rows have among the data set's training rows, if the problem
             holds out some of them.
         one_by_one: The reason why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
@@ -136,27 +136,12 @@ class Problem(_InWorld, ABC):
             point: The variables. Further ones are ignored.
         """
 
-    def of_clients(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
-        """Return the value of ``client_metric`` of each client, ``[M]``, by the model that it has.
+    def clients_table(self, *point: Tensor) -> Mapping[str, np.ndarray]:
+        """Return the columns of ``clients.csv``, ``[M]`` each, such as test_rows and own_accuracy; {} for no such file.
 
         Args:
-            point: As in `evaluate`.
-
-        Returns:
-            Those of ``own``, ``common`` and ``alone`` that are known, in this order. nan: the client has no test examples.
+            point: As in `evaluate`. nan: a number is not defined for a client.
         """
-        return {}
-
-    def clients_table(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
-        """Return further numbers of each client, ``[M]``, by the columns of ``clients.csv``, such as own_auc.
-
-        Args:
-            point: As in `of_clients`.
-        """
-        return {}
-
-    def test_counts(self) -> Mapping[str, np.ndarray]:
-        """Return ``test_rows``, ``[M]``, the number of test examples of each client, and further counts; {} if unknown."""
         return {}
 
     def solution(self) -> tuple[Tensor, ...] | None:

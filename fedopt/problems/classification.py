@@ -1,29 +1,20 @@
 """Plain classification: minimise the clients' mean cross-entropy, any data set and model [McMahan et al. 2017]."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
-from fedopt.metrics import (
-    PERSONAL_ACCURACY,
-    TEST_ACCURACY,
-    TEST_LOSS,
-    TRAIN_LOSS,
-    WORST_PERSONAL_ACCURACY,
-)
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
 from fedopt.networks import Tuning
-from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.loss_tuning import loss_of
-from fedopt.problems.personal import Tested
+from fedopt.problems.personal import ScoredRows
 from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
 
 
@@ -40,9 +31,8 @@ class Classification(Supervised, Minimisation):
     own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
         seed, without regard to classes.
     pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
-    loss: the folder of a run of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
-    alone: whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares with;
-        None: if clients keep tests and the table is small enough for it.
+    loss: the file of a model of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
+    alone: as in `Labelled`.
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
     class_weights: the weights of the classes in f_i: a list, a mapping from names of classes, others weighing 1, or balanced:
         n / (C n_c), by the training examples of all clients. None: all weigh 1.
@@ -64,37 +54,18 @@ class Classification(Supervised, Minimisation):
     )
     loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
 
-    own_models = tests_own = True
+    own_models = True
 
     def __post_init__(self) -> None:
         shared = self.pretrain, self.pretrain_step, self.own_test_seed
         self.set_up_shared(self.test, self.server, self.own_test, *shared)
-        of_clients = (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY) if self.local_set else ()
-        self.client_metric = self.of_client if self.local_set else None
-        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *of_clients)
+        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS)
         self._tuning: Tuning = None
         if self.loss is not None:
-            self._tuning = loss_of(self.loss, self.world, self.classes)
+            self._tuning = loss_of(self.loss, self.names_of_classes, self._start[0])
         self._class_weight = None if self.class_weights is None else self.world.tensor(self._weights_of_classes())
         if self.alone and not self.local_set:
             raise UserError("problem.alone=true: clients have no test examples; set problem.own_test to a fraction")
-        if self.alone or (self.alone is None and self.local_set and self._is_small_table()):
-            self.set_alone(self._logistic_alone)
-
-    def _is_small_table(self) -> bool:
-        numbers = self.splits["train"].sizes.sum() * math.prod(self.train.shape)
-        return len(self.train.shape) == 1 and numbers <= alone.MOST_NUMBERS and self.clients <= alone.MOST_CLIENTS
-
-    def _logistic_alone(self) -> Tensor:
-        """Return the log probabilities of the clients' penalised and unpenalised models alone, [2, local examples, C]."""
-        x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
-        tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
-        weights = np.ones(self.classes) if self._class_weight is None else self._class_weight.double().cpu().numpy()
-        outputs = np.zeros((2, len(tests), self.classes))
-        for i, rows in enumerate(self.splits["train"]):
-            mine = self.local_set.owner == i
-            outputs[:, mine] = alone.logistic(x[rows], y[rows], tests[mine], weights)
-        return torch.from_numpy(outputs).to(self.train.x.device)
 
     def _weights_of_classes(self) -> np.ndarray:
         """Return the weight of each class, [C]."""
@@ -151,16 +122,16 @@ class Classification(Supervised, Minimisation):
         better_than_alone, as_good_as_alone: the shares of clients whose accuracy there is above that of their logistic
             regression alone, or the same.
         """
-        x, *own = point[:2]
-        if own and not self.has_common:
-            of = Tested.of(self.train, self.splits["train"])
+        common, own = self.models(*point)
+        if common is None and own is not None:
+            of = ScoredRows.of(self.train, self.splits["train"])
             weight = self.world.tensor(self.splits["train"].example_weights(self.weights))
             batch = self._weighted({"train": self.train.batch(of.at(slice(None)), weight)})
-            outputs = tuned(self.predictions(of, None, *own), self._tuning)
+            outputs = tuned(self.predictions(of, None, own), self._tuning)
             train_loss = float(losses(outputs, batch).double() @ batch.weight.double())
-            squares = self.world.tensor(self.weights) @ own[0] ** 2
+            squares = self.world.tensor(self.weights) @ own**2
         else:
-            logits = lambda inputs: tuned(self.net(x, inputs), self._tuning)  # noqa: E731
-            train_loss, squares = self.client_loss("train", logits, self._class_weight), x**2
+            logits = lambda inputs: tuned(self.net(point[0], inputs), self._tuning)  # noqa: E731
+            train_loss, squares = self.client_loss("train", logits, self._class_weight), point[0] ** 2
         penalty = 0.0 if self.ridges is None else 0.5 * float(self.ridges @ squares)
-        return {"train_loss": train_loss + penalty, **self.tested(x, *own)}
+        return {"train_loss": train_loss + penalty, **self.test_metrics(common, own, self._tuning)}

@@ -95,7 +95,7 @@ class FairClassification(SupervisedMinimax):
         shares, present = self.test_examples.means(hits), self._test_shares > 0
         return {
             "train_loss": self.client_loss("train", partial(self.net, x), y * self._per_share),
-            **self.tested(x),
+            **self.test_metrics(partial(self.net, x)),
             "worst_accuracy": 100 * float((np.array(shares)[present] / self._test_shares[present]).min()),
             **{f"weight_{c}": float(y[c]) for c in range(self.classes)},
         }

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, cross_entropy
-from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
+from fedopt.data import Batch, Logits, cross_entropy
+from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.function import function
@@ -64,16 +64,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     fit: PositiveInt
     fit_step: PositiveFloat
 
-    metrics = (
-        TEST_ACCURACY,
-        TEST_LOSS,
-        OBJECTIVE,
-        SERVER_LOSS,
-        PERSONAL_ACCURACY,
-        WORST_PERSONAL_ACCURACY,
-        PERSONAL_DISTANCE,
-        CLIENT_CLASSES,
-    )
+    metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_DISTANCE, CLIENT_CLASSES)
 
     def __post_init__(self) -> None:
         self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
@@ -170,6 +161,15 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y = self.personal(x)
         f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        own = self.personal_metrics(self.client_scores(None, y))
-        of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
-        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **self.tested(x), **own, **of_clients}
+        assert self.local_set is not None  # own_test is a fraction
+        return {
+            "objective": f1 + 0.5 * self.lam * squared,
+            "server_loss": f1,
+            "personal_distance": math.sqrt(squared),
+            "client_classes": self.client_classes,
+            **self.test_metrics(partial(self.net, x)),
+            **self.means_of_clients(self.predictions(self.local_set, None, y)),
+        }
+
+    def models(self, *point: Tensor) -> tuple[Logits, Tensor]:
+        return partial(self.net, point[0]), self.personal(point[0])

@@ -1,6 +1,7 @@
 """Learning a representation for all clients: the hidden layers outside, the output layer inside [FedNest Sec. 4.1]."""
 
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -94,11 +95,7 @@ class HyperRepresentation(SupervisedBilevel):
         return torch.cat(point[:2])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x, y = point[:2]
-
-        def logits(images: Tensor) -> Tensor:
-            return self.head(y, self.body(x, images))
-
+        logits = partial(self.predicted, self.parameters(*point))
         return {
             "train_loss": self.client_loss("train", logits),
             "val_loss": self.client_loss("val", logits),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData, Model
 from fedopt.errors import UserError
-from fedopt.metrics import CLIENT_RMSE, DISTANCE, TRAIN_LOSS, Metric
+from fedopt.metrics import DISTANCE, TRAIN_LOSS, Metric
 from fedopt.networks import flat
 from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
@@ -25,10 +25,6 @@ from fedopt.randomness import Part
 
 RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zero, as of columns that sum to one
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
-PERSONAL_RMSE = Metric("personal_rmse", "mean of the clients' root mean squared errors on their own test examples")
-WORST_PERSONAL_RMSE = Metric("worst_personal_rmse", "root mean squared error of the worst client on its test examples")
-
-PERSONAL = (TEST_RMSE, PERSONAL_RMSE, WORST_PERSONAL_RMSE)
 
 
 def residual(y: Tensor, batch: Batch) -> Tensor:
@@ -63,8 +59,6 @@ class Table(Labelled):
     features: int
     spread: float
     noise: float = 1.0
-
-    tests_own = True
 
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
@@ -112,12 +106,14 @@ class Table(Labelled):
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         return x @ model[:, None]
 
-    def ridge_alone(self) -> list[Tensor]:
-        """Return what `set_alone` takes: of a ridge, and of least squares, of each client's own training examples."""
-        examples = [(self.train.x[rows].double(), self.train.y[rows].double()) for rows in self.splits["train"]]
-        ridges = [alone.ridge(z[:, :-1].cpu().numpy(), t.cpu().numpy()) for z, t in examples]
-        models = torch.from_numpy(np.array(ridges)), least(*self.moments("train")[:2])
-        return [self.predictions(self.local_set, None, of.to(self.train.x)) for of in models]
+    def compares_with_alone(self) -> bool:
+        return True
+
+    def fit_alone(self) -> Tensor:
+        """Return what a ridge of each client's own training examples predicts for the local examples, ``[n, 1]``."""
+        x, y = (v.double().cpu().numpy() for v in (self.train.x[:, :-1], self.train.y))
+        ridges = np.array([alone.ridge(x[rows], y[rows]) for rows in self.splits["train"]])
+        return self.predictions(self.test_set.known(), None, torch.from_numpy(ridges).to(self.train.x))
 
 
 @dataclass(eq=False)
@@ -139,8 +135,7 @@ class LinearRegression(Table, Minimisation):
     noise: NonNegativeFloat
 
     own_models = True
-    metrics = (*PERSONAL, TRAIN_LOSS, DISTANCE)
-    client_metric = CLIENT_RMSE
+    metrics = (TEST_RMSE, TRAIN_LOSS, DISTANCE)
 
     def __post_init__(self) -> None:
         self.set_table("linear_regression", None)
@@ -151,7 +146,6 @@ class LinearRegression(Table, Minimisation):
         self._p = torch.from_numpy(self.weights).to(A)
         self._A, self._c, self._half = (torch.tensordot(self._p, v, 1) for v in self._moments)
         self._x = least(self._A, self._c)
-        self.set_alone(self.ridge_alone)
 
     def deploys(self, own: bool, common: bool) -> None:
         super().deploys(own, common)
@@ -179,11 +173,11 @@ class LinearRegression(Table, Minimisation):
         """Return the metrics.
 
         train_loss: sum_i p_i f_i at x, or at the clients' own models if the method has no common model. distance: that of x from
-        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `ridge_alone`.
+        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `fit_alone`.
         """
-        x, *own = (v.to(self._x) for v in point[:2])
+        (common, own), x = self.models(*point), point[0].to(self._x)
         A, c, halves = self._moments
-        models = own[0] if own and not self.has_common else x.expand(self.clients, -1)
+        models = x.expand(self.clients, -1) if common or own is None else own.to(x)
         losses = 0.5 * torch.einsum("id,ide,ie->i", models, A, models) - torch.sum(c * models, 1) + halves
-        values = {**self.tested(*point[:2]), "train_loss": float(self._p @ losses)}
-        return values if own and not self.has_common else {**values, "distance": float(torch.linalg.norm(x - self._x))}
+        values = {**self.test_metrics(common, own), "train_loss": float(self._p @ losses)}
+        return {**values, "distance": float(torch.linalg.norm(x - self._x))} if common else values

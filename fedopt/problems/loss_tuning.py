@@ -4,6 +4,7 @@ The inner problem trains a network y on imbalanced data with a parametric loss; 
 class-balanced validation loss. It depends on x through y*(x) alone: the direct part of the hypergradient is zero.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -13,15 +14,14 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, World, cross_entropy, tuned
+from fedopt.data import Batch, Batches, cross_entropy, load_model, tuned
 from fedopt.decimals import exact
-from fedopt.errors import UserError
+from fedopt.errors import MOST_NAMED, UserError, some
 from fedopt.networks import Tuning
 from fedopt.problems.function import function
+from fedopt.problems.personal import OF_PROBABILITIES
 from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import SupervisedBilevel
-
-CALIBRATED = ("loss", "brier", "calibration")  # what is measured of the tuned logits
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
@@ -40,18 +40,26 @@ def tuning(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(delta), shift
 
 
-def loss_of(run: str, world: World, classes: int) -> tuple[Tensor, Tensor]:
-    """Return the scale and the shift of the logits that a run of loss tuning found, [classes] each. run: its folder.
+def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of the logits that loss tuning found, [classes] each, in the type and place of a tensor.
 
-    Raises UserError if there is no such run, or its data have another number of classes.
+    Args:
+        path: The file of a model that loss tuning trained.
+        classes: The names of the classes.
+        like: The tensor.
+
+    Raises:
+        UserError: There is no such file, or it is a model of other classes, or trained otherwise.
     """
-    assert world.solution is not None  # every run's world has it
-    x = world.solution(run, LossTuning)["x"]
-    if len(x) != 2 * classes:
+    model = load_model(path)
+    if model.scale is None or model.shift is None:
         raise UserError(
-            f"problem.loss={run}: is for {len(x) // 2} classes, and the data have {classes}; give a run on these data"
+            f"problem.loss={path}: is no model of problem=loss_tuning; export a run of it: fedopt export RUN"
         )
-    return tuning(x.to(world.device, world.dtype))
+    if [*map(str, model.classes_)] != [*classes]:
+        known = f"its classes are {some(model.classes_, MOST_NAMED)}, and those of the data {some(classes, MOST_NAMED)}"
+        raise UserError(f"problem.loss={path}: {known}; export a run on these data")
+    return model.scale.to(like), model.shift.to(like)
 
 
 @dataclass(eq=False)
@@ -83,7 +91,7 @@ class LossTuning(SupervisedBilevel):
         self.class_weight = self.world.tensor(balance)
         of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
         self._calibrated = Scores.of(
-            of_both[0].cpu().numpy(), self.names_of_classes, CALIBRATED, [of_both[1].cpu().numpy()]
+            of_both[0].cpu().numpy(), self.names_of_classes, OF_PROBABILITIES, [of_both[1].cpu().numpy()]
         )
         self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
@@ -116,10 +124,10 @@ class LossTuning(SupervisedBilevel):
         """
         x, y = point[:2]
         logits, test = partial(self.net, y), self.test_set
-        calibrated = tuned(self.predictions(test, y), tuning(x))
+        calibrated = tuned(self.predictions(test, logits), tuning(x))
         return {
             "train_loss": self.client_loss("train", lambda inputs: tuned(logits(inputs), tuning(x))),
             "val_loss": self.client_loss("val", logits, self.class_weight),
-            **self.tested(y),
+            **self.test_metrics(logits, None, tuning(x)),
             **{f"calibrated_{name}": value for name, value in self._calibrated.scores(calibrated, test.y).items()},
         }

@@ -1,47 +1,30 @@
-"""What is measured of the models that clients deploy: their own ones where a method trains some, else the common one."""
+"""What is measured on labelled examples, each by the model that its client uses: its own one, or else the common one."""
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged, cut
-from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric
+from fedopt.data import Examples, Logits, Ragged, cut, tuned
+from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
+from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
+from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once
 PADDED = 4096  # rows that several models predict at once, with padding
+OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
 
 
-class Scorer(Protocol):
-    """What is measured of the outputs of models on examples."""
-
-    @property
-    def rarest(self) -> int | None:
-        """The class with the fewest training examples; None without classes."""
-
-    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
-
-    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values by name, without the prefix. outputs: ``[n, outputs]``. y: the classes or targets, ``[n]``."""
-
-    def of_clients(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> np.ndarray:
-        """Return what is measured of one client, ``[M]``; nan without examples. owner: each example's client, ``[n]``."""
-
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
-        """Return the values of each client, ``[M]``, by name; nan without examples. owner: each example's client, ``[n]``."""
-
-
-class Errors:
+class Errors(Scorer):
     """The root mean squared error of the first output."""
 
-    rarest = None
+    client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)
@@ -49,17 +32,13 @@ class Errors:
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         return {"rmse": float(torch.sqrt(torch.mean((outputs[:, 0] - y).double() ** 2)))}
 
-    def of_clients(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> np.ndarray:
+    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
         with np.errstate(invalid="ignore"):  # a client without examples
-            means = np.bincount(owner, squares, clients) / np.bincount(owner, minlength=clients)
-        return np.sqrt(means)
-
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
-        return {"rmse": self.of_clients(outputs, y, owner, clients)}
+            return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
 
 
-class Tested(NamedTuple):
+class ScoredRows(NamedTuple):
     """Examples that models are tested on.
 
     Args:
@@ -82,13 +61,13 @@ class Tested(NamedTuple):
         return torch.from_numpy(self.rows[which]).to(self.examples.y.device)
 
     @classmethod
-    def of(cls, examples: Examples, split: Ragged) -> "Tested":
+    def of(cls, examples: Examples, split: Ragged) -> "ScoredRows":
         """Return the examples of all clients of a split."""
         return cls(examples, split.rows, np.repeat(np.arange(len(split)), split.sizes))
 
-    def known(self) -> "Tested":
+    def known(self) -> "ScoredRows":
         """Return the examples without those of clients that have no training examples."""
-        return self if (self.owner >= 0).all() else Tested(self.examples, *(v[self.owner >= 0] for v in self[1:]))
+        return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
 
 
 def owners_of(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
@@ -128,89 +107,105 @@ def batches(owner: np.ndarray, most: int) -> Iterator[tuple[list[int], list[np.n
         yield list(clients), list(rows)
 
 
-class Deployed(Problem):
-    """Problems that test models on labelled examples, each example by the model that its client deploys.
+class ScoresModels(Problem):
+    """Problems that score models on labelled examples, each example by the model that its client uses.
 
-    The client deploys its own model where the method trains some, else the common one. What follows is set while the problem
-    is built, and `deploys` then completes the metrics.
+    `deploys` completes the metrics, by what is set while the problem is built.
 
     Attributes:
         scorer: What is measured on examples.
         test_set: The test examples.
         val_set: The examples that the data name for validation; None if they name none.
-        local_set: The examples of ``test_set`` or ``train`` that each client tests its own model on; None for none.
-        scored: The metrics that `tested` and `test_metrics` return. A problem that declares them gets all that ``scorer`` measures
-            in their place.
-        tests_own: Whether `evaluate` measures by `tested`, and passes the clients' own models on to it.
+        local_set: The test examples of clients that train, or training examples that clients keep for tests; None: there are none.
+        scored: The metrics that `test_metrics` returns. A problem that declares them gets all that ``scorer`` measures in their
+            place, and what is measured of single clients.
     """
 
     classes: int
     scorer: Scorer
-    test_set: Tested
-    val_set: Tested | None = None
-    local_set: Tested = None  # type: ignore[assignment]
-    _fit_alone: Callable[[], Iterable[Tensor]] | None = None
-    tests_own: bool = False
+    test_set: ScoredRows
+    val_set: ScoredRows | None = None
+    local_set: ScoredRows | None = None
     scored: Set[str] = frozenset({"test_accuracy", "test_loss"})
-
-    @property
-    def of_client(self) -> Metric:
-        """What is measured of one client."""
-        return CLIENT_ACCURACY if self.classes else CLIENT_RMSE
-
-    @property
-    def local_rows(self) -> Ragged | None:
-        """The rows of ``local_set`` of each client, as indices of its examples; None if there are none."""
-        if self.local_set is None:
-            return None
-        order = np.argsort(self.local_set.owner, kind="stable")
-        return Ragged(cut(self.local_set.rows[order], np.bincount(self.local_set.owner, minlength=self.clients)))
-
-    def test_counts(self) -> dict[str, np.ndarray]:
-        """Return the number of local test rows of each client, ``[M]``, and with classes that of the rarest training class."""
-        if self.local_set is None:
-            return {}
-        counts = {"test_rows": np.bincount(self.local_set.owner, minlength=self.clients)}
-        if self.scorer.rarest is not None:
-            events = self.local_set.y.cpu().numpy() == self.scorer.rarest
-            counts["events"] = np.bincount(self.local_set.owner[events], minlength=self.clients)
-        return counts
+    with_alone: bool = False
 
     def deploys(self, own: bool, common: bool) -> None:
         self.has_common = common
-        test = self.scorer.metrics("test", "test")
         names = [metric.name for metric in self.metrics]
         if not self.scored <= {*names}:
             if self.val_set and "val" not in self.splits:
                 self.notes = [*self.notes, f"{len(self.val_set.rows):,} examples for validation are not used"]
             return  # the problem measures something else
+        test = self.scorer.metrics("test", "test")
         val = self.scorer.metrics("val", "validation") if self.val_set else ()
         val = tuple(metric for metric in val if metric.name not in names)  # which the problem measures itself
-        of_common = self.scorer.metrics("common", "test") if own and common and self.tests_own else ()
+        of_common = self.scorer.metrics("common", "test") if own and common else ()
         of_common = tuple(replace(metric, label=f"{metric.label}, common model") for metric in of_common)
         rest = [metric for metric in self.metrics if metric.name not in self.scored]
         place = min(i for i, name in enumerate(names) if name in self.scored)
-        self.metrics = (*val, *rest[:place], *test, *of_common, *rest[place:])
+        self.metrics = (*val, *rest[:place], *test, *of_common, *rest[place:], *self._metrics_of_clients())
         self.scored = {metric.name for metric in (*val, *test, *of_common)}
+
+    def _metrics_of_clients(self) -> list[Metric]:
+        """Set what is measured of single clients, if they have test examples, and return the metrics."""
+        main = self.scorer.client_metrics[0]
+        if self.local_set is None or main.name not in self._defined:
+            return []
+        self.client_metric, self.with_alone = main, self.compares_with_alone()
+        of_clients = [
+            replace(metric, name=f"personal_{metric.name}", label=f"mean of the clients' {metric.label}")
+            for metric in self.scorer.client_metrics
+            if metric.name in self._defined
+        ]
+        of_clients.insert(1, replace(main, name=f"worst_personal_{main.name}", label=f"worst client's {main.label}"))
+        if self.with_alone:
+            of_clients += [BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test")]
+        return of_clients
+
+    def compares_with_alone(self) -> bool:
+        """Return whether `fit_alone` is called, and clients are compared with what they reach alone."""
+        return False
+
+    def fit_alone(self) -> Tensor:
+        """Return the outputs of each client's own model alone for its local examples, as `predictions` does."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a client does alone")
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        """Return the parameters of the common model at a point, ``[dim]``."""
+        return point[0]
+
+    def calibration(self, *point: Tensor) -> Tuning:
+        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
+        return None
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of a model, ``[B, outputs]``. model: its parameters, ``[d]``. x: examples, ``[B, features]``."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a model predicts")
 
+    def models(self, *point: Tensor) -> tuple[Logits | None, Tensor | None]:
+        """Return the common model, a function from examples to outputs, and the clients' own models, ``[M, d]``.
+
+        Either is None if the method has none.
+        """
+        own = self.own_models and point[len(self.variables) :]
+        if own and not self.has_common:
+            return None, own[0]
+        return partial(self.predicted, self.parameters(*point)), own[0] if own else None
+
     @torch.no_grad()
-    def predictions(self, of: Tested, common: Any, own: Any = None) -> Tensor:
+    def predictions(self, of: ScoredRows, common: Logits | None, own: Any = None) -> Tensor:
         """Return the outputs for examples, ``[n, outputs]``. Each is predicted once.
 
         Args:
             of: The examples.
-            common: The common model, ``[d]``, which predicts for all without ``own``, and else for examples without a client. None:
-                there are no such examples.
+            common: The common model, which predicts for all without ``own``, and else for examples without a client. None: there
+                are no such examples.
             own: The clients' own models, ``[M, d]``, each of which predicts for its client's examples. None: there are none.
         """
         owner = np.full(len(of.rows), -1) if own is None else of.owner
         shared, (mine,) = np.flatnonzero(owner < 0), np.nonzero(owner >= 0)
         places = np.split(shared, range(PIECE, len(shared), PIECE)) if len(shared) else []
-        found = [self.predicted(common, of.examples.x[of.at(rows)]) for rows in places]
+        found = [common(of.examples.x[of.at(rows)]) for rows in places] if common else []
         most = 1 if self.convolutional or self.one_by_one else PADDED  # which vmap makes slower, or cannot run
         for clients, parts in batches(owner[mine], most) if own is not None else ():
             rows = [mine[part] for part in parts]
@@ -230,113 +225,99 @@ class Deployed(Problem):
             0, torch.from_numpy(np.concatenate(places)).to(outputs.device), outputs
         )
 
-    def client_scores(self, common: Tensor | None, own: Tensor | None = None) -> np.ndarray:
-        """Return `of_client` on each client's local examples by the model that it deploys, ``[M]``; nan without examples."""
-        return self.scorer.of_clients(self.predictions(self.local_set, common, own), *self._locals)
-
-    @property
-    def _locals(self) -> tuple[Tensor, np.ndarray, int]:
-        """The classes or targets of the local examples, their owners, and the number of clients."""
-        return self.local_set.y, self.local_set.owner, self.clients
-
-    def personal_metrics(self, values: np.ndarray) -> dict[str, float]:
-        """Return the mean over clients with local examples, the worst one's value, and the share that is better off than alone.
+    @torch.no_grad()
+    def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:
+        """Return the metrics of test and validation examples, and those of clients if they have test examples.
 
         Args:
-            values: What `client_scores` returns, ``[M]``.
+            common: The common model, a function from inputs to outputs, ``[B, classes]``. None: the method has none.
+            own: The clients' own models, ``[M, d]``. None: the method has none.
+            tuning: As in `client_scores`.
         """
-        tested = np.bincount(self.local_set.owner, minlength=self.clients) > 0
-        values, of = values[tested], self.of_client
-        found = {f"personal_{of.name}": values.mean(), f"worst_personal_{of.name}": of.sign * (of.sign * values).max()}
-        if self._fit_alone:
-            found |= compared(values, self._of_alone[tested], of.sign) | self._alone_metrics
-        return {name: float(value) for name, value in found.items()}
-
-    def tested(self, common: Tensor, *own: Tensor) -> dict[str, float]:
-        """Return the metrics of test and validation examples, and those of clients if the problem measures clients.
-
-        Args:
-            common: The common model, ``[d]``. It is ignored if the method has none.
-            own: The clients' own models, ``[M, d]``, if there are any.
-        """
-        shared = common if self.has_common or not own else None
-        test, *val = (of if shared is not None else of.known() for of in (self.test_set, self.val_set) if of)
-        outputs = self.predictions(test, shared, *own)
+        test, *val = (rows if common else rows.known() for rows in (self.test_set, self.val_set) if rows)
+        outputs = self.predictions(test, common, own)
         found = self._scores("test", outputs, test)
-        for of in val:
-            found |= self._scores("val", self.predictions(of, shared, *own), of)
-        if own and shared is not None:
-            found |= self._scores("common", self.predictions(test, shared), test)
+        for rows in val:
+            found |= self._scores("val", self.predictions(rows, common, own), rows)
+        if own is not None and common:
+            found |= self._scores("common", self.predictions(test, common), test)
         if self.client_metric and self.local_set:
             same = self.local_set.examples is test.examples
-            outputs = (
-                outputs[torch.from_numpy(test.owner >= 0)] if same else self.predictions(self.local_set, shared, *own)
-            )
-            found |= self.personal_metrics(self.scorer.of_clients(outputs, *self._locals))
+            known = torch.from_numpy(test.owner >= 0)
+            outputs = outputs[known] if same else self.predictions(self.local_set, common, own)
+            found |= self.means_of_clients(outputs, tuning)
         return found
 
-    @torch.no_grad()
-    def test_metrics(self, logits: Logits) -> dict[str, float]:
-        """Return the metrics of test examples, such as test_loss and test_accuracy in percent, and of validation examples.
-
-        logits: a function from inputs to logits [B, classes].
-        """
-        found = dict[str, float]()
-        for prefix, of in (("test", self.test_set), ("val", self.val_set)):
-            if of:
-                pieces = of.at(slice(None)).split(PIECE)
-                found |= self._scores(prefix, torch.cat([logits(of.examples.x[rows]) for rows in pieces]), of)
-        return found
-
-    def _scores(self, prefix: str, outputs: Tensor, of: Tested) -> dict[str, float]:
+    def _scores(self, prefix: str, outputs: Tensor, of: ScoredRows) -> dict[str, float]:
         """Return the scores that are among the metrics, by name. outputs: for the examples ``of``."""
         values = {f"{prefix}_{name}": value for name, value in self.scorer.scores(outputs, of.y).items()}
         return {name: value for name, value in values.items() if name in self.scored}
 
-    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return `of_client` on the clients' local examples: by own models, by the common one, and by those alone."""
-        if not self.client_metric or not self.local_set:
-            return {}
-        found = {kind: self.scorer.of_clients(outputs, *self._locals) for kind, outputs in self._by_model(*point)}
-        return {kind: values.tolist() for kind, values in found.items()}
+    def client_scores(self, outputs: Tensor, tuning: Tuning = None, means_only: bool = False) -> Values:
+        """Return the scores of each client on its local examples, ``[M]``, by name; nan where a score is not defined.
 
-    def clients_table(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the other scores of each client on its local examples, by columns such as own_auc and common_auc."""
-        if not self.client_metric or not self.local_set:
-            return {}
-        return {
-            f"{kind}_{name}": values.tolist()
-            for kind, outputs in self._by_model(*point)
-            for name, values in self.scorer.per_client(outputs, *self._locals).items()
-            if name != self.of_client.name
-        }
-
-    def set_alone(self, fit: Callable[[], Iterable[Tensor]]) -> None:
-        """Compare with models that clients train alone. They are fitted when they are first measured.
-
-        fit: returns the outputs of the penalised and the unpenalised models for the local examples, as `predictions` does.
+        Args:
+            outputs: The outputs for the local examples.
+            tuning: The scale and the shift of outputs that make probabilities. Scores of probabilities take them into account.
+            means_only: As in `Scorer.per_client`.
         """
-        self._fit_alone = fit
-        self.metrics = (*self.metrics, BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test"))
+        assert self.local_set is not None
+        others = self.local_set.y, self.local_set.owner, self.clients, means_only
+        found = self.scorer.per_client(outputs, *others)
+        if tuning is not None:
+            stated = self.scorer.per_client(tuned(outputs, tuning), *others)
+            found |= {name: stated[name] for name in OF_PROBABILITIES if name in stated}
+        return found
 
     @cached_property
-    def _outputs_alone(self) -> dict[str, Tensor]:
-        return dict(zip(("alone", "alone_unpenalised"), self._fit_alone(), strict=True)) if self._fit_alone else {}
+    def _defined(self) -> dict[str, np.ndarray]:
+        """The scores that are defined for some client: for which clients they are, ``[M]`` of bool."""
+        assert self.local_set is not None
+        blank = self.local_set.y.new_zeros(len(self.local_set.rows), max(self.classes, 1)).double()
+        finite = {name: np.isfinite(values) for name, values in self.client_scores(blank, None, True).items()}
+        return {name: clients for name, clients in finite.items() if clients.any()}
+
+    def means_of_clients(self, outputs: Tensor, tuning: Tuning = None) -> dict[str, float]:
+        """Return the means over clients, the worst client's value, and the share that is better off than alone.
+
+        The arguments: as in `client_scores`.
+        """
+        scores, main = self.client_scores(outputs, tuning, True), self.scorer.client_metrics[0]
+        found = {f"personal_{name}": scores[name][clients].mean() for name, clients in self._defined.items()}
+        values = scores[main.name][self._defined[main.name]]
+        found[f"worst_personal_{main.name}"] = main.sign * (main.sign * values).max()
+        if self.with_alone:
+            found |= compared(values, self._alone[1], main.sign) | self._alone[2]
+        return {name: float(value) for name, value in found.items()}
 
     @cached_property
-    def _of_alone(self) -> np.ndarray:
-        return self.scorer.of_clients(self._outputs_alone["alone"], *self._locals)
+    def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
+        """The outputs of models alone, the first score of each client, where it is defined, and the metrics of all rows."""
+        assert self.local_set is not None
+        outputs, main = self.fit_alone(), self.scorer.client_metrics[0].name
+        values = self.scorer.scores(outputs, self.local_set.y)
+        of_clients = self.client_scores(outputs, None, True)[main][self._defined[main]]
+        return outputs, of_clients, {f"alone_{name}": value for name, value in values.items()}
 
-    @cached_property
-    def _alone_metrics(self) -> dict[str, float]:
-        values = self.scorer.scores(self._outputs_alone["alone"], self.local_set.y)
-        return {f"alone_{name}": value for name, value in values.items()}
-
-    def _by_model(self, common: Tensor, *own: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the outputs of the clients' own models for the local examples, if there are any, and of the common one likewise."""
-        shared = common if self.has_common or not own else None
-        if own:
-            yield "own", self.predictions(self.local_set, shared, *own)
-        if shared is not None:
-            yield "common", self.predictions(self.local_set, shared)
-        yield from self._outputs_alone.items()
+    def clients_table(self, *point: Tensor) -> Values:
+        """Return the counts and the scores of each client, ``[M]``, by columns such as test_rows, own_auc and alone_auc."""
+        if not self.client_metric or self.local_set is None:
+            return {}
+        local, (common, own) = self.local_set, self.models(*point)
+        outputs = {} if own is None else {"own": self.predictions(local, common, own)}
+        outputs |= {"common": self.predictions(local, common)} if common else {}
+        found = {"test_rows": np.bincount(local.owner, minlength=self.clients)}
+        rests_on = dict.fromkeys((CLIENT_ACCURACY.name, CLIENT_RMSE.name), found["test_rows"])
+        if (rarest := self.scorer.rarest) is not None:
+            events = local.owner[local.y.cpu().numpy() == rarest]
+            found["events"] = np.bincount(events, minlength=self.clients)
+            rests_on |= {name: found["events"] for name, of in self.scorer.each.items() if of == ("recall", rarest)}
+        outputs |= {"alone": self._alone[0]} if self.with_alone else {}
+        for kind, of_kind in outputs.items():
+            tuning = None if kind == "alone" else self.calibration(*point)
+            for name, values in self.client_scores(of_kind, tuning).items():
+                found[f"{kind}_{name}"] = values
+                if name in rests_on:
+                    ends = interval(name, values, rests_on[name])
+                    found |= {f"{kind}_{name}_low": ends[0], f"{kind}_{name}_high": ends[1]}
+        return found

@@ -13,17 +13,18 @@ one size then, and no longer linear. y_i keeps its closed form.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batches
-from fedopt.metrics import CLIENT_RMSE, DISTANCE, OBJECTIVE, Metric
+from fedopt.data import Batches, Logits
+from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.linear_regression import PERSONAL, RANK, TEST_RMSE, Table, gradient, squared
+from fedopt.problems.linear_regression import RANK, TEST_RMSE, Table, gradient, squared
 from fedopt.problems.quadratic_bilevel import Sample
 from fedopt.problems.quadratic_local_bilevel import mean_reduced
 from fedopt.problems.supervised import Fraction
@@ -62,8 +63,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         if self.strengths == "fixed":
             self._solve()
         else:
-            self.metrics, self.client_metric = (OBJECTIVE, *PERSONAL), CLIENT_RMSE
-            self.set_alone(self.ridge_alone)
+            self.metrics = (OBJECTIVE, TEST_RMSE)
 
     def _solve(self) -> None:
         """Set the metrics, the outer objective as a quadratic function, and its minimiser."""
@@ -146,8 +146,8 @@ class PersonalisedRegression(Table, LocalBilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics, all at the exact y_i(x). Alone is as in `linear_regression`."""
-        w, y = self._models(point[0])
-        tested, y = self.tested(w, y), y.to(self._A)
+        common, y = self.models(*point)
+        tested, y = self.test_metrics(common, y), y.to(self._A)
         if self.strengths != "fixed":
             values = 0.5 * torch.einsum("id,ide,ie->i", y, self._F, y) - torch.sum(self._e * y, 1) + self._halves
             return {"objective": float(self._p @ values), **tested}
@@ -156,14 +156,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         distance = float(torch.linalg.norm(off))
         return {"excess": excess, **tested, "distance": distance, "objective": self._least + excess}
 
-    def _models(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return w, [dy], and the exact y_i(x), [M, dy]."""
-        w = x[: self.train.x.shape[1]]
-        return w, self.inner_solutions(x).to(w)
-
-    def of_clients(self, *point: Tensor) -> dict[str, list[float]]:
-        """Return the errors of the exact y_i(x), of w and of each client alone, if strengths are learnt."""
-        return super().of_clients(*self._models(point[0]))
-
-    def clients_table(self, *point: Tensor) -> dict[str, list[float]]:
-        return super().clients_table(*self._models(point[0]))
+    def models(self, *point: Tensor) -> tuple[Logits, Tensor]:
+        """Return the model w, and the exact y_i(x), [M, dy]."""
+        w = point[0][: self.train.x.shape[1]]
+        return partial(self.predicted, w), self.inner_solutions(point[0]).to(w)

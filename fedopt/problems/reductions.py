@@ -1,10 +1,11 @@
 """The reductions between the classes of problems."""
 
 from abc import update_abstractmethods
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,10 +137,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         return self.original.evaluate(point[0])
 
-    def of_clients(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
-        return self.original.of_clients(point[0])
-
-    def clients_table(self, *point: Tensor) -> Mapping[str, Sequence[float]]:
+    def clients_table(self, *point: Tensor) -> Mapping[str, np.ndarray]:
         return self.original.clients_table(point[0])
 
 

@@ -78,14 +78,16 @@ class Regularisation(Labelled, Bilevel):
         test = max(self.examples // 5, 1)
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 
-    def logits(self, y: Tensor, inputs: Tensor) -> Tensor:
-        """Return the logits [B, classes] of examples [B, features]."""
-        z = F.linear(inputs, y.view(self.outputs, -1))
+    def parameters(self, *point: Tensor) -> Tensor:
+        return point[1]
+
+    def predicted(self, model: Tensor, x: Tensor) -> Tensor:
+        z = F.linear(x, model.view(self.outputs, -1))
         return z if self.outputs > 1 else F.pad(z, (1, 0))  # the logistic loss is the cross-entropy of (0, z)
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return cross_entropy(self.logits(y, sample["val"].x), sample["val"])
+        return cross_entropy(self.predicted(y, sample["val"].x), sample["val"])
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -97,7 +99,7 @@ class Regularisation(Labelled, Bilevel):
 
     @function
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        loss = cross_entropy(self.logits(y, sample["train"].x), sample["train"])
+        loss = cross_entropy(self.predicted(y, sample["train"].x), sample["train"])
         return loss + 0.5 * torch.exp(x) @ self._summed(y**2)
 
     @g.gradient
@@ -180,7 +182,7 @@ class Regularisation(Labelled, Bilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
         return {
-            **self.test_metrics(partial(self.logits, y)),
-            "val_loss": self.client_loss("val", partial(self.logits, y)),
-            "fitted_loss": self.client_loss("val", partial(self.logits, self.inner_solution(x).to(y.dtype))),
+            **self.test_metrics(partial(self.predicted, y)),
+            "val_loss": self.client_loss("val", partial(self.predicted, y)),
+            "fitted_loss": self.client_loss("val", partial(self.predicted, self.inner_solution(x).to(y.dtype))),
         }

@@ -1,5 +1,6 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -32,9 +33,10 @@ from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
+from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
 from fedopt.problems.function import Second, function
-from fedopt.problems.personal import Deployed, Errors, Scorer, Tested, owners_of
+from fedopt.problems.personal import Errors, ScoredRows, Scorer, ScoresModels, owners_of
 from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
 
@@ -52,15 +54,19 @@ def length(y: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
-class Labelled(Deployed):
+class Labelled(ScoresModels):
     """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
 
     training_keys: the `keys` of training batches, () for none. A user's own network is in training mode for a batch that has
         one, even if it drops nothing.
+    alone: whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares with;
+        None: if clients have test examples, and the table is small enough for it.
     """
 
     _start: tuple[Tensor, ...]
     training_keys: tuple[Tensor, ...] = ()
+    alone: bool | None = None
+    _class_weight: Tensor | None = None
 
     def divide(
         self,
@@ -86,20 +92,22 @@ class Labelled(Deployed):
         self.fills = data.fills
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
-        self.test_set, self.val_set = self._tested(self.test_examples, data.owners_test), None
+        self.test_set, self.val_set = self._scored(self.test_examples, data.owners_test), None
         if validates is not None:
-            self.val_set = Tested.of(self.train, self.splits["val"])
+            self.val_set = ScoredRows.of(self.train, self.splits["val"])
         elif data.validation:
-            self.val_set = self._tested(Examples(*data.validation[:2], data, world), data.validation.owners)
+            self.val_set = self._scored(Examples(*data.validation[:2], data, world), data.validation.owners)
+        if self.splits["train"].names and data.owners_test is not None and (self.test_set.owner >= 0).any():
+            self.local_set = self.test_set.known()
         wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
         chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
         self.scorer = self.scorer_of(data, chosen)
         self.remark, self.notes = self._remark(data), self._notes(data)
 
-    def _tested(self, examples: Examples, owners: np.ndarray | None) -> Tested:
+    def _scored(self, examples: Examples, owners: np.ndarray | None) -> ScoredRows:
         """Return examples with the client of each. owners: the names of their clients, if the data have them."""
         owner = owners_of(owners, self.splits["train"], len(examples))
-        return Tested(examples, np.arange(len(examples)), owner)
+        return ScoredRows(examples, np.arange(len(examples)), owner)
 
     @property
     def names_of_classes(self) -> list[str]:
@@ -143,6 +151,25 @@ class Labelled(Deployed):
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def compares_with_alone(self) -> bool:
+        """Return whether models alone are fitted, which takes long on large tables."""
+        if self.alone is not None:
+            return self.alone
+        numbers, table = self.splits["train"].sizes.sum() * math.prod(self.train.shape), len(self.train.shape) == 1
+        return bool(self.classes and table and numbers <= MOST_NUMBERS and self.clients <= MOST_CLIENTS)
+
+    def fit_alone(self) -> Tensor:
+        """Return the log probabilities of the clients' models alone for the local examples, ``[n, C]``."""
+        assert self.local_set is not None
+        x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
+        tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
+        weights = np.ones(self.classes) if self._class_weight is None else self._class_weight.double().cpu().numpy()
+        outputs = np.zeros((len(tests), self.classes))
+        for i, rows in enumerate(self.splits["train"]):
+            mine = self.local_set.owner == i
+            outputs[mine] = logistic(x[rows], y[rows], tests[mine], weights)
+        return torch.from_numpy(outputs).to(self.train.x.device)
 
     def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:
         """Return a trained network as a model for raw examples, on the CPU.
@@ -312,15 +339,12 @@ class Supervised(Labelled):
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
         self.set_up(data, at_clients, own_test, stratified=own_test_seed)
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
-        named = bool(self.splits["train"].names) and data.owners_test is not None
         if held_out := self.splits.get("val"):
-            if named and own_test_seed is not None:
+            if self.local_set and own_test_seed is not None:
                 raise UserError("the data name each client's test rows; leave out problem.own_test")
-            self.local_set = Tested.of(self.train, held_out)
+            self.local_set = ScoredRows.of(self.train, held_out)
             numbers = at_clients if data.numbers is None else data.numbers[at_clients]
             self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
-        elif named and (self.test_set.owner >= 0).any():
-            self.local_set = self.test_set.known()
         self.splits = {"train": self.splits["train"]}
         self.remark = self._remark(data)
         if pretrain and not len(self.server_examples):
@@ -380,14 +404,6 @@ class Supervised(Labelled):
     def keyed(self, sample: Any, key: Tensor) -> Any:
         """Return the sample with a key, which determines dropout masks."""
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
-
-    def parameters(self, *point: Tensor) -> Tensor:
-        """Return the parameters of the network ``net`` at a point, ``[dim]``."""
-        return point[0]
-
-    def calibration(self, *point: Tensor) -> Tuning:
-        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
-        return None
 
     def network(self, *point: Tensor) -> Model:
         """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""

@@ -131,6 +131,6 @@ class XRiskAuc(Supervised, XRisk):
         a, b = (of_train[split].double() for split in ("positive", "negative"))
         inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
         return {
-            **self.tested(point[0]),
+            **self.test_metrics(*self.models(*point)),
             "objective": float((inner if self.form == "pairwise" else self.lam * torch.log(inner)).mean()),
         }

@@ -4,7 +4,6 @@ import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,8 +106,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
-    solution = lambda *of: import_module("fedopt.running.read_back").solution(*of)  # noqa: E731 - it assembles that run
-    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, solution)
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original: Problem = parts["problem"](world=world)
     if hasattr(original, "deploys"):
         own = original.own_models and hasattr(algorithm, "personal")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import fedopt
-from fedopt.config import imported, recorded
+from fedopt.config import recorded
 from fedopt.data import Model
 from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.files import expanded
@@ -93,20 +93,6 @@ def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
     metrics = folder.measured("final") if best is None else {best: folder.measured("best").get(best)}
     card = {"fedopt": fedopt.__version__, **folder.card()}
     return {key: card.get(key) for key in ("fedopt", "chosen", "seed", "commit")} | {"metrics": metrics}
-
-
-def solution(path: str, kind: type) -> dict[str, Tensor]:
-    """Return a run's variables by name. path: its folder. kind: the class of its problem.
-
-    Raises UserError if there is no such run, or its problem is of another class.
-    """
-    folder = expanded(path)
-    problem = RunFolder(folder).config()["problem"].get("_target_")
-    if not issubclass(imported(problem, str(folder)), kind):
-        raise UserError(
-            f"{path}: is a run of {problem.rpartition('.')[2]}; give the folder of a run of {kind.__name__}"
-        )
-    return read_back(folder, best=False).variables
 
 
 def _placed(folder: Path, node: Any, *keys: str) -> Any:

@@ -6,7 +6,7 @@ A sink is a function of a `Moment`. A sink that must be opened and closed is giv
 import csv
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
-from fedopt.metrics import interval
 from fedopt.problems import Problem, named
 from fedopt.results import Checkpoint, MetricsFile, RunFolder
 from fedopt.running.assemble import Experiment
@@ -165,28 +164,25 @@ class Keeper:
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
     """Write clients.csv, a row a client, if the problem measures single clients: by its own model, the common one and alone.
 
-    Each number is followed by the ends of its interval, if it has one and the numbers of test rows are known. Further scores
-    are in the last columns. An earlier clients.csv and its picture are removed.
+    The columns say the model and the score, such as own_recall_yes; some are followed by the ends of an interval. An earlier
+    clients.csv and its picture are removed.
 
     folder: the run's. problem: as the algorithm sees it. point: the variables at the end; () for none.
     """
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
-    metric = problem.client_metric
-    if point and metric and (of_models := problem.of_clients(*point)):
-        rounded = lambda of: [f"{v:.10g}" if math.isfinite(v) else "" for v in of]  # noqa: E731
-        split, counts, text = problem.splits["train"], problem.test_counts(), StringIO()
+    if point and (of_clients := problem.clients_table(*point)):
+        split = problem.splits["train"]
         columns: dict[str, Any] = {"client": map(printable, split.names or map(str, range(len(split))))}
-        columns |= {"examples": split.sizes, **counts}
-        for kind, values in of_models.items():
-            found = interval(metric, np.array(values), counts["test_rows"]) if counts else None
-            named = zip((kind, f"{kind}_low", f"{kind}_high"), (values, *(found or ())), strict=False)
-            columns |= {name: rounded(of) for name, of in named}
-        columns |= {name: rounded(of) for name, of in problem.clients_table(*point).items()}
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        folder.write_text("clients.csv", text.getvalue())
+        for name, values in {"examples": split.sizes, **of_clients}.items():
+            columns[name] = [f"{value:.10g}" if math.isfinite(value) else "" for value in values]
+        _write_csv(folder, "clients.csv", [[*columns], *zip(*columns.values(), strict=True)])
+
+
+def _write_csv(folder: RunFolder, name: str, rows: Iterable[Sequence[Any]]) -> None:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    folder.write_text(name, text.getvalue())
 
 
 def write_division(folder: RunFolder, problem: Problem) -> None:
@@ -208,13 +204,9 @@ def write_own_test(folder: RunFolder, rows: Ragged) -> None:
 
     folder: the run's. rows: each client's places, from 0.
     """
-    text, names = StringIO(), rows.names or range(len(rows))
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", "row"])
-    writer.writerows(
-        (printable(str(name)), row + 1) for name, of in zip(names, rows, strict=True) for row in sorted(of)
-    )
-    folder.write_text("own_test.csv", text.getvalue())
+    named = zip(rows.names or range(len(rows)), rows, strict=True)
+    places = [(printable(str(name)), row + 1) for name, of in named for row in sorted(of)]
+    _write_csv(folder, "own_test.csv", [("client", "row"), *places])
 
 
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
@@ -224,8 +216,7 @@ def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
     """
     if problem.clients <= LISTED:
         names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))
-        down, text = ledger.down + ledger.lost, StringIO()
+        down = ledger.down + ledger.lost
         in_mb = ([f"{size / 1e6:.6g}" for size in sizes] for sizes in (down, ledger.up))
         rows = zip(names, ledger.rounds, *in_mb, down, ledger.up, ledger.lost, strict=True)
-        csv.writer(text, lineterminator="\n").writerows([TRAFFIC, *rows])
-        folder.write_text("traffic.csv", text.getvalue())
+        _write_csv(folder, "traffic.csv", [TRAFFIC, *rows])

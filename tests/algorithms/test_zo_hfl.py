@@ -314,8 +314,8 @@ def test_objectives(weighting):
     f2 = np.average(0.35 * np.sum((x - personal.numpy()) ** 2, 1), weights=weights)
     assert metrics["objective"] == pytest.approx(loss(x, *server) + f2, rel=1e-9)
     hits = []
-    for i, rows in enumerate(p.local_rows):
-        u, labels = examples(p.train, rows)
+    for i in range(p.clients):
+        u, labels = examples(p.train, p.local_set.rows[p.local_set.owner == i])
         hits.append(100 * np.mean((u @ personal[i].numpy().reshape(10, -1).T).argmax(1) == labels))
     assert metrics["personal_accuracy"] == pytest.approx(np.mean(hits))
     assert metrics["worst_personal_accuracy"] == pytest.approx(min(hits))
@@ -365,11 +365,11 @@ def test_who_has_what():
         server,
         training - server,
     )
-    assert ours.local_rows.sizes.sum() == pytest.approx(0.1 * len(ours.train), abs=3)
-    assert len(set(ours.local_rows.rows) | set(ours.splits["train"].rows)) == len(ours.train)
+    assert len(ours.local_set.rows) == pytest.approx(0.1 * len(ours.train), abs=3)
+    assert len(set(ours.local_set.rows) | set(ours.splits["train"].rows)) == len(ours.train)
     for a, b in ((ours.train, theirs.train), (ours.test_examples, theirs.test_examples)):
         assert torch.equal(a.x, b.x)
-    for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours.local_rows, theirs.local_rows)):
+    for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours.local_set, theirs.local_set)):
         np.testing.assert_array_equal(a.rows, b.rows)
     whole = np.concatenate([part.x.numpy() for part in (ours.train, ours.server_examples, ours.test_examples)])
     plain = small("fedavg", "classification", "partitioner=iid", unit).original

@@ -25,7 +25,7 @@ from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
 import fedopt
-from fedopt.analysis import comparison, groups, lines, stats, sweeps, tables
+from fedopt.analysis import comparison, groups, lines, stats, sweeps, tables, unequal
 from fedopt.analysis.runs import read as read_run
 from fedopt.commands import compare
 from fedopt.config.tuned import Tuned
@@ -1672,3 +1672,25 @@ def test_other_budgets_and_precisions_are_other_runs(tmp_path, command):
     assert set(csv["seeds"]) == {2}
     assert {"budget.rounds", "hardware.dtype"} <= set(csv.columns)
     assert "hardware.threads" not in csv.columns
+
+
+def test_the_table_says_what_clients_reach_alone(tmp_path, command):
+    """A line per value; none for other metrics than those of models on rows."""
+    for i, alone in enumerate((2.1, 2.1, 3)):
+        file = record(tmp_path / "runs" / str(i), (4, 3, 2), i, metric="test_rmse") / "metrics.csv"
+        pd.read_csv(file).assign(alone_rmse=alone).to_csv(file, index=False)
+    out = command(tmp_path / "runs")[2]
+    assert "each client alone: alone_rmse 2.4, on its test rows\n" in out
+    assert "alone" not in command(tmp_path / "runs", "--metric", "train_loss")[2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["algo.eta_y", "algo.eta_x", "algo.alpha"], " (algo.eta_y, algo.eta_x)"),
+        (["algo.alpha", "algo.beta", "budget.rounds"], " (algo.alpha, algo.beta)"),
+        (["algo.mine"], ""),
+    ],
+)
+def test_advice_names_the_keys_of_step_sizes(keys, said):
+    assert unequal.step_keys(keys) == said

@@ -265,8 +265,9 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
         output_dir="run",
         quiet=True,
     )
-    for words, file in (([], "model.json"), (["--client", "Aue"], "model_Aue.json")):
-        assert command(monkeypatch, capsys, "export", "run", *words).out.startswith(f"wrote run/{file}: ")
+    common = "the common model of all clients; --client NAME writes one of the"
+    for words, file, what in (([], "model", common), (["--client", "Aue"], "model_Aue", "the own model of Aue")):
+        assert command(monkeypatch, capsys, "export", "run", *words).out.startswith(f"wrote run/{file}.json: {what}")
     aue = fedopt.load_model("run/model_Aue.json")
     assert (aue.card.client, aue.card.own, aue.card.run["chosen"]["algo"]) == ("Aue", True, "ditto")
     rows = table[table.clinic == "Aue"]
@@ -281,5 +282,5 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
         assert (result.code, result.out) == (2, "")
         assert why in result.err
         assert result.err.count("\n") == 1
-    assert command(monkeypatch, capsys, "export", "run", "--force", "--best").code == 0
-    assert [*fedopt.load_model("run/model.json").card.run["metrics"]] == ["test_rmse"]
+    assert command(monkeypatch, capsys, "export", "run", "--force").code == 0
+    assert "test_rmse" in fedopt.load_model("run/model.json").card.run["metrics"]

@@ -1,10 +1,12 @@
 """Which model a metric is of, and on which rows: against NumPy, on a table of clients that the data name."""
 
 import csv
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from support.command import fedopt
 
 from fedopt import load
@@ -204,9 +206,10 @@ def test_personal_models_are_handed_out_measured_or_not():
 def test_local_rows_are_those_that_the_data_name(clinics):
     arrays, words = clinics()
     p = experiment("fedavg", words).original
-    for i, rows in enumerate(p.local_rows):
-        np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(arrays["client_test"] == NAMES[i]))
-    counts = p.test_counts()
+    for i, name in enumerate(NAMES[:3]):
+        rows = p.local_set.rows[p.local_set.owner == i]
+        np.testing.assert_array_equal(rows, np.flatnonzero(arrays["client_test"] == name))
+    counts = p.clients_table(*p.start())
     train = arrays["y_train"][~arrays["val_train"]]
     events = arrays["y_test"] == np.bincount(train).argmin()
     for i, name in enumerate(NAMES[:3]):
@@ -214,6 +217,51 @@ def test_local_rows_are_those_that_the_data_name(clinics):
         assert counts["events"][i] == np.sum(events & (arrays["client_test"] == name))
     with pytest.raises(UserError, match=r"the data name each client's test rows; leave out problem\.own_test"):
         experiment("fedavg", words, "classification", "problem.own_test=0.2")
+
+
+ABOUT_CLASSES = ["loss_tuning", "hyper_representation", "data_cleaning", "fair_classification", "auc", "robust_nn"]
+
+
+@pytest.mark.parametrize("problem", ABOUT_CLASSES)
+def test_every_problem_about_examples_measures_clients_and_those_alone(problem, clinics):
+    """The loss of a tuned model is that of its calibrated output, which is compared with that of the client alone."""
+    arrays, words = clinics(val=False)
+    algo = "fedmsa" if problem in OF_BILEVEL else "fedavg_s"
+    e = experiment(
+        algo, words, problem, "problem.model=mlp" if problem == "hyper_representation" else "problem.model=linear"
+    )
+    values, table = e.problem.evaluate(*e.problem.start()), e.problem.clients_table(*e.problem.start())
+    main = "auc" if problem == "auc" else "accuracy"
+    assert {f"personal_{main}", "better_than_alone", f"alone_{main}"} <= {m.name for m in e.problem.metrics} & {*values}
+    assert table["test_rows"].tolist() == [np.sum(arrays["client_test"] == name) for name in NAMES[:3]]
+    assert values["better_than_alone"] == pytest.approx(100 * np.mean(table[f"common_{main}"] > table[f"alone_{main}"]))
+
+
+def test_clients_are_compared_by_the_log_loss_of_probabilities_where_a_class_is_rare(clinics):
+    arrays, words = clinics(val=False)
+    for of in ("train", "test"):
+        ones = np.flatnonzero(arrays[f"y_{of}"])
+        arrays[f"y_{of}"][np.setdiff1d(ones, ones[::3])] = 0
+    np.savez(words[1].partition("=")[2], **arrays)
+    e = experiment("fedmsa", words, "loss_tuning")
+    assert e.problem.client_metric.name == "loss"
+    x, y = e.problem.start()
+    x = x + torch.tensor([0.0, 1.0, 0.5, -0.5]).to(x)
+    values, scale, shift = e.problem.evaluate(x, y), 1 / (1 + np.exp([-0.0, -1.0])), [0.5, -0.5]
+    logits = outputs(y.numpy(), arrays["x_test"]) * scale + shift
+    of_clients = [
+        loss(logits[mine], arrays["y_test"][mine]) for mine in (arrays["client_test"] == n for n in NAMES[:3])
+    ]
+    assert values["personal_loss"] == pytest.approx(np.mean(of_clients))
+    table = e.problem.clients_table(x, y)
+    np.testing.assert_allclose(table["common_loss"], of_clients)
+    assert values["better_than_alone"] == pytest.approx(100 * np.mean(of_clients < table["alone_loss"]))
+    right = outputs(y.numpy(), arrays["x_test"]).argmax(1) == arrays["y_test"]
+    mine = [(arrays["client_test"] == name) & (arrays["y_test"] == 1) for name in NAMES[:3]]
+    np.testing.assert_allclose(table["common_recall_1"], [100 * right[rows].mean() for rows in mine])
+    wanted = stats.binomtest(int(right[mine[0]].sum()), int(mine[0].sum())).proportion_ci(method="wilson")
+    ends = [table[f"common_recall_1_{end}"][0] for end in ("low", "high")]
+    np.testing.assert_allclose(ends, np.multiply(100, wanted))
 
 
 def test_own_test_rows_are_stratified_and_do_not_follow_the_seed(clinics, monkeypatch, capsys, tmp_path):
@@ -256,7 +304,7 @@ def test_each_row_is_predicted_once_by_its_clients_model(model, monkeypatch):
     of = p.test_set._replace(owner=np.random.default_rng(0).integers(-1, p.clients, len(p.test_set.owner)))
     calls, predicted = [], type(p).predicted
     monkeypatch.setattr(type(p), "predicted", lambda self, *of: calls.append(1) or predicted(self, *of))
-    found = p.predictions(of, x, own)
+    found = p.predictions(of, partial(p.predicted, x), own)
     assert len(calls) == (2 if model == "mlp" else 1 + p.clients)
     for row, owner in enumerate(of.owner):
         one = p.net(own[owner] if owner >= 0 else x, p.test_examples.x[row][None])[0]
@@ -292,4 +340,4 @@ def test_clients_csv_has_further_scores_of_each_client(clinics, monkeypatch, cap
             score = logits[:, 1] - logits[:, 0]
             pairs = score[y == 1][:, None] - score[y == 0]
             assert float(row[f"{kind}_auc"]) == pytest.approx(np.mean(pairs > 0))
-            assert float(row[kind]) == pytest.approx(accuracy(logits, y))
+            assert float(row[f"{kind}_accuracy"]) == pytest.approx(accuracy(logits, y))

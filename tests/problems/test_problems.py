@@ -437,11 +437,11 @@ def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
     p = small("local_only", "classification", "problem.own_test=0.3").problem
     (x,) = p.start()
-    p.set_alone(lambda: [p.predictions(p.local_set, x)] * 2)
+    p.with_alone, p.fit_alone = True, lambda: p.predictions(p.local_set, p.models(x)[0])
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
-        found = p.personal_metrics(p.client_scores(None, models))
+        found = p.means_of_clients(p.predictions(p.local_set, None, models))
         assert np.isfinite([found.pop(name) for name in ("alone_accuracy", "alone_loss")]).all()
         assert len(found) == 4
         assert all(np.isnan(value) for value in found.values())

@@ -69,7 +69,9 @@ def test_each_client_has_its_own_scores():
     assert np.isnan(found["auc"][3])
     assert np.isfinite(found["recall_no"][3])
     assert all(np.isnan(of[4]) for of in found.values())
-    np.testing.assert_allclose(scores.of_clients(z, y, owner, 5), found["accuracy"])
+    few = scores.per_client(z, y, owner, 5, means_only=True)
+    np.testing.assert_array_equal(few.pop("accuracy"), found["accuracy"])
+    assert not few
 
 
 def test_areas_of_clients_are_means_over_their_classes():
@@ -118,8 +120,15 @@ def test_what_is_measured_by_default():
     assert of(even).names == ("accuracy", "loss")
     assert of(rare).names[0] == "balanced_accuracy"
     assert {"recall_yes_2", "auc", "loss"} <= {*of(rare).names}
-    assert of(rare).note == "19.0 % of 100 training rows are yes: 2: always no is right on 80.0 % of test rows"
+    assert (
+        of(rare).note == "19.0 % of 100 training rows are yes: 2: always predicting no is right on 80.0 % of test rows"
+    )
     assert not of(rare, ["auc"]).note
+    assert [name for name in of(rare).names if "recall" in name] == ["recall_yes_2", "recall_no"]
+    assert [m.name for m in of(rare).client_metrics] == ["loss", "auc"]
+    assert [m.name for m in of(rare, ["auc"]).client_metrics] == ["accuracy"]
+    left_out = of(rare, ["auc"], np.zeros(9, dtype=int)).note
+    assert left_out == "problem.metrics: auc is left out, since test or validation rows lack a class"
     without_events = of(rare, tested=np.zeros(9, dtype=int)).names
     assert {"accuracy", "balanced_accuracy", "recall_no"} <= {*without_events}
     assert not {"auc", "recall_yes_2", "calibration"} & {*without_events}

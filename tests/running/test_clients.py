@@ -13,7 +13,7 @@ from support.command import fedopt
 from fedopt import load
 from fedopt.drawing import figures
 from fedopt.drawing import run as drawing
-from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
+from fedopt.metrics import CLIENT_ACCURACY, CLIENT_RMSE, interval
 from fedopt.problems.linear_regression import LinearRegression
 from fedopt.results.folder import RunFolder
 from fedopt.running.loop import point_of
@@ -41,9 +41,9 @@ def run(monkeypatch, capsys, tmp_path):
     return done
 
 
-def ends(*kinds):
-    """The columns of these models in clients.csv."""
-    return [f"{kind}{end}" for kind in kinds for end in ("", "_low", "_high")]
+def ends(*columns):
+    """These columns of clients.csv, with those of their intervals."""
+    return [f"{column}{end}" for column in columns for end in ("", "_low", "_high")]
 
 
 def clients_of(folder):
@@ -95,16 +95,15 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
     parts, words = sites
     folder, seen = run("pfedme", *words)
     rows, (x, own), card = clients_of(folder), seen[-1], RunFolder(folder).card()
-    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own", "common", "alone", "alone_unpenalised")]
+    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own_rmse", "common_rmse", "alone_rmse")]
     assert [row["test_rows"] for row in rows] == ["0", "20", "20"]
     assert [(row["client"], row["examples"]) for row in rows] == [("Ahus, Oslo", "20"), ("Bern", "20"), ("Cork", "20")]
-    assert {rows[0][kind] for kind in ends("own", "common", "alone")} == {""}
+    assert {rows[0][kind] for kind in ends("own_rmse", "common_rmse", "alone_rmse")} == {""}
     design = {of: np.column_stack([parts[f"x_{of}"], np.ones(len(parts[f"x_{of}"]))]) for of in ("train", "test")}
     assert card["client_metric"] == CLIENT_RMSE
     for i, row in enumerate(rows[1:], 1):
         of = {part: parts[f"client_{part}"] == row["client"] for part in ("train", "test")}
-        alone = np.linalg.lstsq(design["train"][of["train"]], parts["y_train"][of["train"]])[0]
-        for kind, model in (("own", own[i]), ("common", x), ("alone_unpenalised", alone)):
+        for kind, model in (("own_rmse", own[i]), ("common_rmse", x)):
             off = design["test"][of["test"]] @ np.asarray(model) - parts["y_test"][of["test"]]
             assert float(row[kind]) == pytest.approx(np.sqrt(np.mean(off**2))), (kind, row)
             for end, quantile in (("low", 0.975), ("high", 0.025)):
@@ -116,7 +115,7 @@ def test_clients_csv_has_accuracies(run):
     folder, _ = run("local_only", *SHARDS, "problem.alone=true", problem="classification")
     rows, final = clients_of(folder), load(folder).final
     assert not [column for column in rows[0] if column.startswith("common")]
-    values = {kind: np.array([float(row[kind]) for row in rows]) for kind in ("own", "alone")}
+    values = {kind: np.array([float(row[f"{kind}_accuracy"]) for row in rows]) for kind in ("own", "alone")}
     assert values["own"].mean() == pytest.approx(final["personal_accuracy"])
     assert values["own"].min() == pytest.approx(final["worst_personal_accuracy"])
     assert 100 * np.mean(values["own"] > values["alone"]) == final["better_than_alone"]
@@ -127,7 +126,7 @@ def test_clients_csv_has_accuracies(run):
 def test_clients_csv_of_methods_without_models_of_clients(algo, run):
     """The common model, and alone, if that is known."""
     folder, seen = run(algo, "preset=none")
-    wanted = ["client", "examples", "test_rows", *ends("common", "alone", "alone_unpenalised")]
+    wanted = ["client", "examples", "test_rows", *ends("common_rmse", "alone_rmse")]
     assert [*clients_of(folder)[0]] == wanted
     assert [*load(folder).variables] == ["x"]
     assert torch.equal(load(folder).variables["x"], seen[-1][0])
@@ -140,7 +139,7 @@ def test_models_of_clients_of_every_method(algo):
     x, t = (v.numpy() for v in (e.original.test_examples.x, e.original.test_examples.y))
     off, M = x @ point[0].numpy() - t, e.problem.clients
     common = [np.sqrt(np.mean(off[i::M] ** 2)) for i in range(M)]  # examples are dealt out in turn
-    assert e.problem.of_clients(*point)["common"] == pytest.approx(common)
+    assert e.problem.clients_table(*point)["common_rmse"] == pytest.approx(common)
 
 
 def test_a_run_that_was_killed_after_its_last_row_has_its_clients(run, monkeypatch, capsys):
@@ -176,36 +175,35 @@ def test_clients_csv_of_one_model(run):
     folder, _ = run("fedavg", *SHARDS, problem="classification")
     rows = clients_of(folder)
     assert [*rows[0]][:2] == ["client", "examples"]
-    assert {"test_rows", *ends("common")} <= {*rows[0]}
+    assert {"test_rows", *ends("common_accuracy")} <= {*rows[0]}
     for row in rows:
         n = int(row["test_rows"])
         assert n == round(0.25 * (n + int(row["examples"])))
-        right = round(n * float(row["common"]) / 100)
+        right = round(n * float(row["common_accuracy"]) / 100)
         wanted = stats.binomtest(right, n).proportion_ci(method="wilson")
-        assert [float(row[end]) for end in ends("common")] == pytest.approx(
+        assert [float(row[end]) for end in ends("common_accuracy")] == pytest.approx(
             [100 * right / n, *np.multiply(100, wanted)]
         )
 
 
 def test_no_clients_csv_without_a_metric_of_clients(monkeypatch, capsys, tmp_path):
-    words = ["algo=fedbio_local", "problem=personalised_regression", *FEW, f"output_dir={tmp_path / 'run'}"]
+    words = ["algo=fedbio_local", "problem=quadratic_local_bilevel", *FEW, f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *words).code == 0
     assert not (tmp_path / "run" / "clients.csv").exists()
 
 
-def test_intervals_of_extreme_values_and_other_metrics():
+def test_intervals_of_extreme_values():
     """No interval without test rows; all right, or all wrong, is not certain."""
-    low, high = interval(CLIENT_ACCURACY, np.array([100.0, 0.0, np.nan]), np.array([8, 8, 0]))
+    low, high = interval("accuracy", np.array([100.0, 0.0, np.nan]), np.array([8, 8, 0]))
     wanted = [stats.binomtest(k, 8).proportion_ci(method="wilson") for k in (8, 0)]
     np.testing.assert_allclose([low[:2], high[:2]], 100 * np.transpose(wanted), atol=1e-9)
     assert np.isnan([low[2], high[2]]).all()
-    assert interval(Metric("loss", "loss"), np.ones(2), np.ones(2)) is None
 
 
 def test_clients_csv_of_learnt_strengths(monkeypatch, capsys, tmp_path):
     words = ["algo=fedbio_local", "problem=personalised_regression", "problem.strengths=client", *FEW]
     assert fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}").code == 0
-    own = [float(row["own"]) for row in clients_of(tmp_path / "run")]
+    own = [float(row["own_rmse"]) for row in clients_of(tmp_path / "run")]
     assert np.mean(own) == pytest.approx(load(tmp_path / "run").final["personal_rmse"])
 
 
@@ -221,7 +219,7 @@ def drawn(monkeypatch, tmp_path, text, metric):
 
 
 def test_the_picture_says_who_gains(monkeypatch, tmp_path):
-    text = "client,examples,own,common,alone\na,1,2,1,3\nb,1,,,\nc,1,4,3,5\nd,1,2,2,1\ne,1,4,5,4\n"
+    text = "client,examples,own_rmse,common_rmse,alone_rmse\na,1,2,1,3\nb,1,,,\nc,1,4,3,5\nd,1,2,2,1\ne,1,4,5,4\n"
     axes, title = drawn(monkeypatch, tmp_path, text, CLIENT_RMSE)
     assert title == "50 % of 4 clients do better with their own model than alone, 25 % than with the common model"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["c", "e", "a", "d"]
@@ -237,7 +235,7 @@ def test_the_picture_says_who_gains(monkeypatch, tmp_path):
 
 def test_the_picture_fades_what_rests_on_few(monkeypatch, tmp_path):
     """Fewer than ten test rows; their intervals, however wide, do not stretch the axis."""
-    text = "client,examples,test_rows,own,own_low,own_high,alone\na,1,10,2,1,3,4\nb,1,9,1,0,99,3\n"
+    text = "client,examples,test_rows,own_rmse,own_rmse_low,own_rmse_high,alone_rmse\na,1,10,2,1,3,4\nb,1,9,1,0,99,3\n"
     axes, _ = drawn(monkeypatch, tmp_path, text, CLIENT_RMSE)
     dots = {line.get_xydata().tolist()[0][1]: line.get_alpha() for line in axes.lines if line.get_marker() == "o"}
     assert dots == {2: 1, 1: drawing.PALE}
@@ -248,20 +246,22 @@ def test_the_picture_fades_what_rests_on_few(monkeypatch, tmp_path):
 
 
 def test_the_picture_of_one_model(monkeypatch, tmp_path):
-    axes, title = drawn(monkeypatch, tmp_path, "client,examples,common\na,1,90\nb,1,70\n", CLIENT_ACCURACY)
+    axes, title = drawn(monkeypatch, tmp_path, "client,examples,common_accuracy\na,1,90\nb,1,70\n", CLIENT_ACCURACY)
     assert title == "2 clients with the common model"
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 70], [1, 90]]]
     assert axes.lines[0].get_label() == "with the common model"
 
 
 def test_no_picture_without_test_examples(tmp_path):
-    (tmp_path / "clients.csv").write_text("client,examples,common,alone\na,1,,\n")
+    (tmp_path / "clients.csv").write_text("client,examples,common_rmse,alone_rmse\na,1,,\n")
     drawing.clients(tmp_path / "clients.png", tmp_path / "clients.csv", CLIENT_RMSE)
     assert not (tmp_path / "clients.png").exists()
 
 
 def test_the_picture_of_accuracies_has_the_worst_first_too(monkeypatch, tmp_path):
-    axes, title = drawn(monkeypatch, tmp_path, "client,examples,common,alone\na,1,90,80\nb,1,70,70\n", CLIENT_ACCURACY)
+    axes, title = drawn(
+        monkeypatch, tmp_path, "client,examples,common_accuracy,alone_accuracy\na,1,90,80\nb,1,70,70\n", CLIENT_ACCURACY
+    )
     assert title == "50 % of 2 clients do better with the common model than alone"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["b", "a"]
     assert axes.get_ylabel() == "accuracy on own test examples (%); higher is better"
@@ -318,19 +318,24 @@ def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypat
     words = ["algo=fedmsa", "problem=loss_tuning", "dataset=digits", "algo.alpha=0.5", *FEW]
     monkeypatch.chdir(tmp_path)
     assert fedopt(monkeypatch, capsys, *words, "output_dir=tuned").code == 0
+    load("tuned").model().save("tuned.safetensors")
     x = load("tuned").variables["x"]
     assert x.abs().max() > 1e-4
     model = "mlp" if algo == "fedrep" else "linear"
     of_classes = ["dataset=digits", "problem.own_test=0.25", f"problem.model={model}", "partitioner=iid"]
-    folder, _ = run(algo, *of_classes, "problem.loss=tuned", problem="classification")
+    folder, _ = run(algo, *of_classes, "problem.loss=tuned.safetensors", problem="classification")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     assert load(folder).model(client=0)
     assert load(folder).variables["personal"].isfinite().all()
     monkeypatch.chdir(tmp_path)
+    plain = ["algo=fedavg", "problem=classification", *of_classes, *FEW, "output_dir=plain"]
+    assert fedopt(monkeypatch, capsys, *plain).code == 0
+    load("plain").model().save("plain.safetensors")
     for of, said in (
-        ("none", "none/config.yaml: there is no"),
-        ("run", "run: is a run of Classification; give the folder"),
+        ("none.json", "none.json: there is no such file; `fedopt export RUN` writes one"),
+        ("tuned", "tuned: is no model that can be read"),
+        ("plain.safetensors", "plain.safetensors: is no model of problem=loss_tuning"),
     ):
         words = [f"algo={algo}", "problem=classification", *of_classes, *FEW, f"problem.loss={of}"]
         result = fedopt(monkeypatch, capsys, *words)

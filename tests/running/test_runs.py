@@ -658,7 +658,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         ("fedmsa", "; tuned values: fedmsa/quadratic_bilevel"),
         (
             "fednest",
-            "; no tuned values for fednest on quadratic_bilevel: what the command does not set has its default",
+            "; no tuned values for fednest on quadratic_bilevel: keys that the command does not set have their defaults",
         ),
     ):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
@@ -666,14 +666,17 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         assert said in Path(algo, "log.txt").read_text().splitlines()[0]
     digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
     said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
-    assert "; tuned values: fedavg/classification, tuned without dataset=digits problem.model=so" in said
+    assert (
+        "; tuned values: fedavg/classification, for other data or another model, without dataset=digits problem.model=so"
+        in said
+    )
     usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
     assert str(compose(usual).tuned) == "tuned values: fedavg/classification"
     fedopt(monkeypatch, capsys, *digits, "output_dir=first")
     fedopt(monkeypatch, capsys, "output_dir=first", "resume=true", "budget.rounds=2")
     *_, resumed, _ = Path("first", "log.txt").read_text().splitlines()
     assert "resumed" in resumed
-    assert "tuned without dataset=digits" in resumed
+    assert "without dataset=digits" in resumed
     sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
     config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
     runs = [compose([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]
