@@ -37,6 +37,8 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = ["--help", *arguments[1:]]
     if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"], ["export"]):
         others = {"list": ("help", "show_list"), "trust": ("new", "trust")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))

@@ -640,6 +640,18 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
         (["algo=fedavg", "problem=quadratic_minimisation", "--metric", "distanc"], "did you mean distance"),
         (["algo=fedavg", "problem=quadratic_minimisation", "--sampler", "cmaes"], "--sampler"),
         (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1,0)"], "algo.eta=log(1,0)"),
+        (
+            ["algo=fedavg", "problem=quadratic_minimisation", "--budget", "rounds", "10"],
+            "--budget rounds: must be KEY=VALUE",
+        ),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.etta=log(1,2)"], "did you mean algo.eta?"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "eta=log(1,2)"], "did you mean algo.eta?"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.1,inf)"], "both ends must be finite"),
+        (
+            ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=loguniform(0.1,1)"],
+            "there is no range loguniform; there are log(LOW,HIGH)",
+        ),
+        (["fedavg", "quadratic_minimisation"], "fedavg: write algo=fedavg"),
         (["algo=fedmsa", "problem=hierarchical"], "do not fit"),
         (
             ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=1", "algo.gamma=1", "algo.tau=1"],
@@ -671,7 +683,8 @@ def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path)) == 0
     capsys.readouterr()
     assert tune(monkeypatch, *WORDS[:3], *SMALL, "--out", str(tmp_path)) == 2
-    assert "different ranges" in capsys.readouterr().err
+    assert "holds a search of fedavg with other ranges" in (err := capsys.readouterr().err)
+    assert "algo.eta" in err  # which
 
 
 def test_from_python(tmp_path):
