@@ -373,7 +373,18 @@ def test_a_run_whose_process_is_gone():
     assert more.status == "finished"
 
 
+class Mine:
+    """As a method of one's own."""
+
+
 def test_mistakes_from_python():
+    with pytest.raises(api.UserError, match=r"^algo=.*: several values are a sweep; use fedopt.sweep$"):
+        api.run(algo=["fedmsa", "soba"], problem="mco")
+    with pytest.raises(api.UserError, match=r"^seed=.*; fedopt -m seed=0,1 runs several, in Python fedopt.sweep"):
+        api.run(TINY, seed=[0, 1])
+    for algo in (Mine, Mine()):
+        with pytest.raises(api.UserError, match=r"^algo: Mine is a class; .* `fedopt new algo mine` .* algo='mine'$"):
+            api.run(algo=algo, problem="mco")
     with pytest.raises(api.UserError, match="must be overrides"):
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
@@ -580,6 +591,9 @@ def test_compare(monkeypatch, capsys):
     assert found.paired.columns[0] == "pair"
     two = api.compare(runs, metric="distance", names={"algo.K=1": "one"}, exclude=["*seed1*"])
     assert list(two.groups) == ["one", "algo.K=5"]
+    assert api.frame("outputs").equals(api.frame(["outputs"]))  # a single folder or run need not be a list
+    assert list(api.compare(Path("outputs"), metric="distance").table["runs"]) == [2, 2]
+    assert list(api.compare(runs[0], metric="distance").table["runs"]) == [1]
     two.draw("drawn.pdf", title="two", ylim=(0, 10), logy=False)
     with open("drawn.png", "rb") as drawn, open("compare.png", "rb") as picture:
         assert drawn.read() == picture.read()
@@ -635,6 +649,11 @@ def test_drawing_on_given_axes(tmp_path):
     other = api.run("algo=fedavg_s problem=saddle budget.rounds=1", output_dir=tmp_path / "saddle", quiet=True)
     with pytest.raises(api.UserError, match="ax: the runs are on 2 problems"):
         api.compare([runs[0], other], metric="distance").draw(ax=one)
+    _, axes = plt.subplots(1, 2)
+    api.compare([runs[0], other], metric="distance").draw(ax=axes)
+    assert [len(drawn.lines) for drawn in axes] == [1, 1]
+    assert {drawn.get_title() for drawn in axes} == {"mco", "saddle"}
+    plt.close("all")
     assert not list(tmp_path.glob("*.png"))
 
 

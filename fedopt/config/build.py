@@ -193,7 +193,7 @@ def _meant(key: str, value: Any) -> str:
     if ends := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", str(value)):
         return f"; fedopt -m '{key}=range({ends[1]},{int(ends[2]) + 1})' runs several"
     if isinstance(value, list):
-        return f"; fedopt -m {key}={','.join(map(str, value))} runs several"
+        return f"; fedopt -m {key}={','.join(map(str, value))} runs several, in Python fedopt.sweep"
     return "; write null for all or none" if str(value).lower() in ("all", "none") else ""
 
 

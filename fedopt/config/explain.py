@@ -45,20 +45,25 @@ def _unknown_key(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str
     """Return the message for a key that the config does not have. words, keys: as in `explain`."""
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; +{key}=NAME adds one"
-    parent = key.rpartition(".")[0]
-    if others := [name for name in options(parent) if key in values_of(parent, name)] if parent in BRIEF else []:
+    parent, _, leaf = key.rpartition(".")
+    own = any(key_of(word) == parent and word.partition("=")[2] not in options(parent) for word in words)
+    brief = parent in BRIEF and not own
+    if others := [name for name in options(parent) if brief and f"{parent}.{leaf}" in values_of(parent, name)]:
         value = next((word.partition("=")[2] for word in words if key_of(word) == key), "")
         named = [name for name in others if value.endswith(f".{name}")] or others
         choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
-        return f"{key}: the chosen {parent} has no such key; choose {choose}"
+        return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
     choices = [word for word in words if key_of(word) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
     typed = next((name for name in map(key_of, words) if name.startswith(f"{key}.")), key)  # Hydra names the first part
-    return f"{key}: there is no such key{_meant(typed, words, keys)}; {explained}"
+    return f"{key}: there is no such key{_meant(typed, own, keys)}; {explained}"
 
 
-def _meant(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str:
-    """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it and how to add one."""
+def _meant(key: str, own: bool, keys: Mapping[str, str]) -> str:
+    """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it.
+
+    own: whether the group's file is the user's, to which a field can be added.
+    """
     parent, _, leaf = key.rpartition(".")
     beside = [name.removeprefix(f"{parent}.") for name in keys if parent and name.rpartition(".")[0] == parent]
     if leaf in KINDS and (alike := [name for name, comment in keys.items() if re.search(KINDS[leaf], comment)]):
@@ -67,6 +72,5 @@ def _meant(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str:
         return nearest(key, list(keys))
     if near := get_close_matches(leaf, beside, 1, 0.7):  # 0.6 would take eta_x for beta
         return f", did you mean {parent}.{near[0]}?"
-    own = any(key_of(word) == parent and word.partition("=")[2] not in options(parent) for word in words)
     adding = f"; +{key}=VALUE sets a field that your file leaves out" if own else ""
     return f"; {parent} has {', '.join(beside)}{adding}"

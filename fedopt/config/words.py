@@ -123,6 +123,8 @@ def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
             raise UserError(f"{key}: must be a key, such as seed, algo or 'algo.eta'")
         if isinstance(value, Mapping) and "." not in key:
             words += words_of({f"{key}.{name}": inner for name, inner in value.items()}, sweep)
+        elif isinstance(value, list) and key in GROUPS and not sweep:
+            raise UserError(f"{key}={value}: several values are a sweep; use fedopt.sweep")
         elif sweep and isinstance(value, list):
             if not value:
                 raise UserError(f"{key}=[]: has no alternatives; give at least one")
@@ -149,6 +151,12 @@ def _written(key: str, value: Any) -> str:
         return f"[{','.join(_written(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
         return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
+    if key in GROUPS:
+        name = getattr(value, "__name__", type(value).__name__)
+        new = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        kind = key if key in ("algo", "problem") else "algo"
+        why = f"a run is told the name of a config: `fedopt new {kind} {new}` writes one to begin with, then {key}='{new}'"
+        raise UserError(f"{key}: {name} is a class; {why}")
     raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
 
 

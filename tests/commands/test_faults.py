@@ -233,11 +233,11 @@ WRONG = {
     "a list of step sizes": (["algo.alpha=[0.1,1]"], ["algo.alpha=[0.1, 1]: must be a number, or a schedule such as"]),
     "a table without its reader": (
         ["algo=fedavg", "problem=classification", "dataset.path=t.csv"],
-        ["dataset.path: the chosen dataset has no such key; choose dataset=csv"],
+        ["dataset.path: there is no such key in the chosen dataset; choose dataset=csv"],
     ),
     "a key of another partitioner": (
         ["algo=fednest", "problem=quadratic_bilevel", "partitioner.alpha=1"],
-        ["partitioner.alpha: the chosen partitioner has no such key; choose partitioner=dirichlet"],
+        ["partitioner.alpha: there is no such key in the chosen partitioner; choose partitioner=dirichlet"],
     ),
     "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: its reference leads back to itself; give a value"]),
     "two references to each other": (
