@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedopt.analysis import differences
 from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
 from fedopt.config import NODES, compose, flat, key_of, parsed, refuse_mistyped
@@ -61,6 +62,8 @@ def planned_searches(
         compose([*composed[0].words, f"{unused[0]}=1"], folders)  # which says what is near to it
     if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
         raise UserError(f"{odd[0]}: cannot be searched; give ranges to keys of {', '.join(NODES)}, such as algo.eta")
+    if unlike := differences(composed, {"algo", *ranges}):
+        note(unlike)
     searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in algos]
     refuse_other_search(searches, folder)
     for search in searches:

@@ -298,12 +298,11 @@ def test_python_gives_its_number_again(tmp_path):
         (
             ["algo.eta=log(1e6,1e9)"],
             [
-                "3 of 4 trials diverged or failed; search smaller steps",
-                "no trial is better than the defaults; do more trials, or give other ranges",
+                "no trial was better than the defaults (3 of 3 diverged or failed): search smaller steps",
                 "the best value is at an edge of its range or outside it, algo.eta=0.1 in log(1e+06,1e+09); widen the range",
             ],
         ),
-        (["algo.tau=1,2"], ["no trial is better than the defaults; do more trials, or give other ranges"]),
+        (["algo.tau=1,2"], ["no trial was better than the defaults: do more trials, or give other ranges"]),
     ],
 )
 def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys, tmp_path):
@@ -311,6 +310,15 @@ def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys
     assert tune(monkeypatch, *PLAIN, *words, *few_trials, "--metric", "distance", "--out", str(tmp_path)) == 0
     said = re.findall(r"^fedavg on quadratic_minimisation: (.*)", capsys.readouterr().out, re.MULTILINE)[1:]
     assert said == lines
+
+
+def test_what_is_unequal_is_said_before_the_first_run(tmp_path):
+    """Batch sizes, and who begins from tuned values, as `fedopt-compare` says it after the last."""
+    words = ["algo=fednest,fedmsa", "problem=quadratic_bilevel", "algo.alpha=log(0.01,1)"]
+    with heard() as notes:
+        searching.planned_searches(words, [], "distance", "rounds=3", How(), tmp_path)
+    assert "tuned values on quadratic_bilevel: none (fednest), some (fedmsa)" in notes[0]
+    assert "algo.B on quadratic_bilevel: 64 (fednest), null (fedmsa)" in notes[0]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "sobol", "grid"])
