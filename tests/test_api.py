@@ -29,6 +29,7 @@ import fedopt as api
 from fedopt.commands import compare
 from fedopt.config.composed import compose
 from fedopt.config.words import parsed, words_of
+from fedopt.console import heard
 from fedopt.data.datasets import Digits
 from fedopt.errors import UserError
 from fedopt.problems.classes import named
@@ -844,3 +845,12 @@ def test_example(capsys):
     (line,) = [line for line in out.splitlines() if line.startswith("test accuracy")]
     ours, theirs = (float(word) for word in line.replace("%", "").split() if word[0].isdigit())
     assert ours == theirs > 50
+
+
+@pytest.mark.parametrize(("alpha", "notes"), [(1e-9, 1), (0.05, 0)])
+def test_an_outer_variable_that_does_not_move_is_told(alpha, notes, tmp_path):
+    words = f"algo=fednest problem=quadratic_bilevel algo.alpha={alpha} budget.rounds=20 problem.examples=40"
+    with heard() as said:
+        api.run(words, output_dir=tmp_path / "run")
+    assert [line for line in said if "x has moved by at most" in line][:1] == said[:notes]
+    assert len(said) == notes

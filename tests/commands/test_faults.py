@@ -161,6 +161,10 @@ WRONG = {
         [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y"],
         ["x.csv", "no such file"],
     ),
+    "clients of a column, divided otherwise": (
+        [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y", "dataset.client=ward"],
+        ["dataset.client=ward: ", "add partitioner=by_column, or name partitioner=", "to divide the rows otherwise"],
+    ),
     "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "no such folder"]),
     "size of images": ([*DIGITS, "dataset=images", "dataset.path=x", "dataset.size=[3]"], ["dataset.size"]),
     "natural division of what has none": ([*DIGITS, "partitioner=by_column"], ["by_column", "partitioner.file=FILE"]),
