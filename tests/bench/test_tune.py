@@ -669,7 +669,7 @@ def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
     capsys.readouterr()
     assert tune(monkeypatch, *WORDS[:3], *SMALL, "--out", str(tmp_path)) == 2
     assert "holds a search of fedavg with other ranges" in (err := capsys.readouterr().err)
-    assert "algo.eta" in err  # which
+    assert "algo.tau=choice(1,5)" in err  # which
 
 
 def test_from_python(tmp_path):
