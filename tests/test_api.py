@@ -384,7 +384,9 @@ def test_mistakes_from_python():
     with pytest.raises(api.UserError, match=r"^seed=.*; fedopt -m seed=0,1 runs several, in Python fedopt.sweep"):
         api.run(TINY, seed=[0, 1])
     for algo in (Mine, Mine()):
-        with pytest.raises(api.UserError, match=r"^algo: Mine is a class; .* `fedopt new algo mine` .* algo='mine'$"):
+        with pytest.raises(
+            api.UserError, match=r"^algo: Mine is a class; give the name of a config, such as `fedopt new algo NAME`"
+        ):
             api.run(algo=algo, problem="mco")
     with pytest.raises(api.UserError, match="must be overrides"):
         api.run([1])
@@ -854,3 +856,15 @@ def test_an_outer_variable_that_does_not_move_is_told(alpha, notes, tmp_path):
         api.run(words, output_dir=tmp_path / "run")
     assert [line for line in said if "x has moved by at most" in line][:1] == said[:notes]
     assert len(said) == notes
+
+
+def test_an_own_method_has_its_title_in_figures(monkeypatch, tmp_path):
+    """As fedopt's methods have, where the folder is a project with its config."""
+    monkeypatch.chdir(tmp_path)
+    Path("fedopt.toml").write_text('config_dir = "myconf"\n')
+    Path("myconf/algo").mkdir(parents=True)
+    Path("myconf/algo/mine.yaml").write_text("# My-MSA: a method of one's own\ndefaults: [fedmsa, _self_]\n")
+    runs = [api.run([*TINY, f"algo={algo}"], output_dir=f"runs/{algo}", quiet=True) for algo in ("fedmsa", "mine")]
+    ax = api.compare(runs, metric="distance").draw(ax=plt.subplots()[1])
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"FedMSA", "My-MSA"}
+    plt.close("all")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
-from fedopt.config import display_name
+from fedopt.config import display_name, with_project
 from fedopt.console import note
 from fedopt.drawing import OKABE_ITO
 from fedopt.errors import UserError, among, nearest
@@ -122,10 +122,10 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
     departures. If two labels would be equal, all stay unchanged.
     """
-    parts, stay = [], departures([run for runs in groups.values() for run in runs])
+    parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     for label, runs in groups.items():
         algo = runs[0].keys.get("algo", ABSENT)
-        text = ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
+        text = ", ".join(display_name(part, folders) if part == algo else part for part in label.split(", "))
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
         tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]

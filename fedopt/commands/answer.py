@@ -46,6 +46,8 @@ class Parser(argparse.ArgumentParser):
                 words[:2] = [".".join(words[:2])]
             _, _, meant = one_word(words).partition(": ")
             message += f"; {meant or 'write settings without dashes, such as algo=fedavg'}"
+        elif message.startswith("unrecognized"):
+            message += nearest(message.split()[2], [flag for of in self._actions for flag in of.option_strings])
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 

@@ -153,10 +153,7 @@ def _written(key: str, value: Any) -> str:
         return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
     if key in GROUPS:
         name = getattr(value, "__name__", type(value).__name__)
-        new = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        kind = key if key in ("algo", "problem") else "algo"
-        why = f"a run is told the name of a config: `fedopt new {kind} {new}` writes one to begin with, then {key}='{new}'"
-        raise UserError(f"{key}: {name} is a class; {why}")
+        raise UserError(f"{key}: {name} is a class; give the name of a config, such as `fedopt new {key} NAME` writes")
     raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
 
 
