@@ -9,6 +9,7 @@ from typing import TypeVar
 from fedopt.errors import UserError
 
 T = TypeVar("T", int, float)
+PLACE = "FEDOPT_PLACE"  # the variable that tells a run of several at once which one of them it is, from 0
 
 
 def number_of(variable: str, default: T) -> T:

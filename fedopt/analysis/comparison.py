@@ -3,9 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.scale import LogScale
 
-from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, with_metric
+from fedopt.analysis.groups import (
+    default_keys,
+    departures,
+    first_metric,
+    known_keys,
+    labels_of,
+    legend_labels,
+    with_metric,
+)
 from fedopt.analysis.lines import explained, is_log, lines_of
 from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.analysis.stats import moments, tests
@@ -67,9 +76,10 @@ class Comparison:
 
         Its `write(PATH)` writes a file; in a notebook it displays itself.
         """
-        from fedopt.analysis.page import sections
+        from fedopt.analysis.page import all_runs, sections
 
-        return Page("Comparison", sections(self))
+        runs = [run for members in self.groups.values() for run in members]
+        return Page("Comparison", [all_runs(runs), *sections(self)])
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -187,12 +197,26 @@ class Comparison:
         best = best.rename(columns={best.columns[0]: head})
         base, tested = Path(folder) / "compare", self.paired
         base.parent.mkdir(parents=True, exist_ok=True)
+        if len(by_problem(self.groups)) > 1:
+            shown, best = self._across(shown), self._across(best.astype(object)).eq(other=True)
         written = [write_shown(base, name, self.table, shown, best) for name in formats]
         if len(tested):
             # Heads without what the difference is of, which a caption says
             short = tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
+
+    def _across(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table of groups with a row per method instead, and its columns for each problem side by side."""
+        legend, parts = legend_labels(self.groups), []
+        for problem, runs in by_problem(self.groups).items():
+            of_problem = table[[label in runs for label in self.groups]].set_index(
+                pd.Index([legend[label] for label in runs])
+            )
+            of_problem = of_problem.drop(columns=table.columns[0])
+            name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
+            parts.append(of_problem.add_prefix(f"{name}: "))
+        return pd.concat(parts, axis=1).fillna(ABSENT).rename_axis("method").reset_index()
 
 
 def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.DataFrame:
@@ -212,7 +236,9 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
         shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
         slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
-        figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots)
+        axes.set_yscale(of.scale)
+        diverged = [shown[label] for label in of.lines if any(run.status == "diverged" for run in c.groups[label])]
+        figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots, diverged=diverged)
         for label, line in of.drawn.items():
             cells = dict(zip((c.x, c.metric, "low", "high"), line, strict=True))
             parts.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
@@ -226,7 +252,6 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
         if how.logx:
             axes.set_xscale("log")
-        axes.set_yscale(of.scale)
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
     return pd.concat(parts)
@@ -278,16 +303,39 @@ def compared(
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):
         members.setdefault(run.group(by), []).append(run)
-    slots = labels_of(by, list(members), names)
+    slots = labels_of(by, list(members), names, departures(runs) if group_by is None else None)
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
     comparison = Comparison(by, groups, metric, x, target, at, slots)
     _ = comparison.table  # whose mistakes come first
+    comparison = replace(comparison, slots=_slots(comparison, named=bool(names)))
     if asked is None and validates(metric):
         note(selected(metric))
     for line in unequal(by, groups, metric, at):
         note(line)
     return comparison
+
+
+def _slots(c: Comparison, named: bool) -> dict[str, int]:
+    """Return label -> index in the order of looks, one for a method on all problems.
+
+    If there are more methods than strong lines, those with the best last values come first, by their mean rank on the problems.
+
+    named: Whether the user has named lines, whose order counts then.
+    """
+    legend, ranks = legend_labels(c.groups), dict[str, list[int]]()
+    for runs in by_problem(c.groups).values():
+        ends = {
+            label: c.described.sign * moments([run.last(c.metric, c.at) for run in runs[label]])[0] for label in runs
+        }
+        for rank, label in enumerate(sorted(runs, key=lambda label: (math.isnan(ends[label]), ends[label]))):
+            ranks.setdefault(legend[label], []).append(rank)
+    if named:
+        return {label: min(c.slots[other] for other in legend if legend[other] == legend[label]) for label in legend}
+    methods = [*dict.fromkeys(legend.values())]
+    if len(methods) > figures.STRONG:
+        methods.sort(key=lambda method: fmean(ranks[method]))
+    return {label: methods.index(method) for label, method in legend.items()}
 
 
 def summary(

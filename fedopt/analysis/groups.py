@@ -1,13 +1,12 @@
 """Grouping of runs: the config keys in which they differ, and the labels of groups."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
 from fedopt.config import display_name, with_project
 from fedopt.console import note
-from fedopt.drawing import OKABE_ITO
 from fedopt.errors import UserError, among, nearest
 from fedopt.metrics import validates
 
@@ -115,32 +114,55 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
 
 
+def _telling(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collection[str]) -> list[Sequence[str]]:
+    """Return the values of each group, with `ABSENT` for keys that do not differ between groups with the same chosen options.
+
+    stay: keys whose values are kept.
+    """
+    chosen = [tuple(v for k, v in zip(by, group, strict=True) if k in CHOSEN) for group in groups]
+    same = [[other for other, its in zip(groups, chosen, strict=True) if its == options] for options in chosen]
+    return [
+        [v if k in (*CHOSEN, *stay) or len({of[i] for of in others}) > 1 else ABSENT for i, (k, v) in enumerate(pairs)]
+        for pairs, others in zip((zip(by, group, strict=True) for group in groups), same, strict=True)
+    ]
+
+
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
+    If the groups are on several problems, the label of a group does not repeat its problem, which a picture's title has.
     If a label is long, 'tuned' or 'untuned' replaces all keys, provided that there are no departures and that the groups can
     still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
     departures. If two labels would be equal, all stay unchanged.
     """
     parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
-    for label, runs in groups.items():
-        algo = runs[0].keys.get("algo", ABSENT)
-        text = ", ".join(display_name(part, folders) if part == algo else part for part in label.split(", "))
+    problems = [runs[0].problem for runs in groups.values()]
+    for (label, runs), problem in zip(groups.items(), problems, strict=True):
+        algo, titled = runs[0].keys.get("algo", ABSENT), problem if len({*problems}) > 1 else ()
+        kept = [part for part in label.split(", ") if part not in titled] or [algo]
+        text = ", ".join(display_name(part, folders) if part == algo else part for part in kept)
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
         tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
         short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
-        parts = short if not stay and len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
+        parts = short if not stay and _differ(short, problems) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
         for key in [key for key in reversed(keys) if key not in stay]:
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
-            parts = fewer if all(fewer) and len({*map(tuple, fewer)}) == len(parts) else parts
+            parts = fewer if all(fewer) and _differ(fewer, problems) else parts
         parts = [[word.removeprefix("algo.") for word in words] for words in parts]
-    shown = dict(zip(groups, map(", ".join, parts), strict=True))
-    return shown if len({*shown.values()}) == len(shown) else dict(zip(groups, groups, strict=True))  # of one name
+    shown = list(map(", ".join, parts))
+    return dict(zip(groups, shown if _differ(shown, problems) else groups, strict=True))  # of one name
 
 
-def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
+def _differ(parts: Sequence[Sequence[str]], problems: Sequence[tuple[str, ...]]) -> bool:
+    """Return whether no two groups on one problem have the same label. parts: of each group's label. problems: of each group."""
+    return len({(*part, problem) for part, problem in zip(parts, problems, strict=True)}) == len(parts)
+
+
+def labels_of(
+    by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str], stay: Collection[str] | None = None
+) -> dict[str, int]:
     """Return label -> index in the order of colours, for each group.
 
     A group that ``names`` renames gets the index of its name there. An unmatched name leaves its index unused, and a note
@@ -150,10 +172,13 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
         by: The keys that define the groups.
         groups: For each group, the values of these keys.
         names: New names, as OLD=NEW, where OLD is a label or a part of one.
+        stay: The keys that each label names. None: all; else a label names another key only where it differs between groups with
+            the same chosen options.
 
     Raises:
         UserError: A name has no =, or two groups would have the same name.
     """
+    groups = groups if stay is None else _telling(by, groups, stay)
     parts, exact = _parts(by, _shortened(groups)), _parts(by, groups)
     labels = [", ".join(words) or (f"no {' or '.join(by)}" if by else ABSENT) for words in parts]
     shown = list(dict.fromkeys([*labels, *chain(*parts)]))
@@ -178,7 +203,7 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
         given = [places[name] for name in (label, *words) if name in places and name not in shared]
         slot, free = (min(given), free) if given else (free, free + 1)
         while slot in slots.values():
-            slot += len(OKABE_ITO)  # the same colour, other dashes
+            slot += 1
         renamed = new_names.get(label) or ", ".join(new_names.get(word, word) for word in words) or ABSENT
         if renamed in slots:
             raise UserError(f"--names: two lines would have the name {renamed}; give them different ones")

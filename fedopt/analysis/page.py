@@ -1,25 +1,29 @@
-"""A comparison as sections of an HTML page: the curves of each problem, its tables, and the partition of the data."""
+"""Runs as sections of an HTML page: a table of all, then the curves of each problem, its tables, and the partition of the data."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.groups import legend_labels, repeats
+from fedopt.analysis.groups import first_metric, legend_labels, repeats
 from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
-from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
+from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting
 from fedopt.analysis.stats import by_ratio
 from fedopt.analysis.summary import paired_by, shown_table, tests_shown
 from fedopt.analysis.tables import mean_text
 from fedopt.analysis.unequal import unequal, with_status
-from fedopt.console import heard, order, printable
+from fedopt.config import display_name
+from fedopt.console import counted, heard, order, printable
 from fedopt.drawing import Section, Table, look, styled
 from fedopt.files import read_as
 from fedopt.metrics import COSTS
-from fedopt.results import RunFolder
+from fedopt.results import LOST, OVER, RunFolder
 
 if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
@@ -39,10 +43,47 @@ def sections(comparison: "Comparison", title: str = "") -> list[Section]:
         groups = {legend[label]: list(members) for label, members in runs.items()}
         slots = {legend[label]: slot for label, slot in comparison.slots.items() if label in legend}
         chart, views = _drawn(replace(comparison, groups=groups, slots=slots))
-        facts = [LINES] * any(len(members) > 1 for members in groups.values())
-        tables = [_differences(groups), _table_of_runs(groups)]
-        parts.append(Section(": ".join(filter(None, [title, name])), facts, "", chart, views, tables, _maps(groups)))
+        facts = [LINES] if any(len(members) > 1 for members in groups.values()) else []
+        shared = [line for line in next(iter(views.values()))[1] if all(line in notes for _, notes in views.values())]
+        views = {y: (tables, [line for line in notes if line not in shared]) for y, (tables, notes) in views.items()}
+        heading = ": ".join(filter(None, [title, name]))
+        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), shared))
     return parts
+
+
+def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
+    """Return the section with a table of runs. The best of each problem is bold, among those that are over.
+
+    runs: the runs that have values. without_values: folder of each other run -> why it has none.
+    """
+    rows = []
+    for run in runs:
+        metric = run.metric(first_metric([run]))
+        best = metric.best(run.good(metric.name))
+        time = f"{run.cost('seconds')[-1]:.4g}" if run.knows("seconds") else ABSENT
+        row = {"metric": metric.title, "best": mean_text(best), "time (s)": time}
+        loss = metric.sign * best if run.status in OVER and math.isfinite(best) else math.inf
+        rows.append({**_facts(run.folder, run.keys), **row, "loss": loss})
+    for path, why in without_values.items():
+        card = RunFolder(Path(path)).card()
+        facts = _facts(Path(path), {**card.get("chosen", {}), "seed": str(card.get("seed", ABSENT))})
+        rows.append({**facts, "why": facts["why"] or why})
+    heads = ["state", "method", "problem", "best", "time (s)", "why", "metric", "seed", "folder"]
+    table = pd.DataFrame(rows, columns=[*heads, "loss"])
+    least = table.groupby(["problem", "metric"])["loss"].transform("min")
+    cells = table.drop(columns="loss").fillna(ABSENT)
+    bold = pd.DataFrame(False, cells.index, cells.columns).assign(best=table["loss"].eq(least) & least.lt(math.inf))
+    states = Counter(table["state"])
+    title = f"{counted(len(rows), 'run')}: {', '.join(f'{number} {state}' for state, number in states.items())}"
+    return Section("Runs", tables=[Table(title, cells, bold)])
+
+
+def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the first cells of a run's row, why it failed or diverged, and its folder. keys: as of `Recorded`."""
+    problem = [keys[key] for key in PROBLEM if keys.get(key, "none") != "none"]
+    names = {"method": display_name(keys.get("algo", ABSENT)), "problem": ", ".join(problem) or ABSENT}
+    facts = {"state": RunFolder(folder).seen() or ABSENT, **names, "seed": keys.get("seed", ABSENT)}
+    return {**facts, "why": RunFolder(folder).summary().get("error", ""), "folder": str(folder)}
 
 
 def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
@@ -54,7 +95,8 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
         for j, (label, runs) in enumerate(c.groups.items()):
             style = look(c.slots.get(label, j))
             line = {"name": label, "label": printable(with_status(label, runs))}
-            chart["lines"].append({**line, "colour": style["color"], "dash": style["linestyle"]})
+            lost = any(run.status in LOST for run in runs)  # its values do not set the limits of an axis
+            chart["lines"].append({**line, "lost": lost, "colour": style["color"], "dash": style["linestyle"]})
     views = {}
     for y in metrics:
         have = {label: [run for run in runs if y in run.table] for label, runs in c.groups.items()}
@@ -123,17 +165,7 @@ def _differences(groups: Runs) -> Table:
         label: [", ".join(sorted({run.keys.get(key, ABSENT) for run in members}, key=order)) for key in apart]
         for label, members in groups.items()
     }
-    return Table("What differs in the configs", pd.DataFrame({"key": apart, **values}))
-
-
-def _table_of_runs(groups: Runs) -> Table:
-    rows = []
-    for label, run in ((label, run) for label, members in groups.items() for run in members):
-        spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x, cost in COSTS.items() if cost.counted(run.table)}
-        last = {run.metric(y).title: mean_text(run.last(y)) for y in run.metrics if y in run.table}
-        facts = {"line": label, "seed": run.keys.get("seed", ABSENT), "status": run.status, "rows": str(len(run.table))}
-        rows.append({**facts, **last, **spent, "folder": str(run.folder)})
-    return Table("Runs", pd.DataFrame(rows).fillna(ABSENT), open=False)
+    return Table("What differs in the configs", pd.DataFrame({"key": apart, **values}), open=False)
 
 
 def _maps(groups: Runs) -> dict[str, Any]:

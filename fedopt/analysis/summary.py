@@ -16,6 +16,7 @@ from fedopt.analysis.unequal import amount
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
+from fedopt.results import LOST, OVER
 
 if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
@@ -39,15 +40,16 @@ class Measured(NamedTuple):
 
 
 def shown_table(
-    comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
+    comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None, short: bool = False
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the table of a comparison as text, and a boolean table of the same shape: whether a cell is the best on its
-        problem.
+        problem, among groups without a run in progress.
 
     Args:
         comparison: The comparison.
         columns: As in `Comparison.write`.
         decimals: As in `Comparison.write`.
+        short: Whether the heads are short names, such as best, in place of phrases such as best test accuracy (%).
 
     Raises:
         UserError: A column needs a target or a metric with a better direction, or the decimals are not from 0 to 15.
@@ -83,6 +85,7 @@ def shown_table(
         if missing[0] == "best":
             described.check_goal("--columns=best")
         raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
+    over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in comparison.groups.values()])
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": comparison.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
     shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})
@@ -93,6 +96,7 @@ def shown_table(
             shown[head], best[head] = counts[name], False
             continue
         head, column, show, sign = values[name]
+        head = name.replace("_", " ") if short else head
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         if show is in_bytes:
             show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
@@ -103,6 +107,7 @@ def shown_table(
             few = rows["reached"].between(1, rows["runs"] - 1)
             cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])
+        mean = mean.where(over)
         problems = pd.Series([run.problem for run in runs])
         shown[head], best[head] = cells, _best(mean, std, show, problems, sign)
     return shown, best

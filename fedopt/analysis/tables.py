@@ -6,16 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fedopt.analysis.runs import ABSENT
-from fedopt.console import columns, csv_cell, latex_cell, markdown_cell, markdown_table, printable, show
+from fedopt.console import csv_cell, latex_cell, markdown_cell, markdown_table, show_table, tell
 from fedopt.files import write_atomically
 
-LEAST = 18  # characters of a column of texts, which is folded to no less
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
@@ -104,33 +99,12 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts. If it is wider than the terminal, each row is printed as a paragraph.
-
-    right: the columns to align right, such as numbers. caption: a text below the table.
+    """Print a table of texts, as `console.show_table` does. right: the columns to align right, such as numbers. caption: a text
+    below the table.
     """
-    console, shown = Console(width=columns()), Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, caption=caption)
-    shown.padding, shown.caption_justify = (0, 1, 0, 0), "left"
-    heads = [printable(str(name)) for name in table]
-    rows = [[printable(cell) for cell in cells] for cells in table.itertuples(index=False)]
-    least, natural = -2, -2  # columns of the terminal, with two between those of the table
-    for k, (name, head) in enumerate(zip(table, heads, strict=True)):
-        numbers, longest = name in right, max((len(row[k]) for row in rows), default=0)
-        width = max(longest, *map(len, head.split() or [""])) if numbers else min(longest, LEAST)
-        shown.add_column(Text(head), justify="right" if numbers else "left", min_width=width, overflow="fold")
-        least, natural = least + width + 2, natural + max(longest, len(head)) + 2
-    for column, name in zip(shown.columns, table, strict=True):
-        column.width = column.min_width if name in right and natural > console.width else None
-    for cells in rows:
-        shown.add_row(*map(Text, cells))
-    if least <= console.width:
-        console.print(shown)
-        return
-    widest = max(map(len, heads[1:]), default=0)
-    for first, *others in rows:
-        lines = [f"  {head:<{widest}}  {cell}" for head, cell in zip(heads[1:], others, strict=True)]
-        show(f"{heads[0]} {first}", *lines)
+    show_table([*map(str, table)], table.to_numpy().tolist(), right)
     if caption:
-        show(caption)
+        tell(caption)
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
 from fedopt.bench.trials import FIRST_SEED, Search, Trial
-from fedopt.config import command_line, compose, content, display_name, key_of, quoted, tuned_values
+from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
@@ -56,7 +56,7 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, counts, and keys at an edge.
+    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, and counts.
 
     The counts are of all trials, and of those with a run that diverged. Raises UserError if a search has no value.
     """
@@ -64,8 +64,7 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
     for search in searches:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
         ends = {"trials": len(search.done), "diverged": sum("diverged" in trial.statuses for trial in search.done)}
-        edges = ", ".join(search.edges(search.best)) or "-"
-        rows.append({"algo": search.algo, **values, **ends, "at an edge": edges})
+        rows.append({"algo": search.algo, **values, **ends})
     return pd.DataFrame(rows).astype(str)
 
 
@@ -171,7 +170,7 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     an experiment's file sets a searched key: then each method has a command, with its values as overrides.
     """
     # Apart from runs of the same overrides with untuned values, and with those of fewer trials
-    place = Path("outputs", "tuned", f"{folder.name}_{sum(len(search.done) for search in searches)}")
+    place = outputs() / "tuned" / f"{folder.name}_{sum(len(search.done) for search in searches)}"
     more, folders = ["seed=0,1,2", f"output_dir={quoted(str(place))}"], (*searches[0].folders, str(folder))
     in_file = {"preset", *(key for search in searches for key in search.ranges)}
     words = [word for word in searches[0].words if key_of(word) not in in_file]

@@ -1,5 +1,6 @@
 """The results of the benchmark as pages, tables and pictures, from the table of all runs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jinja2 import Environment
+from matplotlib.patches import Rectangle
 
 from fedopt.analysis import markdown, median_line, print_table, write_table
 from fedopt.bench.rank import (
@@ -107,7 +109,8 @@ def write_pages(
         here = {one.task.name: one for one in shown if one.task.board == name}
         unranked, suffix = _unranked([*here.values()], references), f"{name.replace(' ', '_')}.svg"
         curves.append(pd.concat([_best_of(one, unranked) for one in here.values()], ignore_index=True))
-        ranked = {method: j for j, method in enumerate(curves[-1]["method"].unique())}
+        best = curves[-1].groupby("method")["score"].max().sort_values(ascending=False)
+        ranked = {str(method): j for j, method in enumerate(best.index)}
         _draw_fronts([*here.values()], ranked, place / f"fronts_{suffix}")
         _draw_best_of([*here], curves[-1], ranked, place / f"best_of_{suffix}")
         of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
@@ -266,7 +269,7 @@ def _stable(curves: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_best_of(names: Sequence[str], curves: pd.DataFrame, ranked: Mapping[str, int], path: Path) -> None:
     """Draw the best-of-k curves of the tasks of a board. ranked: method -> place in the order of colours."""
-    with figures.pictures([path], len(names), min(len(names), 4)) as axes:
+    with figures.pictures([path], len(names), min(len(names), 2)) as axes:
         for axis, name in zip(axes, names, strict=True):
             of_task = curves[curves["task"] == name]
             columns = ("points", "score", "low", "high")
@@ -294,8 +297,8 @@ def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path
                 for name in [name for name in reached if reached[name][target]]:
                     costs = drawn[name], one.searches(currency).drawn(name)
                     (a, b, c), (d, e, f) = (np.quantile(np.minimum(cost[:, :, target], 1), QUARTILES) for cost in costs)
-                    colour = figures.look(ranked[name])["color"]
-                    axis.errorbar(b, e, [[e - d], [f - e]], [[b - a], [c - b]], label=name, fmt="o", color=colour)
+                    style = figures.look(ranked[name]) | {"linestyle": "none"}
+                    axis.errorbar(b, e, [[e - d], [f - e]], [[b - a], [c - b]], label=name, **style)
                 axis.set(xscale="log", yscale="log", xlim=(0.01, 1.1), ylim=(0.01, 1.1))
                 across, up = (f"share of {NAMES[c].partition(',')[0]}" for c in ("comm_rounds", currency))
                 figures.describe(axis, across, up, f"{one.task.name}, to {one.task.targets[target]:g}")
@@ -303,21 +306,18 @@ def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path
 
 def _draw_phase(phase: Sequence[Judged], path: Path) -> None:
     """Draw who is first by communication rounds and by client visits, over drift and the share of clients in a round."""
-    drifts, shares = ([*dict.fromkeys(float(one.task.facts[key]) for one in phase)] for key in ("delta", "clients"))
-    names = [*dict.fromkeys(name for one in phase for name in one.searches("bytes").methods)]
-    with figures.pictures([path], 2, 2) as axes:
+    drifts, shares = (sorted({float(one.task.facts[key]) for one in phase}) for key in ("delta", "clients"))
+    every = [first(one.searches(currency))[0] for one in phase for currency in ("comm_rounds", "client_visits")]
+    names = [name for name, _ in Counter(every).most_common()]
+    with figures.pictures([path], 2, 1, figures.PAGE, 2 * figures.HEIGHT, place="none") as axes:
         for axis, currency in zip(axes, ("comm_rounds", "client_visits"), strict=True):
             for one in phase:
                 name, share = first(one.searches(currency))
                 x, y = shares.index(float(one.task.facts["clients"])), drifts.index(float(one.task.facts["delta"]))
                 if name != "none":
                     colour = figures.look(names.index(name))["color"]
-                    axis.scatter(
-                        x, y, s=700, marker="s", color=colour, alpha=share, label=name if share >= FIRM else None
-                    )
-                axis.text(
-                    x, y, f"{name}\n{share:.0%}" if name != "none" else name, ha="center", va="center", fontsize=5
-                )
+                    axis.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, color=colour, alpha=share * 0.7))
+                axis.text(x, y, f"{name}\n{share:.0%}" if name != "none" else name, ha="center", va="center")
             axis.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
             axis.set_yticks(range(len(drifts)), [f"{drift:g}" for drift in drifts])
             axis.set(xlim=(-0.6, len(shares) - 0.4), ylim=(-0.6, len(drifts) - 0.4))
@@ -399,7 +399,9 @@ def _floors(one: Judged) -> pd.DataFrame:
 def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
     """Draw the metric against the share of each budget, for the point that searches choose most often."""
     task, shown, log = one.task, [*CURRENCIES][:4], one.task.relative
-    with figures.pictures([path], len(shown), len(shown), 2.6 * len(shown)) as axes:
+    scores = {name: -np.median(one.searches("calls").scores(name)) for name in one.searches("calls").methods}
+    places = {name: j for j, name in enumerate(sorted(scores, key=lambda name: scores[name]))}
+    with figures.pictures([path], len(shown)) as axes:
         for axis, currency in zip(axes, shown, strict=True):
             searches, lines = one.searches(currency), {}
             for name in _judged_by(currency, searches.methods, references):
@@ -408,16 +410,15 @@ def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
                 runs = [_at_shares(run, task, currency) for _, run in own.groupby("seed")]
                 if runs:
                     lines[name] = median_line(SHARES, np.array(runs))
-            figures.draw_lines(axis, lines)
+            axis.set(xscale="log", yscale="log" if log else "linear")
+            figures.draw_lines(axis, lines, places)
             figures.describe(
                 axis,
                 "share of the budget",
                 task.metric + (", over that at the start" if log else ""),
                 NAMES[currency].partition(",")[0],
             )
-            axis.set_xscale("log")
             if log:
-                axis.set_yscale("log")
                 axis.set_ylim(task.targets[-1] / 3, 3)
             for target in task.targets:
                 axis.axhline(target, color="grey", linewidth=0.4, zorder=0)

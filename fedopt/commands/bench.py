@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, file_of
+from fedopt.config import CONF, file_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -29,7 +29,6 @@ def _main() -> int:
     given = _arguments()
     if find_spec("pyarrow") is None:
         raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
-    os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_release
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
@@ -125,7 +124,7 @@ def _arguments() -> argparse.Namespace:
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)
         out = "the folder of runs and results (default: outputs/bench)"
-        add("--out", type=Path, default=Path("outputs/bench"), metavar="DIR", help=out)
+        add("--out", type=Path, default=outputs() / "bench", metavar="DIR", help=out)
         results = "the folder of the results of others (default: those in --out, else those that come with fedopt)"
         add("--results", type=Path, metavar="DIR", help=results)
         pages = "where pages and tables go (default: pages, in the folder of the runs)"

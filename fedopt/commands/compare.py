@@ -44,13 +44,17 @@ def compare(arguments: argparse.Namespace) -> None:
     curves = base.with_name("compare_curves.csv")
     write_table(curves, comparison.draw(*pictures, **asdict(look)))
     written = comparison.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
-    shown, _ = shown_table(comparison, arguments.columns, arguments.decimals)
-    print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tests = tests_shown(comparison.paired)
-    if len(tests):
+    phrases, shown = (
+        shown_table(comparison, arguments.columns, arguments.decimals, short)[0] for short in (False, True)
+    )
+    print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
+    tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
+    if len(tests := tests_shown(comparison.paired)):
+        phrase = str(tests.columns[1])
+        short = tests.rename(columns={phrase: phrase.partition(" of ")[0]})
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
-        about = f"{at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm: over the pairs of a problem"
-        print_table(tests, list(tests.columns[1:]), about)
+        about = f"{phrase}: {at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm: over the pairs of a problem"
+        print_table(short, list(short.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")
     tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 

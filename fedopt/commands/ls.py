@@ -1,67 +1,151 @@
-"""`fedopt ls`: a table of the runs in folders, from run.json and summary.json. config.yaml is read only if one of its keys is
-asked for.
+"""`fedopt ls` and `fedopt rm`: a table of the runs in folders, from run.json and summary.json, and the deletion of runs.
 
-It formats the rows itself: rich takes two seconds for a table of a thousand.
+config.yaml is read only if one of its keys is asked for.
 """
 
+import argparse
+import json
 import os
 import shlex
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from fedopt.commands.answer import Parser
-from fedopt.config import flat
-from fedopt.console import as_number, columns, counted, note, order, printable, show
+from fedopt.config import flat, outputs
+from fedopt.console import as_number, columns, counted, fits, note, order, printable, show, show_table
 from fedopt.errors import UserError, nearest, some
 from fedopt.jobs import queued
-from fedopt.results import LOST, OVER, TEXTS, RunFolder, numbers_of
+from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 
+Row = dict[str, Any]
+COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "date", "size", "folder")
 NUMBERS = ("seed", "value", "time", "size")  # flush right
-UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest first
-    "size": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1},
-    "time": {"d": 86400, "h": 3600, "min": 60, "s": 1},
-}
-COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "size", "folder")
-LEFT_OUT = ("size", "time", "seed", "problem", "algo")  # in this order on narrow terminals: folders tell most of them
+LEFT_OUT = ("size", "time", "metric", "date")  # in this order on narrow terminals: the others tell runs apart
+SEARCH = "search.json"  # is in the folder of a search
 
 
 def ls(arguments: list[str]) -> None:
-    """Print a table of runs, and how to resume an interrupted one.
+    """Print a table of runs, and how to compare them and to resume an interrupted one.
 
     Raises UserError for a folder, a column or a key that does not exist.
     """
-    parser = Parser(prog="fedopt ls", description="The runs in folders, at any depth.")
-    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
-    parser.add_argument("words", nargs="*", metavar="WORD", help=what)
+    parser = _parser("ls", "The runs in folders, at any depth. The trials of a search share a line.")
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
+    parser.add_argument("--json", action="store_true", help="print JSON: all columns, each trial of a search")
     given = parser.parse_intermixed_args(arguments)
-    filters = [word for word in given.words if "=" in word and not Path(word).exists()]
-    paths = [word for word in given.words if word not in filters]
-    rows = list(_rows(paths or ["outputs"])) if paths or Path("outputs").is_dir() else []
-    _add_queued(rows, paths or ["outputs"])
-    if broken := [str(row["folder"]) for row in rows if row["status"] is None]:
-        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
-    rows = runs = [row for row in rows if row["status"] is not None]
-    for key in filter(None, [given.sort, *(word.partition("=")[0] for word in filters)]):
-        names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
-        if key not in names:
-            raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
-    for key, _, wanted in (word.partition("=") for word in filters):
-        rows = [row for row in rows if any(_fits(_value(row, key), value) for value in wanted.split(","))]
+    runs, rows = _chosen(given, given.sort)
     values = [(row, _value(row, given.sort or "folder")) for row in rows]
     values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=given.reverse)
     rows = [row for row, _ in values]
+    if given.json:
+        show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
+    elif rows:
+        _print(_searches_folded(rows))
+        _advise(rows, runs, given.paths)
+    else:
+        begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
+        wanted = f" with {' '.join(given.filters)}" if given.filters else ""
+        show(f"no run{wanted} in {', '.join(given.paths)}, which has {len(runs)}{begin}")
+
+
+def rm(arguments: list[str]) -> None:
+    """Delete runs after asking: those that the words choose, else those that failed. Runs in progress stay.
+
+    Raises UserError if there is nobody to ask, and as `ls` does.
+    """
+    parser = _parser("rm", "Delete the runs that the words choose, without words those that failed, after asking.")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    given = parser.parse_intermixed_args(arguments)
+    given.words = given.words or ["status=failed"]
+    rows = [row for row in _chosen(given)[1] if row["search"] is None]  # a search would run its trials again
+    if busy := [row for row in rows if row["status"] in ("running", "queued")]:
+        note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
+        rows = [row for row in rows if row not in busy]
     if rows:
         _print(rows)
-    show(_last_line(rows, len(runs), paths or ["outputs"], filters))
+    if rows and not given.yes:
+        if not sys.stdin.isatty():
+            raise UserError("fedopt rm: nobody is here to be asked; add --yes to delete these runs")
+        asked = f"delete {counted(len(rows), 'run')} ({decimal(sum(row['size'] for row in rows))})? [y/N] "
+        rows = rows if input(asked).strip().lower() in ("y", "yes") else []
+    show(f"deleted {counted(sum(_delete(row['folder']) for row in rows), 'run')}")
 
 
-def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _delete(path: Path) -> bool:
+    """Delete a run's files, and its folder if it has no others. Return whether that was possible; if not, a note says why."""
+    folder = RunFolder(path)
+    with closing(folder):
+        try:
+            folder.open()  # so that no run begins here meanwhile
+        except UserError as error:
+            note(str(error))
+            return False
+        for name in FILES:
+            (path / name).unlink(missing_ok=True)
+    with suppress(OSError):  # other files, which stay, or other runs
+        path.rmdir()
+        path.parent.rmdir()
+    return True
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"fedopt {name}", description=description)
+    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=what)
+    parser.add_argument("--since", type=_date, metavar="DATE", help="only runs begun from here on, such as 2026-05-31")
+    parser.add_argument("--before", type=_date, metavar="DATE", help="only runs begun before this")
+    return parser
+
+
+def _date(text: str) -> str:
+    """Return a date, with or without a time, as rows have it; a `type` for argparse."""
+    try:
+        return datetime.fromisoformat(text).isoformat(" ", "minutes")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} must be a date, such as 2026-05-31 or 2026-05-31T18:00") from None
+
+
+def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
+    """Return all runs in the folders of a command, and those that it chooses.
+
+    Args:
+        given: The arguments. `paths` and `filters` are added: the words that are folders, and the others.
+        sort: A column or config key by which the rows are sorted.
+
+    Raises:
+        UserError: A folder, a column or a key does not exist.
+    """
+    given.filters = [word for word in given.words if "=" in word and not Path(word).exists()]
+    given.paths = [word for word in given.words if word not in given.filters]
+    if not given.paths:  # in a folder below a project's, its outputs
+        places = (outputs(), *(folder / "outputs" for folder in Path.cwd().parents))
+        given.paths = [os.path.relpath(next((place for place in places if place.is_dir()), "outputs"))]
+    runs = list(_rows(given.paths)) if given.paths != ["outputs"] or Path("outputs").is_dir() else []
+    _add_queued(runs, given.paths)
+    if broken := [str(row["folder"]) for row in runs if row["status"] is None]:
+        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
+    rows = runs = [row for row in runs if row["status"] is not None]
+    for key in filter(None, [sort, *(word.partition("=")[0] for word in given.filters)]):
+        names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
+        if runs and key not in names:
+            raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
+    for key, _, wanted in (word.partition("=") for word in given.filters):
+        rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
+    since, before = given.since or "", given.before or "9999"
+    return runs, [row for row in rows if since <= (row["date"] or "") < before]
+
+
+def _rows(paths: Sequence[str]) -> Iterator[Row]:
     """Yield a row (see `_row`) for each run in the folders, each run once. Symbolic links are not followed.
 
     The status is None if summary.json cannot be read. Raises UserError for a missing folder.
@@ -70,34 +154,43 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
     for path in paths:
         if not os.path.isdir(path):
             raise UserError(f"{path}: there is no such folder; give one that holds runs")
+        searches: list[Path] = []
         for place, _, files in os.walk(path):
+            if SEARCH in files and place != path:
+                searches.append(Path(place))
             if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
-                yield _row(Path(place), files)
+                row = _row(Path(place), files)
+                for search in (search for search in searches if search in row["folder"].parents):
+                    row["search"] = search / row["folder"].relative_to(search).parts[0]
+                yield row
 
 
-def _add_queued(rows: list[dict[str, Any]], paths: Sequence[str]) -> None:
+def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
     """Add to `rows`, in place, the runs below these paths that wait in a cluster's queue.
 
     A run that already has a row gets the status queued there, unless it is running or over.
     """
-    there = {row["folder"].resolve(): row for row in rows}
+    known = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
-        row = there.get(folder)
+        row = known.get(folder)
         if row is None and any(folder.is_relative_to(Path(path).resolve()) for path in paths):
             rows.append(row := _row(Path(os.path.relpath(folder)), ()))
         if row is not None and row["status"] not in ("running", *OVER):
             row["status"] = "queued"
 
 
-def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
+def _row(path: Path, files: Sequence[str]) -> Row:
+    """Return the columns of a run, the options that it chose, and `search`: None, or of which search it is a trial."""
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
     for name in files:
         with suppress(OSError):  # it is gone by now
             size += os.lstat(path / name).st_size
     status, metric = summary.get("status"), next((metric.name for metric in card.get("metrics", ())), None)
-    chosen = card.get("chosen", {})
+    chosen, began = card.get("chosen", {}), None
+    with suppress(KeyError, ValueError):
+        began = datetime.fromisoformat(card["started"]).astimezone().strftime("%Y-%m-%d %H:%M")
     return {
         "status": "interrupted" if status == "running" and not folder.alive else status,
         "algo": chosen.get("algo"),
@@ -106,14 +199,16 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
         "metric": metric,
         "value": numbers_of(None if status in LOST else summary.get("final")).get(metric or ""),
         "time": summary.get("seconds"),
+        "date": began,
         "size": size,
         "folder": path,
+        "error": summary.get("error", "") if status == "failed" else "",
         "chosen": chosen,
-        "why": printable(str(summary["error"])) if status == "failed" and "error" in summary else "",
+        "search": None,
     }
 
 
-def _config(row: dict[str, Any]) -> dict[str, Any]:
+def _config(row: Row) -> dict[str, Any]:
     """Return a run's config as dotted key -> value, together with config group -> chosen option. If config.yaml is broken, only
     the options.
 
@@ -126,11 +221,11 @@ def _config(row: dict[str, Any]) -> dict[str, Any]:
     return row["config"]
 
 
-def _value(row: dict[str, Any], key: str) -> Any:
+def _value(row: Row, key: str) -> Any:
     return row[key] if key in COLUMNS else _config(row).get(key)
 
 
-def _fits(value: Any, wanted: str) -> bool:
+def _matches(value: Any, wanted: str) -> bool:
     """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
@@ -138,45 +233,75 @@ def _fits(value: Any, wanted: str) -> bool:
     return fnmatchcase(words.get(str(value), str(value)), wanted)
 
 
+def _searches_folded(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with one row for all trials of an algorithm in a search."""
+    groups: dict[Path, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["search"] or row["folder"], []).append(row)
+    folded = []
+    for folder, members in groups.items():
+        row = members[0]
+        if row["search"]:
+            row = row | {"status": "search", "seed": None, "value": None, "folder": folder, "error": _counts(members)}
+            row |= {name: sum(member[name] or 0 for member in members) for name in ("time", "size")}
+        folded.append(row)
+    return folded
+
+
+def _print(rows: Sequence[Row]) -> None:
+    """Print the rows, with as many columns as fit the terminal if folders are below. Why a run failed is below it."""
+
+    def table(names: Sequence[str]) -> tuple[Sequence[str], list[list[str]], Sequence[str]]:
+        return names, [[_cell(name, row[name]) for name in names] for row in rows], NUMBERS
+
+    names = list(COLUMNS)
+    for name in LEFT_OUT:
+        if not fits(*table(names[:-1])):
+            names.remove(name)
+    show_table(*table(names), below=[[printable(row["error"])[: columns() - 4]] for row in rows])
+
+
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if units := UNITS.get(name):
-        unit, one = next((item for item in units.items() if value >= item[1]), [*units.items()][-1])
-        return f"{value / one:.3g} {unit}"
-    return f"{value:.4g}" if name == "value" else printable(str(value))
+    if name == "size":
+        return decimal(value)
+    if name == "time":
+        return f"{value:.3g} s" if value < 60 else str(timedelta(seconds=round(value)))
+    return f"{value:.4g}" if name == "value" else str(value)
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows, with as many columns as fit the terminal. A folder that does not fit, and why a run failed, go on lines
-    below.
-    """
-    table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
-    widths = {name: max(map(len, cells)) for name, cells in table.items()}
-
-    def fits(names: Sequence[str]) -> bool:
-        return sum(widths[name] + 2 for name in names) - 2 <= columns()
-
-    choices = [[name for name in COLUMNS if name not in LEFT_OUT[:k]] for k in range(len(LEFT_OUT) + 1)]
-    beside = next(filter(fits, choices), None)
-    *others, _ = beside or next((names for names in choices if fits(names[:-1])), choices[-1])
-    between = "  " if beside else "\n  "
-    reasons = ["", *(row["why"] for row in rows)]
-    for why, *cells in zip(reasons, *(table[name] for name in (*others, "folder")), strict=True):
-        aligned = [
-            cell.rjust(widths[name]) if name in NUMBERS else cell.ljust(widths[name])
-            for name, cell in zip(others, cells[:-1], strict=True)
-        ]
-        show(f"{'  '.join(aligned)}{between}{cells[-1]}", *[f"  {why}"[: columns()]] * bool(why))
-
-
-def _last_line(rows: Sequence[dict[str, Any]], runs: int, paths: Sequence[str], filters: Sequence[str]) -> str:
-    if not rows:
-        begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
-        wanted = f" with {' '.join(filters)}" if filters else ""
-        return f"no run{wanted} in {', '.join(paths)}, which has {runs}{begin}"
+def _counts(rows: Sequence[Row]) -> str:
     counts = Counter(row["status"] for row in rows)
-    line = f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
-    line += f"\nto compare: fedopt-compare {shlex.join(paths)}" if len(rows) > 1 else ""
-    stopped = next((row["folder"] for row in rows if row["status"] == "interrupted"), None)
-    return line + (f"\nto go on: fedopt resume=true {shlex.quote(f'output_dir={stopped}')}" if stopped else "")
+    return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
+
+
+def _advise(rows: Sequence[Row], runs: Sequence[Row], paths: Sequence[str]) -> None:
+    """Print how many runs there are, commands that compare those of each problem, and one that resumes an interrupted run.
+
+    Trials of a search are not compared: they have seeds of their own, and bad values. A command names the highest folders that
+    hold no run of another problem.
+
+    Args:
+        rows: The runs that are shown.
+        runs: All runs.
+        paths: The folders of the command.
+    """
+    show(_counts(rows))
+    together: dict[tuple[Any, ...], list[Path]] = {}  # what the runs of a comparison have in common -> their folders
+    for row in rows:
+        if row["search"] is None and row["status"] not in ("failed", "queued"):
+            together.setdefault((row["problem"], row["chosen"].get("dataset")), []).append(row["folder"])
+    for folders in [folders for folders in together.values() if len(folders) > 1]:
+        others = [row["folder"] for row in runs if row["status"] != "failed" and row["folder"] not in {*folders}]
+        taken = {place for folder in others for place in (folder, *folder.parents)}
+        tops = dict.fromkeys(_top(folder, taken, paths) for folder in folders)
+        show(f"to compare: fedopt-compare {shlex.join(map(str, tops))}")
+    if stopped := [row["folder"] for row in rows if row["status"] == "interrupted" and row["search"] is None]:
+        show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
+
+
+def _top(folder: Path, taken: Container[Path], paths: Sequence[str]) -> Path:
+    """Return the highest folder above a run's, inside one of the paths, that is not taken; else the run's own folder."""
+    inside = (place for place in (folder, *folder.parents) if any(place.is_relative_to(path) for path in paths))
+    return [folder, *takewhile(lambda place: place not in taken, inside)][-1]

@@ -29,7 +29,7 @@ TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 def new(arguments: list[str]) -> None:
     """Write the files of a new algorithm or problem, and print how to run them: `fedopt new algo NAME`.
 
-    The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the working directory. CONFIG is myconf, or
+    The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the project's folder. CONFIG is myconf, or
     the folder that fedopt.toml names. If there is no fedopt.toml, one is written and the folder is trusted. Nothing is
     overwritten. Raises UserError for a name or class that cannot be used.
     """
@@ -45,12 +45,12 @@ def new(arguments: list[str]) -> None:
             f"--class {given.problems}: there is no template of {kind} for this class; choose one of {classes}"
         )
     example, command = EXAMPLES[kind, given.problems]
-    found = project.project()
-    conf = (found or project.Project()).config_dir
+    found, home = project.project(), project.home()
+    conf = os.path.relpath(found.config_dir, home) if found else project.Project().config_dir
     files = {
-        Path(f"{name}.py"): f"{example}.py",
-        Path(conf, kind, f"{name}.yaml"): f"{example}.yaml",
-        Path(f"test_{name}.py"): "test_own.py",
+        home / f"{name}.py": f"{example}.py",
+        home / conf / kind / f"{name}.yaml": f"{example}.yaml",
+        home / f"test_{name}.py": "test_own.py",
     }
     _check(kind, name, files)
     texts = {path: (TEMPLATES / template).read_text(encoding="utf-8") for path, template in files.items()}
@@ -65,7 +65,7 @@ def new(arguments: list[str]) -> None:
         except UserError as error:
             note(str(error))
     first = "" if find_spec("pytest") else ", after pip install 'fedopt[testing]'"
-    show(f"to test it: python -m pytest test_{name}.py{first}")
+    show(f"to test it: python -m pytest {home / f'test_{name}.py'}{first}")
     show(f"to run it: fedopt {command.replace(example, name)}")
 
 

@@ -14,7 +14,8 @@ import pandas as pd
 
 from fedopt.analysis import markdown, write_table
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
-from fedopt.console import show, show_columns, tell
+from fedopt.config import outputs
+from fedopt.console import show, show_table, tell
 from fedopt.console.say import say
 from fedopt.drawing import FORMATS
 from fedopt.errors import UserError
@@ -97,7 +98,7 @@ def _arguments() -> argparse.Namespace:
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add_launcher(parser)
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
-    add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
+    add("--output", type=Path, default=outputs() / "reproduce", metavar="DIR", help="default: outputs/reproduce")
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
     given = parser.parse_args()
@@ -200,9 +201,7 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
         papers.setdefault(published.paper, []).append(row)
     for paper, rows in papers.items():
         show(f"{paper}:")
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        beside = ("  ".join(f"{cell:<{n}}" for cell, n in zip(row[:3], widths, strict=False)).rstrip() for row in rows)
-        show_columns(dict(zip(beside, (row[3] for row in rows), strict=True)))
+        show_table([""] * 4, rows)
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -20,10 +19,8 @@ from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each,
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
-from fedopt.machine import number_of
 from fedopt.metrics import LIMITS
 from fedopt.results import RunFolder, numbers_of
-from fedopt.running import Drawing
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -39,8 +36,8 @@ def main() -> None:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = ["--help", *arguments[1:]]
-    if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"], ["export"]):
-        others = {"list": ("help", "show_list"), "trust": ("new", "trust")}
+    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["trust"], ["export"]):
+        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm"), "trust": ("new", "trust")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0
@@ -86,7 +83,7 @@ def _complete(words: list[str]) -> None:
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
         raise UserError("-sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash")
     if words[0].startswith("query"):
-        from fedopt.commands.help import completions
+        from fedopt.commands.completion import completions
 
         show(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
         return
@@ -97,12 +94,10 @@ def _complete(words: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
-    with closing(Drawing(apart=number_of("WORLD_SIZE", 1) == 1)) as drawing:
-        drawing.prepare()
-        with ending_at_once():
-            from fedopt.federation import rank
-            from fedopt.running import execute
-        status, folder = execute(composed, lambda: place(composed), drawing=drawing)
+    with ending_at_once():
+        from fedopt.federation import rank
+        from fedopt.running import execute
+    status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
         show(_last_line(status, folder, composed.settings))
     return EXIT[status]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, key_of
+from fedopt.config import CONF, key_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -40,7 +40,7 @@ def _main() -> int:
     launcher = launcher_of(given)
     words = {key_of(word): word for word in given.words}
     names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
-    folder = given.out or Path("outputs") / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
+    folder = given.out or outputs() / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
     searches = planned_searches(given.words, given.folders, given.metric, given.budget, how, folder)
     for search in searches:
         ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())

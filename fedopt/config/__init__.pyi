@@ -31,6 +31,7 @@ from fedopt.config.merging import refuse_mistyped as refuse_mistyped
 from fedopt.config.patterns import Markov as Markov
 from fedopt.config.patterns import Pattern as Pattern
 from fedopt.config.project import TYPED as TYPED
+from fedopt.config.project import outputs as outputs
 from fedopt.config.project import with_project as with_project
 from fedopt.config.schedules import Constant as Constant
 from fedopt.config.schedules import Fixed as Fixed

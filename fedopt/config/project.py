@@ -1,4 +1,4 @@
-"""A folder's `fedopt.toml`: where commands in this folder find your configs and Python files.
+"""A folder's `fedopt.toml`: where commands in this folder and in its subfolders find your configs, Python files and runs.
 
 Somebody may have sent the folder with such a file, and Python files are programs. They are imported only if the user's list
 on this machine has the folder with this very file.
@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,19 +43,45 @@ class Project:
     python_path: str | None = None
 
 
+def home() -> Path:
+    """Return the project's folder as a path from the working directory, `.` if there is no project.
+
+    It is the nearest folder with a `fedopt.toml`, from the working directory upwards. A folder above counts only if the file is
+    the user's own: nobody else decides what commands do in a folder that others may write to, such as /tmp.
+    """
+    with suppress(FileNotFoundError):  # a working directory that was removed
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            file = folder / NAME
+            if os.path.lexists(file) and (folder == here or file.lstat().st_uid == os.getuid()):
+                return Path(os.path.relpath(folder))
+    return Path()
+
+
+def outputs() -> Path:
+    """Return the folder in which runs go unless a command names another: `outputs` in the project's folder."""
+    return home() / "outputs"
+
+
 def project() -> Project | None:
-    """Return the project of the working directory, None without a `fedopt.toml`. Raises UserError for a broken one."""
-    if not os.path.lexists(NAME):
+    """Return the project of the working directory, with paths from there; None without a `fedopt.toml`.
+
+    Raises UserError for a broken `fedopt.toml`.
+    """
+    here = home()
+    if not os.path.lexists(here / NAME):
         return None
     try:
-        found = build(Project, tomllib.loads(read_text(Path(NAME), MOST_OF_A_CONFIG)), NAME)
-        folders = [os.path.realpath(place) for place in (found.config_dir, found.python_path or ".")]
+        found = build(Project, tomllib.loads(read_text(here / NAME, MOST_OF_A_CONFIG)), NAME)
+        python = None if found.python_path is None else str(here / found.python_path)
+        found = Project(str(here / found.config_dir), python)
+        folders = [os.path.realpath(place) for place in (found.config_dir, found.python_path or here)]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{NAME}: cannot be read ({first_line(error)}); mend it, or remove it and run `fedopt trust`, which writes a new one"
         ) from None
-    if outside := [place for place in folders if not Path(place).is_relative_to(os.path.realpath("."))]:
-        raise UserError(f"{NAME}: {outside[0]} is not in this folder; name it with --config-dir or PYTHONPATH instead")
+    if outside := [place for place in folders if not Path(place).is_relative_to(os.path.realpath(here))]:
+        raise UserError(f"{NAME}: {outside[0]} is not in its folder; name it with --config-dir or PYTHONPATH instead")
     return found
 
 
@@ -80,7 +107,7 @@ def with_project(folders: str | Path | Folders = ()) -> list[str]:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
         else:
             what = f"wants Python files to be imported from {found.python_path!r}, and they are programs"
-            _say_once(f"{NAME} in this folder {what}; if you trust their author, run `fedopt trust`")
+            _say_once(f"{home() / NAME} {what}; if you trust their author, run `fedopt trust`")
     there = os.path.isdir(found.config_dir) and os.path.realpath(found.config_dir) not in map(os.path.realpath, given)
     return [found.config_dir, *given] if there else given
 
@@ -112,7 +139,7 @@ def trust() -> str:
         path.touch(mode=0o600)
         read_text(path, links=True)  # a pipe would wait for ever, and other content stays as it is
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{_mark()} {os.getcwd()!r}\n")
+            file.write(f"{_mark()} {os.path.realpath(home())!r}\n")
     except (OSError, UserError) as error:
         why = getattr(error, "strerror", None) or first_line(error).removeprefix(f"{path}: ")
         why = f"cannot be written ({why}); put PYTHONPATH=. before a command instead"
@@ -135,7 +162,8 @@ def _list() -> Path:
 
 def _mark() -> str:
     """Return a hash of this folder's path and its `fedopt.toml`, which changes if either does."""
-    return hashlib.sha256(os.fsencode(os.path.realpath(".")) + b"\0" + Path(NAME).read_bytes()).hexdigest()
+    here = home()
+    return hashlib.sha256(os.fsencode(os.path.realpath(here)) + b"\0" + (here / NAME).read_bytes()).hexdigest()
 
 
 def new_text() -> str:

@@ -12,6 +12,7 @@ import yaml
 from omegaconf._utils import get_yaml_loader
 
 from fedopt.config.files import CONF, GROUPS
+from fedopt.config.project import outputs
 from fedopt.errors import UserError
 from fedopt.files import config_text
 
@@ -86,7 +87,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
 
 def refuse_outside(output_dir: str, folders: Iterable[str | Path]) -> None:
     """Raise UserError if a file of these config folders sets an output_dir outside outputs/."""
-    if not (Path.cwd() / output_dir).resolve().is_relative_to(Path("outputs").resolve()):
+    if not (Path.cwd() / output_dir).resolve().is_relative_to(outputs().resolve()):
         where, how = ", ".join(map(str, folders)), f"if you want that, give output_dir={output_dir} in the command"
         raise UserError(f"{where}: a file there sets output_dir={output_dir}, which is outside outputs/; {how}")
 

@@ -9,8 +9,10 @@ from fedopt.console.say import folded as folded
 from fedopt.console.say import heard as heard
 from fedopt.console.say import note as note
 from fedopt.console.say import show as show
-from fedopt.console.say import show_columns as show_columns
 from fedopt.console.say import tell as tell
+from fedopt.console.table import fits as fits
+from fedopt.console.table import show_folded as show_folded
+from fedopt.console.table import show_table as show_table
 from fedopt.console.texts import LONGEST as LONGEST
 from fedopt.console.texts import as_number as as_number
 from fedopt.console.texts import counted as counted

@@ -3,11 +3,11 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from shutil import get_terminal_size
-from textwrap import fill, wrap
+from textwrap import fill
 from typing import IO
 
 from fedopt.console.texts import printable
@@ -81,17 +81,6 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
 def columns() -> int:
     """Return the width of the terminal that stdout is; a large number if stdout is not a terminal."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPED
-
-
-def show_columns(rows: Mapping[str, str]) -> None:
-    """Print names with their texts folded beside them, or below them on a narrow terminal."""
-    left = max(map(len, rows), default=0) + 2
-    beside = left + 30 <= columns()
-    indent = left if beside else 6
-    for name, text in rows.items():
-        lines = wrap(text, columns() - indent) or [""]
-        first = f"{name:<{left}}{lines.pop(0)}".rstrip() if beside else name.rstrip()
-        show(first, *(" " * indent + line for line in lines))
 
 
 def _one_line(text: str) -> str:

@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedopt.metrics import COSTS, Metric
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
 STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "font.size": 8,
-    "legend.fontsize": "small",
+    "legend.fontsize": "medium",
     "legend.title_fontsize": "medium",
     "legend.borderaxespad": 0.2,
     "legend.handlelength": 2.6,  # in which dashes show
@@ -40,14 +40,24 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "svg.hashsalt": "fedopt",  # the same file for the same picture
     "savefig.dpi": 300,
 }
-SLIDES: Any = {"font.size": 20, "lines.linewidth": 3, "lines.markersize": 10, "savefig.dpi": 150}
+SLIDES: Any = {
+    "font.size": 20,
+    "legend.fontsize": "small",
+    "lines.linewidth": 3,
+    "lines.markersize": 10,
+    "savefig.dpi": 150,
+}
 SLIDE = (40 / 3, 7.5)  # inches, 16:9
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
+PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
 GAP = 0.06  # inches beside what stands above and below the axes
 FEW = 8  # points of a line, which may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "below", "inside", "none")
-MARKERS = "os^Dv<>"
+STRONG = 4  # lines of a picture that have colours and bands; all others are grey
+LISTED = 12  # lines of a picture up to which a legend names the grey ones
+GREY = "0.6"
+MARKERS = "os^Dv<>Ppd*"  # as many as have no divisor in common with the dashes, so that grey looks repeat late
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 _UNBROKEN = r"\\\S|\$(?:\\.|[^$\\])+\$"  # by ends of lines: an escape, a formula
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
@@ -60,11 +70,6 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         yield
-
-
-def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Set the scale of the y axis to `scale_of` the values."""
-    axis.set_yscale(scale_of(metric, values))
 
 
 def scale_of(metric: Metric, values: np.ndarray) -> ScaleBase:
@@ -104,7 +109,8 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     if x == "bytes":
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     counts = x in COSTS and x != "seconds"
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=counts))
+    if axis.get_xscale() == "linear":
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=counts))
     axis.set_title(cut(title))
     axis.grid(alpha=0.3)
 
@@ -123,13 +129,21 @@ def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
     return (max(low, 0), min(high, 100)) if share else (low, high)
 
 
-def look(j: int) -> dict[str, Any]:
-    """Return the colour and dashes of line j.
+def look(j: int, rank: int | None = None) -> dict[str, Any]:
+    """Return the colour, dashes and marker of line j of a figure. No two lines have the same ones.
 
-    Colours are those of the style, by default a set safe for colour-blind readers. When all are used, the dashes change.
+    The first `STRONG` lines of a picture have colours of the style, by default a set safe for colour-blind readers. All others
+    are grey.
+
+    Args:
+        j: The line's index among all lines of the figure.
+        rank: Its index among the lines of its picture. None: j.
     """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
-    return {"color": colours[j % len(colours)], "linestyle": DASHES[j // len(colours) % len(DASHES)]}
+    marker = MARKERS[j % len(MARKERS)] if j < len(MARKERS) * len(DASHES) else f"${j}$"
+    if j < len(colours) and (j if rank is None else rank) < STRONG:
+        return {"color": colours[j], "linestyle": "solid", "marker": marker}
+    return {"color": GREY, "linestyle": DASHES[j % len(DASHES)], "marker": marker}
 
 
 class Line(NamedTuple):
@@ -146,32 +160,65 @@ class Line(NamedTuple):
 
 
 def draw_lines(
-    axis: plt.Axes, lines: Mapping[str, Line], slots: Mapping[str, int] = MappingProxyType({}), bars: bool = False
+    axis: plt.Axes,
+    lines: Mapping[str, Line],
+    slots: Mapping[str, int] = MappingProxyType({}),
+    bars: bool = False,
+    diverged: Collection[str] = (),
 ) -> None:
-    """Draw lines with their bands. Markers are shifted between lines, so that lines that coincide can be seen.
+    """Draw lines with their bands, and set what the y axis, whose scale is set before, has to show (see `_heights`).
+
+    Markers are shifted between lines, so that lines that coincide can be seen. Grey lines, and those in which a run diverged,
+    have no band. The legend does not name grey lines if there are more than `LISTED` lines.
 
     Args:
         axis: The axes.
         lines: label -> line.
-        slots: label -> index in the order of colours; by default its place in ``lines``.
+        slots: label -> index in the order of looks; by default its place in ``lines``.
         bars: Whether lines of at most `FEW` points get error bars, side by side, instead of bands.
+        diverged: The labels of the lines in which a run diverged.
     """
     size, several = 0.75 * plt.rcParams["lines.markersize"], len(lines) + len(axis.lines) > 1
-    for j, (label, (x, mean, low, high)) in enumerate(lines.items()):
-        slot = slots.get(label, j)
-        style = look(slot) | {"marker": "o" if len(x) == 1 else None}
-        if several:
-            style |= {"marker": MARKERS[slot % len(MARKERS)], "markersize": size}
-            style["markevery"] = (0.12 * j / len(lines), 0.12)
+    before, heights = axis.dataLim.intervaly.copy(), _heights(axis, lines, diverged)
+    places = {label: slots.get(label, j) for j, label in enumerate(lines)}
+    for j, label in enumerate(sorted(lines, key=lambda label: places[label])):
+        (x, mean, low, high), style = lines[label], look(places[label], j)
+        strong = style["color"] != GREY
+        style |= {"markersize": size, "markevery": (0.12 * j / len(lines), 0.12), "zorder": 2 if strong else 1.5}
+        if not several and len(x) > 1:
+            style["marker"] = None
+        name = label if strong or len(lines) <= LISTED else "other lines"
         if bars and 1 < len(x) <= FEW:
             axis.plot(x, mean, color=style["color"], alpha=0.4)
             x = x + 0.4 * ((j + 0.5) / len(lines) - 0.5) * np.diff(x).min()
-            axis.plot(x, mean, label=label, **style | {"markevery": None, "linestyle": "none"})
+            axis.plot(x, mean, label=name, **style | {"markevery": None, "linestyle": "none"})
             axis.vlines(x, low, high, color=style["color"])  # type: ignore[arg-type]
             continue
-        axis.plot(x, mean, label=label, **style)
-        if low is not None and high is not None:
+        axis.plot(x, mean, label=name, **style)
+        if strong and label not in diverged and low is not None and high is not None:
             axis.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    axis.dataLim.intervaly = min(before[0], heights[0]), max(before[1], heights[1])
+
+
+def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str]) -> tuple[float, float]:
+    """Return the ends (low, high) of what a picture has to show.
+
+    These are the means of lines in which no run diverged and the beginnings of the others. Bands, and what a diverging line
+    does later, add at most half of that on either side. If all lines diverge, all their means count.
+    """
+    scale = axis.yaxis.get_transform()
+
+    def ends(values: Sequence[np.ndarray | None]) -> np.ndarray:
+        every = np.concatenate([np.atleast_1d(part) for part in values if part is not None])
+        every = every[np.isfinite(every) & ((every > 0) | (axis.get_yscale() != "log"))]
+        return scale.transform(np.array([every.min(), every.max()])) if len(every) else np.array([np.inf, -np.inf])
+
+    counted = dict.fromkeys(diverged, 1) if not {*lines} <= {*diverged} else {}
+    low, high = core = ends([line.mean[: counted.get(label)] for label, line in lines.items()])
+    room = (high - low) / 2 or np.inf
+    every = ends([part for label, line in lines.items() for part in line[1 : 2 if label in diverged else 4]])
+    low, high = scale.inverted().transform(np.clip(every, low - room, high + room)) if np.isfinite(core).all() else core
+    return float(low), float(high)
 
 
 def cut(text: str) -> str:
@@ -193,11 +240,11 @@ def grid(
     Args:
         rows: Rows of pictures.
         columns: Columns of pictures.
-        width: Inches of the whole figure. None: each picture is as wide as a paper's column.
+        width: Inches of the whole figure. None: each picture is as wide as a paper's column, all are at most `PAGE`.
         height: Inches of the whole figure. None: by the number of rows.
         shared: Options of matplotlib's `subplots`, such as sharex.
     """
-    figure = Figure(figsize=(width or WIDTH * columns, height or HEIGHT * rows), layout="constrained")
+    figure = Figure(figsize=(width or min(WIDTH * columns, PAGE), height or HEIGHT * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 

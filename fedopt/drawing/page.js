@@ -18,6 +18,13 @@ function plot(box, traces, titles, axes, more) {
   Plotly.react(box, traces, layout, { responsive: true, displaylogo: false });
 }
 
+function limits(values, log) { // of an axis that lines of diverged runs leave; without other lines, all that plotly likes
+  if (!values.length) return {};
+  const ends = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))].map(end => (log ? Math.log10(end) : end));
+  const room = 0.05 * (ends[1] - ends[0] || Math.abs(ends[1]) || 1);
+  return { range: [ends[0] - room, ends[1] + room] };
+}
+
 function draw(section, chart, choice) {
   if (!(choice.y in chart.ys)) choice.y = Object.keys(chart.ys)[0];
   choice.x ??= Object.keys(chart.xs)[0];
@@ -28,7 +35,7 @@ function draw(section, chart, choice) {
     else if (input.name !== "division") input.value = choice[input.name];
   });
   all("[data-y]", section).forEach(view => { view.hidden = view.dataset.y !== y; });
-  const curves = chart.curves[y][x], traces = [];
+  const curves = chart.curves[y][x], traces = [], kept = []; // kept: the values that set the limits of the y axis
   const floor = Math.min(...curves.flatMap(curve => (curve ? curve[1].filter(mean => mean > 0) : [])));
   const buttons = chart.lines.map(({ name, label, colour, dash }, i) => {
     const ink = colour === "#000000" ? getComputedStyle(document.body).color : colour, off = hidden.has(name);
@@ -36,6 +43,7 @@ function draw(section, chart, choice) {
     if (bands && !off && there.length) traces.push({ // up along the upper end, back along the lower one
       x: [...there, ...there.toReversed()].map(k => at[k]), fill: "toself", fillcolor: ink, opacity: 0.18, line: { width: 0 }, hoverinfo: "skip",
       y: [...there.map(k => high[k]), ...there.toReversed().map(k => (logs["log y"] && low[k] <= 0 ? floor : low[k]))], mode: "lines" });
+    if (!off && !chart.lines[i].lost) kept.push(...(bands && low ? [...low, ...high] : mean).filter(v => v !== null && (!logs["log y"] || v > 0)));
     if (!off) traces.push({ x: at, y: mean, name: plain(label), hoverinfo: "x+y+name", mode: at.length > 1 ? "lines" : "markers",
       line: { color: ink, dash: dash.replace(/t?ed$/, ""), width: 2 }, marker: { color: ink, size: 8 } });
     const button = Object.assign(document.createElement("button"), { type: "button", disabled: !at.length });
@@ -51,7 +59,8 @@ function draw(section, chart, choice) {
   const shapes = [target].flat().map(y0 => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0, y1: y0, line: grey }));
   plot(all(".chart", section)[0], traces, [chart.xs[x], chart.ys[y]], [
     { type: logs["log x"] ? "log" : "linear", exponentformat: "SI", hoverformat: ".6~g" },
-    { type: logs["log y"] ? "log" : "linear", exponentformat: "power", hoverformat: ".5~g", nticks: 8 },
+    { type: logs["log y"] ? "log" : "linear", exponentformat: "power", hoverformat: ".5~g", nticks: 8,
+      ...(chart.lines.some(({ name, lost }) => lost && !hidden.has(name)) ? limits(kept, logs["log y"]) : {}) },
   ], { shapes, uirevision: JSON.stringify([x, y, logs]) }); // zoomed as it was, except on other axes
 }
 
@@ -94,6 +103,9 @@ async function show() {
         sort(part, choice.sorts[key] = [column, again ? "descending" : "ascending"]);
       }; });
       if (choice.sorts[key]) sort(part, choice.sorts[key]);
+      all(".wide", part).forEach(box => new ResizeObserver(() => {
+        box.classList.toggle("scrolls", box.scrollWidth > box.clientWidth + 1);
+      }).observe(box));
     });
     if (chart) draw(section, chart, choice);
     if (choice.division in maps) all("[name=division]", section)[0].value = choice.division;

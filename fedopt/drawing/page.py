@@ -40,7 +40,7 @@ class Section(NamedTuple):
         (targets), and lines (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], [x, mean] without a
         band, or None.
     views: y axis -> (tables, notes) shown with it. tables: tables that do not depend on the y axis.
-    maps: label -> heat map, with clients, classes and counts [clients, classes].
+    maps: label -> heat map, with clients, classes and counts [clients, classes]. notes: remarks that do not depend on the y axis.
     """
 
     title: str
@@ -50,10 +50,11 @@ class Section(NamedTuple):
     views: Mapping[str, tuple[Sequence[Table], Sequence[str]]] = {}
     tables: Sequence[Table] = ()
     maps: Mapping[str, Mapping[str, Any]] = {}
+    notes: Sequence[str] = ()
 
 
 class Page(NamedTuple):
-    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list of remarks above the sections."""
+    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list of remarks below the first section."""
 
     title: str
     sections: Sequence[Section]

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedopt.console import printable
 from fedopt.data import Ragged
-from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
+from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_of, within
 from fedopt.files import read_text
 from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 
@@ -159,9 +159,9 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
             costs, values = (
                 np.array([float(row[name] or "nan") for row in rows]) for name in ("comm_rounds", metric.name)
             )
+            axis.set_yscale(scale_of(metric, values))
             draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
-            scale_y(axis, metric, values)
             axis.set_ylim(within(axis, is_share(metric.title, values)))
 
 

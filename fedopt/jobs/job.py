@@ -12,7 +12,6 @@ from fedopt.errors import UserError
 from fedopt.files import refuse_linked
 from fedopt.results import ENDED, RunFolder, numbers_of, refuse_other
 from fedopt.results.identity import identity
-from fedopt.running import Drawing
 
 
 class Outcome(NamedTuple):
@@ -56,8 +55,8 @@ class Job:
         refuse_changed_data(self.folder, folder.card(), self.composed.nodes)
         say_changed(folder, self.composed.nodes, done=True)
 
-    def do(self, processes: int, bar: Bar | None = None, drawing: Drawing | None = None) -> Outcome:
-        """Do the run, resuming it if it has begun, and return how it ended.
+    def do(self, processes: int, bar: Bar | None = None) -> Outcome:
+        """Do the run without pictures, resuming it if it has begun, and return how it ended.
 
         A run that has ended is only checked, and a missing picture of it drawn. Errors do not raise: they are printed and
         returned, and a failure is recorded in the folder. Neither the config nor the method's fit to the problem is checked here:
@@ -66,14 +65,13 @@ class Job:
         Args:
             processes: The number of processes that share the machine.
             bar: The progress bar. None: a new one.
-            drawing: As in `running.lifecycle.execute`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. After one Ctrl-C during the run, the
                 status is 'interrupted' instead.
         """
         with ending_at_once():
-            from fedopt.running import draw_missing, execute, record_failure
+            from fedopt.running import execute, record_failure
 
         try:
             refuse_linked(self.folder, self.folder.parent)
@@ -86,9 +84,8 @@ class Job:
         try:
             if status in ENDED:
                 self.check()
-                draw_missing(folder, composed.nodes["from"], drawing or Drawing())
             else:
-                execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar, drawing=drawing)
+                execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar, pictures=False)
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))

@@ -9,18 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import connection
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from threading import current_thread, main_thread
+from types import ModuleType
 from typing import Any, Protocol
 
-from fedopt.console import Bar
-from fedopt.console.say import say
-from fedopt.errors import UserError, first_line
+from fedopt.console import Bar, ctrl_c_later, end_with
 from fedopt.jobs.job import Job, Outcome
+from fedopt.machine import PLACE, short_spins
 from fedopt.results import ENDED
-from fedopt.running import PLACE, Drawing, program_hidden, serve, warm
 
-RUNS = "fedopt.running.lifecycle", "fedopt.drawing.run"  # what does and draws runs
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
@@ -34,9 +32,6 @@ class Launcher(Protocol):
     @property
     def stopped(self) -> str: ...
 
-    def prepare(self) -> None:
-        """Let processes begin to import what the jobs will need, while this one still plans them."""
-
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]: ...
 
 
@@ -46,13 +41,6 @@ class Local:
 
     at_once: int = 1
     stopped: str = "stopped; the same command resumes it"
-
-    def prepare(self) -> None:
-        """Let processes begin to import, as in `Launcher`."""
-        if self.at_once > 1:
-            warm(*RUNS)
-        else:
-            Drawing(apart=True).prepare()
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         if not jobs:
@@ -92,38 +80,19 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
 
 
 def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-    """Do jobs in this process, one after another. Other processes draw: a job has ended when its pictures are there."""
-    ended = deque[Done]()
-    stopped = False
-    with closing(Drawing(apart=True, later=True)) as drawing:
-        for job in jobs:
-            began = time.monotonic()
-            outcome = job.do(processes=1, bar=bar, drawing=drawing)
-            ended.append((job, outcome, time.monotonic() - began))
-            if stopped := outcome.status == "interrupted":
-                break
-            while ended and drawing.drawn(ended[0][0].folder):
-                yield _with_pictures(ended.popleft(), drawing)
-        while ended:
-            yield _with_pictures(ended.popleft(), drawing)
-    if stopped:
-        raise KeyboardInterrupt
-
-
-def _with_pictures(done: Done, drawing: Drawing) -> Done:
-    """Return a job that has ended when its pictures are drawn. It has failed if they cannot be, as on a full disk."""
-    job, outcome, seconds = done
-    try:
-        drawing.wait(job.folder)
-    except (OSError, UserError) as error:
-        outcome = Outcome("failed", f"{first_line(error)}; correct this, and the same command draws it")
-        say(f"{job.folder}: {outcome.text}")
-    return job, outcome, seconds
+    """Do jobs in this process, one after another."""
+    for job in jobs:
+        began = time.monotonic()
+        outcome = job.do(processes=1, bar=bar)
+        yield job, outcome, time.monotonic() - began
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
 
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
     """Do jobs in processes, each of which does one after another."""
-    context, waiting, at_once = warm(*RUNS), deque(jobs), min(at_once, len(jobs))
+    context, waiting, at_once = get_context("spawn"), deque(jobs), min(at_once, len(jobs))
+    resource_tracker.ensure_running()  # which lets Ctrl-C through again
     places = list(range(at_once))  # of processes to be started
     # By the end of a pipe that takes jobs and gives their outcomes
     processes: dict[connection.Connection, tuple[Any, int]] = {}
@@ -134,9 +103,9 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             while waiting and (idle or places):
                 if not idle:
                     pipe, theirs = context.Pipe()
-                    environment = {**os.environ, PLACE: str(place := places.pop(0))}
-                    process = context.Process(target=_work, args=(theirs, at_once, environment))
-                    with program_hidden():
+                    place = places.pop(0)
+                    process = context.Process(target=_work, args=(theirs, at_once, place))
+                    with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
                         process.start()
                     theirs.close()
                     processes[pipe] = process, place
@@ -167,9 +136,32 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             process.join()
 
 
-def _work(pipe: connection.Connection, at_once: int, environment: dict[str, str]) -> None:
-    os.environ.update(environment)  # of now, and not of the first sweep of a long session
-    serve()
+@contextmanager
+def program_hidden() -> Iterator[None]:
+    """Hide the user's script during the context: a process that is started would run it again.
+
+    So scripts need no `__main__` guard.
+    """
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    os.environ.update(spins := short_spins())
+    try:
+        yield
+    finally:
+        for name in spins:
+            os.environ.pop(name, None)
+        sys.modules["__main__"] = program
+
+
+def _work(pipe: connection.Connection, at_once: int, place: int) -> None:
+    """Do the jobs that come through a pipe until it is closed or the command is gone. Ctrl-C goes to the command alone.
+
+    at_once: how many processes share the machine. place: the index of this one.
+    """
+    os.environ[PLACE] = str(place)
+    os.setpgrp()
+    command = parent_process()
+    assert command is not None
+    end_with(command.is_alive)
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:

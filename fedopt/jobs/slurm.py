@@ -171,9 +171,6 @@ class Queue:
     at_most: int = 50
     going: dict[Job, Queued] = field(default_factory=dict, init=False)
 
-    def prepare(self) -> None:
-        """Do nothing: other machines do the runs."""
-
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         began = monotonic()
         refuse_links([lock := queue_folder() / ".lock"])

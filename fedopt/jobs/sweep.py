@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from fedopt.config import Composed, check_choices, compose, key_of, parsed, refuse_hydra
+from fedopt.config import Composed, check_choices, compose, key_of, outputs, parsed, refuse_hydra
 from fedopt.console import counted, ctrl_c_kept, ending_at_once, note, tell
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -69,7 +69,7 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
         UserError: The command has a mistake, or the launcher cannot be used.
     """
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
-    planned = plan(words, folders, launcher)
+    planned = plan(words, folders)
     from fedopt.analysis import report
 
     bad: dict[Job, Outcome] = {}
@@ -100,13 +100,12 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
         KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs have written a checkpoint.
     """
     taken: dict[str, Composed] = {}
-    launcher = Local(at_once)
-    sweeps = [plan(words, folders, launcher, taken) for words in commands]
+    sweeps = [plan(words, folders, taken) for words in commands]
     from fedopt.analysis import report
 
     tell(*(line for planned in sweeps for line in _head(planned)))
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
-    bad = run_all([*jobs.values()], launcher)
+    bad = run_all([*jobs.values()], Local(at_once))
     for folder in dict.fromkeys(planned.folder for planned in sweeps):
         report(folder, _refused(bad))
     failed = {
@@ -141,15 +140,12 @@ def _head(planned: Sweep) -> list[str]:
     return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
-def plan(
-    words: Sequence[str], folders: Sequence[str], launcher: Launcher, taken: dict[str, Composed] | None = None
-) -> Sweep:
+def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
     """Compose and check every combination, without loading data, so that mistakes show before the first run.
 
     Args:
         words: The overrides of the command.
         folders: The user's config folders.
-        launcher: Will do the runs. It prepares when all are composed.
         taken: folder -> config of runs of other sweeps that begin together, as in `run_place`. This sweep's runs are added in
             place.
 
@@ -164,7 +160,6 @@ def plan(
     for combination in _combinations([*given.values()]):
         with _in_combination(combination, swept):
             composed[combination] = compose(combination, folders)
-    launcher.prepare()
     with ending_at_once():
         from fedopt.analysis import differences  # with pandas
         from fedopt.running import check_parts
@@ -187,7 +182,7 @@ def plan(
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
         shared = [word for word in given if key_of(word) not in keys]
         name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
-        folder = sweep_place(Path("outputs/multirun") / name, shared, keys)
+        folder = sweep_place(outputs() / "multirun" / name, shared, keys)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     planned = Sweep(composed, folder, frozenset(keys), naming, {})
     taken = {} if taken is None else taken

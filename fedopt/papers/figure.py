@@ -71,9 +71,13 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             title = next(iter(rows["title"]), metric)
             share = is_share(title, rows["mean"].to_numpy(dtype=float))
             lines = {label: _line(published, of_line, share) for label, of_line in drawn.items()}
-            colours = {label: look(slots[names[panel, label]])["color"] for label in lines}
-            draw_lines(axis, {names[panel, label]: line for label, line in lines.items()}, slots, bars=True)
-            for label in (label for label, of_line in drawn.items() if of_line["diverged"].any()):
+            diverged = [label for label, of_line in drawn.items() if of_line["diverged"].any()]
+            axis.set_yscale(next(iter(rows["scale"]), "linear"))
+            named = {names[panel, label]: line for label, line in lines.items()}
+            draw_lines(axis, named, slots, bars=True, diverged=[names[panel, label] for label in diverged])
+            drawn_in: dict[Any, Any] = {line.get_label(): line.get_color() for line in axis.lines}
+            colours = {label: drawn_in.get(names[panel, label], "grey") for label in lines}
+            for label in diverged:
                 lowest = -np.inf if published.y_from is None else published.y_from
                 ends.append((axis, lines[label].x[-1], max(lines[label].mean[-1], lowest), colours[label]))
             for name, level in published.constants.items():
@@ -90,7 +94,6 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axis.tick_params(labelbottom=last_row)
             axis.set_xlabel(axis.get_xlabel() if last_row else "")
             axis.set_ylabel("" if k % columns and not by_metric else axis.get_ylabel())
-            axis.set_yscale(next(iter(rows["scale"]), "linear"))
             cut = published.y_from is not None and rows["mean"].max() > published.y_from  # not so after a few rounds
             limits.append((axis, share, cut))
         for axis, share, cut in limits:  # when all that shares them is drawn
@@ -129,8 +132,8 @@ def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
     some of them, only those are.
     """
     parts = {label: label.split(", ") for label in labels}
-    shared = set.intersection(*map(set, parts.values())) if panel and len(parts) > 1 else set()
-    shared = {part for part in shared if part in panel} or shared
+    shared = set.intersection(*map(set, parts.values())) if panel else set()
+    shared = {part for part in shared if part in panel} or (shared if len(parts) > 1 else set())
     return {label: ", ".join(part for part in words if part not in shared) or label for label, words in parts.items()}
 
 
@@ -173,6 +176,8 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
     note = explained(counts, {log["y"] for log in logs.values()})
     note = note.replace("lines:", "points:").replace("bands:", "bars:")
     title = f"{published.paper}: {published.title}"
+    names = {name: shown for panel, series in panels.items() for name, shown in _names(panel, series).items()}
+    slots = {name: j for j, name in enumerate(dict.fromkeys(names.values()))}
     with pictures(paths, len(panels), len(panels), title=title, note=note) as axes:
         for axis, (panel, series) in zip(axes, panels.items(), strict=True):
             log = logs[panel]
@@ -180,12 +185,12 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
                 seeds = finite[finite["series"] == name].pivot_table(index="seed", columns="x", values="y")
                 values = np.ma.masked_invalid(seeds.to_numpy())
                 x, mean, low, high = mean_line(seeds.columns.to_numpy(), values, log["y"])
-                colour = look(list(published.points).index(name))
-                axis.errorbar(x, mean, [mean - low, high - mean], label=name, marker="o", capsize=3, **colour)
+                style = look(slots[names[name]])
+                axis.errorbar(x, mean, [mean - low, high - mean], label=names[name], capsize=3, **style)
                 if name in slopes and len(mean) and log["x"] and log["y"]:
-                    label = f"{name}: slope {slopes[name]:g}, in the paper"
+                    label = f"{names[name]}: slope {slopes[name]:g}, in the paper"
                     line = mean[0] * (x / x[0]) ** slopes[name]
-                    axis.plot(x, line, label=label, color=colour["color"], linestyle=":")
+                    axis.plot(x, line, label=label, color=style["color"], linestyle=":")
             describe(axis, _label(published.x_label, panel), _label(published.y_label, panel), panel)
             part = finite[finite["series"].isin(series)]
             axis.set(xscale="log" if log["x"] else "linear", yscale="log" if log["y"] else "linear")
@@ -201,4 +206,7 @@ def _decades(published: Published, part: pd.DataFrame) -> dict[str, bool]:
     part: the points in a panel.
     """
     decades = {name: part[name].min() > 0 and part[name].max() >= 10 * part[name].min() for name in "xy"}
-    return {name: published.scale == "log" or (published.scale == "auto" and decades[name]) for name in "xy"}
+    return {
+        name: (published.scale == "log" and len(part) > 0) or (published.scale == "auto" and decades[name])
+        for name in "xy"
+    }

@@ -6,13 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fedopt.analysis import (
-    ABSENT,
     NO_RUN,
     Comparison,
     Recorded,
+    all_runs,
     beside_paper,
     compared,
     default_keys,
@@ -29,7 +27,6 @@ from fedopt.files import BROKEN, read_bytes, read_table
 from fedopt.papers.claims import COLUMNS, totals
 from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
 from fedopt.papers.published import load
-from fedopt.results import RunFolder
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
 PICTURES = {  # their types, and what is at their beginnings
@@ -61,11 +58,10 @@ def page(paths: Sequence[Path]) -> Page:
         for path in skipped.pop(NO_RUN, []):
             if not _results([Path(path)]):
                 note(f"{path}: {NO_RUN}")
-    left = [(path, why) for why, folders in skipped.items() for path in folders]
-    if rows := [(path, RunFolder(Path(path)).seen() or ABSENT, why) for path, why in left]:
-        cells = pd.DataFrame(rows, columns=["folder", "status", "why"])
-        shown.append(Section("Without values", tables=[Table("Folders without values so far", cells)]))
-    known = {line for section in shown for _, lines in section.views.values() for line in lines}
+    left = {path: why for why, folders in skipped.items() for path in folders}
+    if runs or left:
+        shown.insert(0, all_runs(runs, left))
+    known = {line for section in shown for _, lines in [("", section.notes), *section.views.values()] for line in lines}
     return Page(f"Results of {', '.join(map(str, paths))}", shown, [line for line in notes if line not in known])
 
 

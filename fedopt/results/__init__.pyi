@@ -8,6 +8,7 @@ from fedopt.results.checkpoint import Checkpoint as Checkpoint
 from fedopt.results.checkpoint import read as read
 from fedopt.results.checkpoint import refuse_foreign as refuse_foreign
 from fedopt.results.folder import ENDED as ENDED
+from fedopt.results.folder import FILES as FILES
 from fedopt.results.folder import LOST as LOST
 from fedopt.results.folder import OVER as OVER
 from fedopt.results.folder import TEXTS as TEXTS

@@ -1,8 +1,3 @@
-from fedopt.running.apart import PLACE as PLACE
-from fedopt.running.apart import Drawing as Drawing
-from fedopt.running.apart import program_hidden as program_hidden
-from fedopt.running.apart import serve as serve
-from fedopt.running.apart import warm as warm
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import check_parts as check_parts
 from fedopt.running.assemble import refuse_changed_data as refuse_changed_data
@@ -17,4 +12,3 @@ from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
 from fedopt.running.read_back import Trained as Trained
 from fedopt.running.resume import counted_rows as counted_rows
-from fedopt.running.sinks import draw_missing as draw_missing

@@ -13,8 +13,7 @@ import torch
 
 from fedopt.config import Hardware
 from fedopt.errors import UserError
-from fedopt.machine import cores, number_of
-from fedopt.running.apart import PLACE
+from fedopt.machine import PLACE, cores, number_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1

@@ -18,13 +18,14 @@ from fedopt.console import say as console
 from fedopt.errors import UserError
 from fedopt.federation import effective_weights, ranks
 from fedopt.files import yaml_text
+from fedopt.machine import number_of
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, continued, facts, journal, run_card, stamp
 from fedopt.running import resume, sinks
-from fedopt.running.apart import Drawing
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
 from fedopt.running.loop import Progress, begin, costs, loop, point_of, unmoved
+from fedopt.running.pictures import drawn
 
 
 def execute(
@@ -34,7 +35,7 @@ def execute(
     on_eval: sinks.OnEval | None = None,
     quiet: bool = False,
     bar: Bar | None = None,
-    drawing: Drawing | None = None,
+    pictures: bool = True,
 ) -> tuple[str, RunFolder]:
     """Do a run, or resume it, in the folder that ``locate`` gives. Return its status and its folder.
 
@@ -48,7 +49,7 @@ def execute(
         on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops.
         quiet: If true, no progress is shown.
         bar: The progress bar that this run shares with other runs. None: the run makes one.
-        drawing: Draws the pictures. None: this process does.
+        pictures: Whether the run draws its pictures at its end. With FEDOPT_PICTURES=0 it does not.
 
     Raises:
         UserError: A mistake that a user can mend.
@@ -57,7 +58,7 @@ def execute(
     """
     try:
         ranks.start()
-        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar, drawing or Drawing())
+        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar, pictures)
         with closing(run), recorded(run), mistakes_named(run.callback):
             status = run()
             ranks.finish()
@@ -84,13 +85,16 @@ class Run:
     on_eval: sinks.OnEval | None
     quiet: bool
     bar: Bar | None
-    drawing: Drawing
+    pictures: bool
 
     def __post_init__(self) -> None:
         self.config = dict(self.composed.nodes)
         self.interrupt = Event()
         self.callback = sinks.Callback(self.on_eval, self.interrupt)
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
+        self.pictures = (
+            self.pictures and number_of("FEDOPT_PICTURES", 1) > 0
+        )  # small runs take ten times as long with them
         self.writing = False
         self.progress = Progress()
         self.first: int | None = None
@@ -105,7 +109,6 @@ class Run:
         """Do the run to its end and return its status. Raises UserError, and OSError if the disk is full or gone."""
         entry = ranks.from_main(lambda: resume.enter(self.folder, self.config))
         if entry == "done":
-            ranks.from_main(lambda: sinks.draw_missing(self.folder, self.config["from"], self.drawing))
             return "finished"
         loggers = sinks.loggers(self.config["logger"]) if self.main else []
         e, state, checkpoint, rows_size = self._set_up(entry)
@@ -127,7 +130,7 @@ class Run:
                 sinks.write_clients(self.folder, e.problem, point)
                 sinks.write_traffic(self.folder, e.problem, e.federation.ledger)
                 self._summary(status, e)
-        self.writing = False
+            self.writing = False
         return status
 
     def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
@@ -168,6 +171,7 @@ class Run:
             weights = effective_weights(e.federation, getattr(e.algorithm, "cohort_weights", "mean"))
             data = {**e.data, "effective_weights": weights}
             self.folder.write_json("run.json", run_card(self.composed, e.original, data))
+            sinks.write_division(self.folder, e.original)
         else:
             self.folder.write_json("run.json", continued(self.folder, self.progress.round, self.config))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
@@ -207,9 +211,9 @@ class Run:
             rows_size: the bytes of metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes
             the trackers.
         """
-        begun, new = (e, 0) if rows_size is None else (None, self.progress.round + 1)
-        shown = e.problem.metrics, self.config["from"], begun, self.drawing
-        opened.enter_context(sinks.pictures(self.folder, *shown))
+        new = 0 if rows_size is None else self.progress.round + 1
+        if self.pictures:
+            opened.enter_context(drawn(self.folder, e, self.config["from"]))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
         trackers = [opened.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
         display = opened.enter_context(closing(self._display(opened, e)))

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedopt.config import Composed, flat, key_of
+from fedopt.config import Composed, flat, key_of, outputs
 from fedopt.console import note
 from fedopt.errors import UserError
 from fedopt.results import RunFolder
@@ -87,7 +87,7 @@ def place(composed: Composed, quiet: bool = False) -> Path:
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
     others = [word for word in composed.words if key_of(word) not in ("algo", "problem")]
-    parent = Path("outputs") / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
+    parent = outputs() / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
     begun: Path | None = None  # the last one with this config
     before: Path | None = None
     for path in _numbered(parent / (named(others) or "default")):

@@ -1,4 +1,4 @@
-"""Sinks take what a run yields: trackers, a user's function, checkpoints, pictures. The terminal is in `display`.
+"""Sinks take what a run yields: trackers, a user's function, checkpoints. The terminal is in `display`.
 
 A sink is a function of a `Moment`. A sink that must be opened and closed is given by a context manager.
 """
@@ -7,7 +7,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from io import StringIO
@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from fedopt.config import build_target, key_of
+from fedopt.config import build_target
 from fedopt.console import note, printable
 from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
-from fedopt.metrics import Metric, interval
+from fedopt.metrics import interval
 from fedopt.problems import Problem, named
-from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
-from fedopt.running.apart import Drawing
+from fedopt.results import Checkpoint, MetricsFile, RunFolder
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Moment, Progress, Row
 
@@ -34,7 +33,6 @@ CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 LISTED = 10_000  # clients whose examples partition.csv counts
 TRAFFIC = "client", "rounds", "MB_down", "MB_up", "bytes_down", "bytes_up", "bytes_down_lost"
-ROUNDS_SHOWN = 200  # in availability.png
 
 Sink = Callable[[Moment], object]
 OnEval = Callable[[Row], object]
@@ -191,6 +189,20 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         folder.write_text("clients.csv", text.getvalue())
 
 
+def write_division(folder: RunFolder, problem: Problem) -> None:
+    """Write partition.csv, the number of examples of each class on each client, for data with classes and at most `LISTED` clients.
+
+    Write own_test.csv too if clients keep some of the data's training rows to test on.
+    """
+    if problem.labels is not None and problem.clients <= LISTED:
+        labels, split = problem.labels, problem.splits["train"]
+        classes = int(labels[split.rows].max()) + 1
+        counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
+        folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
+    if (kept := problem.own_test_rows) is not None:
+        write_own_test(folder, kept)
+
+
 def write_own_test(folder: RunFolder, rows: Ragged) -> None:
     """Write own_test.csv: the client, and the place of a row among the data set's training rows, from 1, in their order.
 
@@ -217,67 +229,3 @@ def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
         rows = zip(names, ledger.rounds, *in_mb, down, ledger.up, ledger.lost, strict=True)
         csv.writer(text, lineterminator="\n").writerows([TRAFFIC, *rows])
         folder.write_text("traffic.csv", text.getvalue())
-
-
-@contextmanager
-def pictures(
-    folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Experiment | None, drawing: Drawing
-) -> Iterator[None]:
-    """Draw partition.png, beside partition.csv, and availability.png in the context, clients.png and metrics.png at its end.
-
-    Write own_test.csv if clients keep some of the data's training rows to test on.
-
-    Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. Only where participation
-    has a pattern, there is an availability to show, and clients only where the run has written clients.csv. With
-    FEDOPT_PICTURES=0 nothing is drawn.
-
-    folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
-    begun: the objects of a run that begins; None for one that resumes, whose partition is there already. drawing: draws.
-    """
-    problem = begun.original if begun else None
-    if problem is not None and problem.labels is not None and problem.clients <= LISTED:
-        labels, split = problem.labels, problem.splits["train"]
-        classes = int(labels[split.rows].max()) + 1
-        counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
-        folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
-    if problem is not None and (rows := problem.own_test_rows) is not None:
-        write_own_test(folder, rows)
-    if not drawing.wanted:
-        yield
-        return
-    if problem is not None and problem.labels is not None:
-        shown = problem.splits["train"], problem.labels, problem.class_names
-        drawing("partition", folder.path / "partition.png", *shown)
-    if begun is not None and begun.federation.participation.pattern:
-        rounds = range(min(begun.budget.rounds or ROUNDS_SHOWN, ROUNDS_SHOWN))
-        there = [begun.federation.availability.at(r) for r in rounds]
-        drawing("availability", folder.path / "availability.png", there, begun.original.clients)
-    try:
-        yield
-    finally:
-        drawing.wait(folder.path)
-    if (clients := folder.path.absolute() / "clients.csv").exists() and (metric := folder.card().get("client_metric")):
-        drawing("clients", folder.path / "clients.png", clients, metric)
-    drawing("metrics", folder.path / "metrics.png", folder.metrics.absolute(), metrics, _title(folder), source or "")
-    if not drawing.later:
-        drawing.wait(folder.path)
-
-
-def draw_missing(folder: RunFolder, source: str | None, drawing: Drawing) -> None:
-    """Draw metrics.png of a finished run if it is missing: the process was killed before it was drawn, or the disk was full.
-
-    folder: the run's. source, drawing: as in `pictures`.
-    """
-    if drawing.wanted and not (folder.path / "metrics.png").exists() and (metrics := described(folder.path)):
-        # LookupError, ValueError: of somebody's own metrics.csv or clients.csv
-        with suppress(LookupError, ValueError, UserError), pictures(folder, metrics, source, None, drawing):
-            pass
-
-
-def _title(folder: RunFolder) -> str:
-    """Return the title of a run's figure: its method, problem and seed, and the other overrides of its command."""
-    card, config = folder.card(), folder.config()
-    method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
-    placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")
-    words = [word for word in card.get("overrides", ()) if key_of(word) not in placed]
-    return ", ".join([f"{method} on {problem}", f"seed {config.get('seed')}", *words])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedopt.commands import help
+from fedopt.commands import list_
 from fedopt.config.composed import compose
 from fedopt.config.files import CERTAIN, certainty, content, options
 from fedopt.running.assemble import assemble
@@ -49,7 +49,7 @@ def test_each_method_says_how_certain_it_is(algo):
 
 
 def test_a_list_says_it(capsys):
-    help.show_list(["algorithms", "--long"])
+    list_.show_list(["algorithms", "--long"])
     assert "[Tarzanagh et al. 2023]; compared with text" in " ".join(capsys.readouterr().out.split())
 
 
@@ -75,7 +75,7 @@ def test_what_a_method_was_compared_with(algo, label, capsys):
     """The page of all methods says it in full, `fedopt list algorithms` without the details."""
     page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
     assert any(f"[`{algo}`]" in line and label in line for line in page.splitlines())
-    help.show_list(["algorithms", "--long"])
+    list_.show_list(["algorithms", "--long"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (line,) = [" ".join(words) for words in lines if words[:1] == [algo]]
     assert line.endswith(certainty(algo))

@@ -192,7 +192,6 @@ def test_a_newcomer_is_run_alone(monkeypatch, folder, done, tmp_path):
 @pytest.mark.full
 def test_a_class_is_entered_from_python(monkeypatch, folder, done, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("FEDOPT_PICTURES", "0")
     text = (TEMPLATES / "my_sgd.py").read_text().replace("class MySgd", "class Newcomer")
     (tmp_path / "newcomer.py").write_text(
         text.replace("eta: float", "eta: float = 0.1").replace("| None", "| None = None")

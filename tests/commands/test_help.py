@@ -13,7 +13,9 @@ from support.cases import few
 from support.command import ROOT, fedopt
 
 from fedopt import __version__
-from fedopt.commands.help import TOPICS, completions, keys
+from fedopt.commands.completion import completions
+from fedopt.commands.keys import keys
+from fedopt.commands.list_ import TOPICS
 from fedopt.config import classes
 from fedopt.config.files import GROUPS, comments, options
 
@@ -41,6 +43,24 @@ def test_keys_of_a_run(monkeypatch, capsys):
     assert "tuned values: fedmsa/mco" in result.out
     untuned = fedopt(monkeypatch, capsys, "--help", "algo=fednest", "problem=quadratic_minimax")
     assert "no tuned values for fednest on quadratic_minimax" in untuned.out
+
+
+def test_one_key(monkeypatch, capsys):
+    """By its name; without its group's choice in all of the group; a node gives all of its keys."""
+    assert row(fedopt(monkeypatch, capsys, "--help", "preset"), "preset")[1:3] == ["auto", "text"]
+    assert row(fedopt(monkeypatch, capsys, "--help", "algo=fednest", "algo.beta"), "algo.beta")[-1] == "step of y"
+    result = fedopt(monkeypatch, capsys, "algo.beta", "-h")
+    lines = [line.split("  ") for line in result.out.splitlines()]
+    meanings = {line[0]: line[-1].split(", ") for line in lines if len(line) > 1}
+    assert "fednest" in meanings["step of y"]
+    assert "fedmsa" in meanings["step of the sequences z^n, one for all or a list"]
+    budget = fedopt(monkeypatch, capsys, "--help", "budget")
+    assert row(budget, "budget.bytes")[1] == "null"
+    assert "seed" not in budget.out
+    wrong = fedopt(monkeypatch, capsys, "--help", "algo.bta")
+    assert (wrong.code, "did you mean algo.beta?" in wrong.err, wrong.err.count("\n")) == (2, True, 1)
+    wrong = fedopt(monkeypatch, capsys, "--help", "sed")
+    assert (wrong.code, "there is no such key, did you mean seed?" in wrong.err) == (2, True)
 
 
 def test_keys_of_a_group(monkeypatch, capsys):
@@ -232,6 +252,24 @@ def test_topics(topic, group, monkeypatch, capsys):
     out = fedopt(monkeypatch, capsys, "list", topic).out
     rows = [line for line in out.splitlines() if not line.endswith(":") and not line.startswith("  also ")]
     assert {line.split()[0] for line in rows if line[:3].strip()} >= {*options(group)}
+
+
+def test_a_list_of_all_methods_is_short(monkeypatch, capsys):
+    """A line each at 80 columns, below the classes as pages call them; a class gives all that fit it."""
+    monkeypatch.setattr("fedopt.console.say.PIPED", 80)
+    lines = fedopt(monkeypatch, capsys, "list", "algorithms").out.splitlines()
+    heads = [line.partition(":")[0] for line in lines if line[:1] != " "]
+    assert len(lines) <= len(options("algo")) + 15
+    assert {"bilevel", "bilevel (local lower level)", "compositional (local)", "risk of pairs"} < {*heads}
+    assert not any("_" in head for head in heads)
+    fits = fedopt(monkeypatch, capsys, "list", "algorithms", "minimax").out
+    assert all(f"\n  {name} " in fits for name in ("local_sgda", "fednest"))
+    assert "[Deng & Mahdavi 2021]" in " ".join(fits.split())
+    assert (
+        fedopt(monkeypatch, capsys, "list", "problems", "risk", "of", "pairs").out.splitlines()[0] == "risk of pairs: 1"
+    )
+    wrong = fedopt(monkeypatch, capsys, "list", "algorithms", "minmax")
+    assert (wrong.code, "did you mean minimax?" in wrong.err) == (2, True)
 
 
 def test_an_unknown_topic(monkeypatch, capsys):

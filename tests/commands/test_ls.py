@@ -1,4 +1,4 @@
-"""`fedopt ls`: rows, filters, order, what is broken, and how it looks at 60, 80 and 120 columns."""
+"""`fedopt ls`: rows, filters, order, what is broken, and how it looks at 60 to 160 columns; and `fedopt rm`."""
 
 import json
 import time
@@ -6,18 +6,32 @@ import time
 import pytest
 from support.command import fedopt, one_line
 
+from fedopt.results import RunFolder
 
-def record(folder, status="finished", algo="fedmsa", seed=0, value=0.5, seconds=3.2, **config):
+
+def record(
+    folder, status="finished", algo="fedmsa", seed=0, value=0.5, seconds=3.2, problem="mco", day="2026-05-03", **config
+):
     """A run's folder, as far as `fedopt ls` reads it."""
     folder.mkdir(parents=True)
     metrics = [{"name": "distance", "label": "distance"}]
-    card = {"chosen": {"algo": algo, "problem": "mco"}, "seed": seed, "metrics": metrics, "overrides": []}
-    (folder / "run.json").write_text(json.dumps(card))
+    card = {"chosen": {"algo": algo, "problem": problem}, "seed": seed, "metrics": metrics, "overrides": []}
+    (folder / "run.json").write_text(json.dumps(card | {"started": f"{day}T10:20:30+00:00"}))
     summary = {"status": status, "final": {"distance": value}, "seconds": seconds}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "config.yaml").write_text(json.dumps({"algo": {"K": 5, "eta": 0.1}, "seed": seed, **config}))
     with (folder / "checkpoint.safetensors").open("wb") as file:
         file.truncate(1_200_000 - sum(path.stat().st_size for path in folder.iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch):
+    """Dates are shown in the time of the user's machine."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture
@@ -32,35 +46,36 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-WIDE = """\
-status       algo    problem  seed  metric      value      time    size  folder
-diverged     fedavg  mco         0  distance        -    2.03 h  1.2 MB  outputs/fedavg_mco/default
-finished     fedmsa  mco         2  distance  0.01235  3.33 min  1.2 MB  outputs/multirun/fedmsa_mco-K/seed2-K5
-interrupted  fedmsa  mco        10  distance        -     3.2 s  1.2 MB  outputs/multirun/fedmsa_mco-K/seed10-K5
-"""
 SCREENS = {
-    120: WIDE,
+    140: """\
+status       algo    problem  seed  metric      value     time  date                size  folder
+diverged     fedavg  mco         0  distance        -  2:01:40  2026-05-03 10:20  1.2 MB  outputs/fedavg_mco/default
+finished     fedmsa  mco         2  distance  0.01235  0:03:20  2026-05-03 10:20  1.2 MB  outputs/multirun/fedmsa_mco-K/seed2-K5
+interrupted  fedmsa  mco        10  distance        -    3.2 s  2026-05-03 10:20  1.2 MB  outputs/multirun/fedmsa_mco-K/seed10-K5
+""",
     80: """\
-status       algo    metric      value  folder
-diverged     fedavg  distance        -  outputs/fedavg_mco/default
-finished     fedmsa  distance  0.01235  outputs/multirun/fedmsa_mco-K/seed2-K5
-interrupted  fedmsa  distance        -  outputs/multirun/fedmsa_mco-K/seed10-K5
+status       algo    problem  seed  metric      value     time  date
+diverged     fedavg  mco         0  distance        -  2:01:40  2026-05-03 10:20
+    outputs/fedavg_mco/default
+finished     fedmsa  mco         2  distance  0.01235  0:03:20  2026-05-03 10:20
+    outputs/multirun/fedmsa_mco-K/seed2-K5
+interrupted  fedmsa  mco        10  distance        -    3.2 s  2026-05-03 10:20
+    outputs/multirun/fedmsa_mco-K/seed10-K5
 """,
     60: """\
-status       algo    problem  seed  metric      value
-  folder
-diverged     fedavg  mco         0  distance        -
-  outputs/fedavg_mco/default
-finished     fedmsa  mco         2  distance  0.01235
-  outputs/multirun/fedmsa_mco-K/seed2-K5
-interrupted  fedmsa  mco        10  distance        -
-  outputs/multirun/fedmsa_mco-K/seed10-K5
+status       algo    problem  seed    value
+diverged     fedavg  mco         0        -
+    outputs/fedavg_mco/default
+finished     fedmsa  mco         2  0.01235
+    outputs/multirun/fedmsa_mco-K/seed2-K5
+interrupted  fedmsa  mco        10        -
+    outputs/multirun/fedmsa_mco-K/seed10-K5
 """,
 }
 FOOT = """\
 3 runs: 1 diverged, 1 finished, 1 interrupted
 to compare: fedopt-compare outputs
-to go on: fedopt resume=true output_dir=outputs/multirun/fedmsa_mco-K/seed10-K5
+to resume: fedopt resume=true output_dir=outputs/multirun/fedmsa_mco-K/seed10-K5
 """
 
 
@@ -71,6 +86,18 @@ def test_screens(width, runs, monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, "ls")
     assert (result.code, result.err) == (0, "")
     assert result.out == SCREENS[width] + FOOT
+
+
+def test_a_wider_terminal_shows_no_less(runs, monkeypatch, capsys):
+    """Of a run's identity always all: method, problem, seed and folder. Columns come with the width, and none goes."""
+    record(runs / "outputs" / "tuned" / "a", algo="local_sgda_plus_m", problem="imbalanced_mnist", value=None)
+    shown = set()
+    for width in range(60, 161):
+        monkeypatch.setattr("fedopt.console.say.PIPED", width)
+        words = set(fedopt(monkeypatch, capsys, "ls").out.split())
+        assert words >= {"local_sgda_plus_m", "imbalanced_mnist", "mco", "fedavg", "0", "10", "outputs/tuned/a"}, width
+        assert words >= shown, width
+        shown = words
 
 
 @pytest.mark.parametrize(
@@ -86,9 +113,16 @@ def test_screens(width, runs, monkeypatch, capsys):
         (["--sort", "value"], ["seed2-K5", "default", "seed10-K5"]),
         (["--sort", "seed", "-r"], ["seed10-K5", "seed2-K5", "default"]),
         (["--sort", "algo.K", "algo=fedavg"], ["default"]),
+        (["date=2026-05-03*"], ["default", "seed2-K5", "seed10-K5"]),
+        (["--sort", "date"], ["a", "default", "seed2-K5", "seed10-K5"]),
+        (["--since", "2026-05-03"], ["default", "seed2-K5", "seed10-K5"]),
+        (["--before", "2026-05-03T10:20"], ["a"]),
+        (["--since", "2026-05-02T11:00", "--before", "2026-05-03"], []),
     ],
 )
 def test_filters_and_order(words, folders, runs, monkeypatch, capsys):
+    if "date" in str(words) or "-05-" in str(words):
+        record(runs / "outputs" / "a", day="2026-05-02")
     lines = fedopt(monkeypatch, capsys, "ls", *words).out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if "mco  " in line] == folders
 
@@ -97,9 +131,11 @@ def test_what_is_not_there(runs, monkeypatch, capsys):
     one_line(fedopt(monkeypatch, capsys, "ls", "nowhere"), "nowhere: there is no such folder")
     one_line(fedopt(monkeypatch, capsys, "ls", "algo.kk=1"), "algo.kk", "did you mean algo.K?")
     one_line(fedopt(monkeypatch, capsys, "ls", "--sort", "tim"), "did you mean time?")
+    one_line(fedopt(monkeypatch, capsys, "ls", "--since", "May"), "--since", "May must be a date, such as 2026-05-31")
     none = fedopt(monkeypatch, capsys, "ls", "algo=fednest")
     assert (none.code, "no run with algo=fednest in outputs, which has 3" in none.out) == (0, True)
-    monkeypatch.chdir(runs / "outputs" / "fedavg_mco" / "default")
+    (runs / "empty").mkdir()
+    monkeypatch.setattr("fedopt.commands.ls.outputs", lambda: runs / "empty")
     empty = fedopt(monkeypatch, capsys, "ls")
     assert (empty.code, "begins one" in empty.out) == (0, True)
 
@@ -126,11 +162,115 @@ def test_why_a_run_failed(runs, monkeypatch, capsys):
     """Under its row, no longer than the terminal is wide."""
     monkeypatch.setattr("fedopt.console.say.PIPED", 80)
     place = runs / "outputs" / "fedavg_mco" / "default" / "summary.json"
-    for error, shown in (("ValueError: a\nb", "  ValueError: a\\nb"), ("x" * 500, "  " + "x" * 78)):
+    for error, shown in (("ValueError: a\nb", "    ValueError: a\\nb"), ("x" * 500, "    " + "x" * 76)):
         place.write_text(json.dumps({"status": "failed", "error": error}))
         lines = fedopt(monkeypatch, capsys, "ls").out.splitlines()
         assert lines[1].startswith("failed ")
-        assert lines[2:4] == [shown, SCREENS[80].splitlines()[2]]
+        assert lines[2:5] == ["    outputs/fedavg_mco/default", shown, SCREENS[80].splitlines()[3]]
+
+
+def test_json(runs, monkeypatch, capsys):
+    (row, *others) = json.loads(fedopt(monkeypatch, capsys, "ls", "--json", "--sort", "seed", "status=finished").out)
+    assert not others
+    assert (row.pop("size"), row.pop("error")) == (1_200_000, "")
+    names = ("status", "algo", "problem", "seed", "metric", "value", "time", "date", "folder")
+    folder = "outputs/multirun/fedmsa_mco-K/seed2-K5"
+    values = ("finished", "fedmsa", "mco", 2, "distance", 0.012345, 200, "2026-05-03 10:20", folder)
+    assert row == dict(zip(names, values, strict=True))
+
+
+def test_trials_of_a_search_are_one_line(runs, monkeypatch, capsys):
+    """For each method; inside the search's folder, a line each."""
+    search = runs / "outputs" / "tune" / "fedmsa_mco"
+    for k in range(30):
+        record(search / "fedmsa" / f"trial{k:03}" / "seed1000", "diverged" if k % 3 else "finished", seed=1000)
+    (search / "search.json").write_text("{}")
+    monkeypatch.setattr("fedopt.console.say.PIPED", 80)
+    lines = fedopt(monkeypatch, capsys, "ls").out.splitlines()
+    (place,) = (k for k, line in enumerate(lines) if line.startswith("search "))
+    assert lines[place].split() == ["search", "fedmsa", "mco", "-", "distance", "-", "0:01:36", "2026-05-03", "10:20"]
+    assert lines[place + 1 : place + 3] == [
+        "    outputs/tune/fedmsa_mco/fedmsa",
+        "    30 runs: 10 finished, 20 diverged",
+    ]
+    assert "33 runs: 21 diverged, 11 finished, 1 interrupted" in lines
+    assert len(lines) == 1 + 3 * 2 + 3 + 3
+    assert fedopt(monkeypatch, capsys, "ls", str(search)).out.count("/seed1000\n") == 30
+    assert len(json.loads(fedopt(monkeypatch, capsys, "ls", "--json").out)) == 33
+
+
+def test_advice_compares_what_belongs_together(runs, monkeypatch, capsys):
+    """Runs of a problem, by the highest folders without others; no trials of a search, which have bad values by design."""
+    for k in range(2):
+        record(runs / "outputs" / "multirun" / "all" / f"mco{k}", seed=k)
+        record(runs / "outputs" / "multirun" / "all" / f"other{k}", seed=k, problem="saddle")
+        record(runs / "outputs" / "tune" / "s" / "fedmsa" / f"trial{k}", seed=1000)
+    record(runs / "outputs" / "alone" / "default", problem="maml")
+    (runs / "outputs" / "tune" / "s" / "search.json").write_text("{}")
+    lines = fedopt(monkeypatch, capsys, "ls").out.splitlines()
+    mixed = "outputs/multirun/all"
+    assert [line for line in lines if line.startswith("to compare")] == [
+        f"to compare: fedopt-compare outputs/fedavg_mco {mixed}/mco0 {mixed}/mco1 outputs/multirun/fedmsa_mco-K",
+        f"to compare: fedopt-compare {mixed}/other0 {mixed}/other1",
+    ]
+    lines = fedopt(monkeypatch, capsys, "ls", "algo=fedmsa", "problem=mco", "folder=*K5", "outputs/multirun").out
+    assert "to compare: fedopt-compare outputs/multirun/fedmsa_mco-K\n" in lines
+
+
+def test_from_a_subfolder(runs, monkeypatch, capsys):
+    """The outputs of the project, or the nearest ones above."""
+    for file in ((), ("fedopt.toml",)):
+        for name in file:
+            (runs / name).write_text('config_dir = "myconf"\n')
+        place = runs / "papers" / "one"
+        place.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(place)
+        out = fedopt(monkeypatch, capsys, "ls").out
+        assert "  ../../outputs/multirun/fedmsa_mco-K/seed2-K5\n" in out
+        assert "to compare: fedopt-compare ../../outputs\n" in out
+        monkeypatch.chdir(runs / "outputs" / "fedavg_mco")
+        assert fedopt(monkeypatch, capsys, "ls").out.count("mco  ") == 3
+
+
+def left(runs):
+    return {str(path.parent.relative_to(runs / "outputs")) for path in (runs / "outputs").rglob("summary.json")}
+
+
+def test_rm(runs, monkeypatch, capsys):
+    """Failed runs, or those that are named; after asking; none in progress, and no file that is not a run's."""
+    everything = left(runs)
+    record(runs / "outputs" / "fedavg_mco" / "bad", "failed")
+    record(runs / "outputs" / "new" / "default", "running")
+    record(runs / "outputs" / "new" / "bad", "failed")
+    nobody = fedopt(monkeypatch, capsys, "rm")
+    assert (nobody.code, "nobody is here to be asked; add --yes" in nobody.err) == (2, True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, number in (("", 0), ("n", 0), ("y", 2)):
+        monkeypatch.setattr("builtins.input", lambda text, answer=answer: answer)
+        assert fedopt(monkeypatch, capsys, "rm").out.splitlines()[-1] == f"deleted {number} run{'s' * (number != 1)}"
+    assert left(runs) == {*everything, "new/default"}
+    assert not (runs / "outputs" / "fedavg_mco" / "bad").exists()
+    (runs / "outputs" / "fedavg_mco" / "default" / "notes.txt").write_text("mine")
+    with_lock = RunFolder(runs / "outputs" / "new" / "default")
+    with_lock.open()
+    result = fedopt(monkeypatch, capsys, "rm", "outputs/new", "outputs/fedavg_mco", "--yes")
+    with_lock.close()
+    assert "1 run in progress, not deleted: outputs/new/default" in result.err
+    assert "deleted 1 run\n" in result.out
+    assert left(runs) == {*everything, "new/default"} - {"fedavg_mco/default"}
+    assert [path.name for path in (runs / "outputs" / "fedavg_mco" / "default").iterdir()] == ["notes.txt"]
+
+
+def test_rm_spares_a_run_that_begins_meanwhile(runs, monkeypatch, capsys):
+    """It was failed when it was listed, and another process has resumed it while the user thought."""
+    record(runs / "outputs" / "new", "failed")
+    other = RunFolder(runs / "outputs" / "new")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda text: other.open() or "y")
+    result = fedopt(monkeypatch, capsys, "rm")
+    other.close()
+    assert "another run is writing here" in result.err
+    assert ("deleted 0 runs" in result.out, (runs / "outputs" / "new" / "summary.json").exists()) == (True, True)
 
 
 @pytest.mark.full

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.terminal import on_terminal
 
-from fedopt.running import apart
 from fedopt.testing import harness
 
 KEPT = Path(__file__).with_name("screens")
@@ -42,7 +41,7 @@ OTHERS = [
     "fedopt-reproduce --list",
     "fedopt-report outputs/multirun",
 ]
-TO_COPY = re.compile(r"(to go on|to compare): |fedopt ")  # a command, which a terminal may break anywhere
+TO_COPY = re.compile(r"(to go on|to resume|to compare): |fedopt ")  # a command, which a terminal may break anywhere
 
 
 def at_widths(commands, default):
@@ -57,13 +56,11 @@ def at_widths(commands, default):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where a run and a sweep were done, on a terminal of 80 columns; their screens are beside it, as run and sweep."""
-    for name in ("commands.compare", "commands.reproduce", "commands.help", "jobs.sweep", "running.lifecycle"):
+    for name in ("commands.compare", "commands.reproduce", "commands.list_", "jobs.sweep", "running.lifecycle"):
         import_module(f"fedopt.{name}")  # not in each fork
     harness.steps(harness.small("fedmsa", "mco"), 1)  # torch imports much when it is first used
     path = tmp_path_factory.mktemp("screens")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(apart, "cores", lambda: 1)  # a fork whose clock stands still draws by itself
-        return path, {(name, 80): on_terminal(NINE[name].split(), 80, path) for name in RUNS}
+    return path, {(name, 80): on_terminal(NINE[name].split(), 80, path) for name in RUNS}
 
 
 def check(screen, width):
@@ -85,6 +82,7 @@ def test_nine_screens(name, width, folder, tmp_path):
     check(screen, width)
     assert screen.code == (2 if name == "mistake" else 0)
     text = re.sub(r" +\d[\d.]* kB", "  SIZE", screen.text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "YYYY-MM-DD HH:MM", text)
     kept = KEPT / f"{name}.{width}.txt"
     if os.environ.get("FEDOPT_SCREENS") == "write":
         kept.write_text(text)

@@ -19,8 +19,7 @@ from fedopt.errors import UserError
 RUN = ["problem=quadratic_minimisation", "budget.rounds=1", "hardware.threads=1"]
 MINE = ["algo=mine", *RUN]
 ASKS = (
-    "note: fedopt.toml in this folder wants Python files to be imported from '.', and they are programs; if you trust their "
-    "author, "
+    "note: fedopt.toml wants Python files to be imported from '.', and they are programs; if you trust their author, "
 )
 
 
@@ -48,6 +47,32 @@ def test_commands_find_what_new_has_written(monkeypatch, capsys, listed):
     assert library.load("one").variables["x"].shape == library.load("two").variables["x"].shape
     assert fedopt(monkeypatch, capsys, "new", "algo", "another").err == ""  # the file stays as it is
     assert listed.read_text().count("\n") == 1
+
+
+def test_a_project_is_found_from_its_subfolders(monkeypatch, capsys, listed):
+    """Its config folder, its Python files and its outputs; `fedopt new` adds to it. Another project inside comes first."""
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    top = Path.cwd()
+    (top / "notes" / "may").mkdir(parents=True)
+    monkeypatch.chdir(top / "notes" / "may")
+    assert fedopt(monkeypatch, capsys, *MINE).out.splitlines()[-1].startswith("results: ../../outputs/mine_quadratic")
+    assert fedopt(monkeypatch, capsys, "-m", *MINE, "seed=0,1").code == 0
+    assert {path.name for path in (top / "outputs").iterdir()} == {"mine_quadratic_minimisation", "multirun"}
+    assert "wrote ../../other.py" in fedopt(monkeypatch, capsys, "new", "algo", "other").out
+    assert fedopt(monkeypatch, capsys, "algo=other", *RUN).code == 0
+    assert [*Path().iterdir()] == []
+    (top / "notes" / NAME).write_text('config_dir = "none"\n')
+    assert "algo=mine" in fedopt(monkeypatch, capsys, *MINE).err
+
+
+def test_a_file_of_others_above_is_no_project(monkeypatch, listed):
+    """In a folder such as /tmp; in the working directory itself it is, as before."""
+    Path(NAME).write_text('config_dir = "conf"\n')
+    Path("conf", "sub").mkdir(parents=True)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert with_project() == ["conf"]
+    monkeypatch.chdir("conf/sub")
+    assert (project.home(), with_project()) == (Path(), [])
 
 
 @pytest.mark.parametrize(
@@ -154,9 +179,9 @@ def test_a_folder_that_is_reached_by_a_link_is_itself(monkeypatch, capsys, liste
         ("config_dir", "fedopt.toml: cannot be read ("),
         ("a = " + "[" * 10_000, "fedopt.toml: cannot be read ("),
         ('python_path = "a\\u0000"', "fedopt.toml: cannot be read ("),
-        ('python_path = ".."', "is not in this folder"),
-        ('config_dir = "/"', "fedopt.toml: / is not in this folder"),
-        ('python_path = "out"', "is not in this folder"),
+        ('python_path = ".."', "is not in its folder"),
+        ('config_dir = "/"', "fedopt.toml: / is not in its folder"),
+        ('python_path = "out"', "is not in its folder"),
     ],
 )
 def test_broken_files_are_one_line(text, said, monkeypatch, capsys, listed):

@@ -18,6 +18,7 @@ from fedopt.commands import report
 from fedopt.data.datasets import Digits
 from fedopt.drawing import page
 from fedopt.papers.page import page as page_of
+from fedopt.results import RunFolder
 
 MARKUP = "<img src=x onerror=document.title='run'><b>bold</b>"
 
@@ -68,8 +69,8 @@ def runs(tmp_path):
     return values
 
 
-def drawn(tab, section=0):
-    """The lines of a chart: name -> x and y."""
+def drawn(tab, section=1):
+    """The lines of a chart: name -> x and y. section: 0 has the table of runs."""
     code = "([c]) => c.data.filter(t => t.hoverinfo !== 'skip').map(t => [t.name, [[...t.x], [...t.y]]])"
     return dict(tab.eval_on_selector_all(f"section:nth-of-type({section + 1}) .chart", code))
 
@@ -85,8 +86,8 @@ def point(tab, x, y):
 
 
 def cells(tab, head):
-    """The texts of a column of the first table that is shown."""
-    table = tab.locator("table:visible").first
+    """The texts of a column of the first table that is shown below a chart."""
+    table = tab.locator("[data-y] table:visible").first
     heads = table.locator("th").all_inner_texts()
     return table.locator(f"tbody td:nth-child({heads.index(head) + 1})").all_inner_texts()
 
@@ -145,7 +146,7 @@ def test_intervals_and_tests(runs, command, opened, tmp_path):
         ends = scipy.stats.t.interval(0.95, 2, values[:, -1].mean(), scipy.stats.sem(values[:, -1]))
         np.testing.assert_allclose([float(end) for end in row.split(" to ")], ends, rtol=1e-3)
     p = scipy.stats.ttest_rel(*(values[:, -1] for values in runs.values())).pvalue
-    shown = tab.locator("table:visible").nth(1).locator("td:nth-child(4)").inner_text()
+    shown = tab.locator("[data-y] table:visible").nth(1).locator("td:nth-child(4)").inner_text()
     assert float(shown) == pytest.approx(p, rel=0.01)
 
 
@@ -202,12 +203,48 @@ def test_all_kinds_of_runs(command, opened, tmp_path):
     code, path, _, _ = command(tmp_path / "runs")
     tab = opened(path)
     assert code == 0
-    assert tab.locator("h2").all_inner_texts() == ["Mco", "Other", "Without values"]
-    assert drawn(tab, 0) == {"FedMSA (1 of 1 diverged)": [[0, 20, 40], [1, 1000, None]]}
-    assert tab.locator("section").nth(2).locator("td").all_inner_texts()[1:] == [
-        "interrupted",
-        "metrics.csv has no rows",
-    ]
+    assert tab.locator("h2").all_inner_texts() == ["Runs", "Mco", "Other"]
+    assert drawn(tab, 1) == {"FedMSA (1 of 1 diverged)": [[0, 20, 40], [1, 1000, None]]}
+    assert "metrics.csv has no rows" in tab.locator("section").nth(0).locator("tr").last.inner_text()
+
+
+def test_a_table_of_runs_comes_first(command, tmp_path):
+    """State, method, best and why: the best of those that are over is bold, whatever a run in progress has reached."""
+    runs = tmp_path / "runs"
+    for k, (status, last) in enumerate([("finished", 0.3), ("finished", 0.2), ("running", 0.1), ("diverged", 1e9)]):
+        record(runs / str(k), [3, last], metric="distance", status=status, algo={**FEDMSA, "K": k})
+    (runs / "2" / ".lock").touch()
+    record(runs / "4", [], metric="distance", status="failed")
+    (runs / "4" / "summary.json").write_text('{"status": "failed", "error": "ValueError: K=0"}')
+    holder = RunFolder(runs / "2")
+    holder.open()
+    first, second = page_of([runs]).sections
+    holder.close()
+    cells, bold = first.tables[0].cells, first.tables[0].bold
+    assert first.tables[0].title == "5 runs: 2 finished, 1 running, 1 diverged, 1 failed"
+    assert cells["state"].tolist() == ["finished", "finished", "running", "diverged", "failed"]
+    assert cells["best"].tolist() == ["0.3", "0.2", "0.1", "3", "-"]
+    assert cells["why"].tolist()[-1] == "ValueError: K=0"
+    assert bold["best"].tolist() == [False, True, False, False, False]
+    assert second.views["distance"][0][0].bold["best distance to the solution"].tolist() == [False, True, False, False]
+    assert [line["lost"] for line in second.chart["lines"]] == [False, False, False, True]
+
+
+@pytest.mark.full
+def test_limits_and_folds(command, opened, tmp_path):
+    """A diverged run does not set the axis; notes and what differs are folded; a table that scrolls says so."""
+    for k, (status, last) in enumerate([("finished", 0.25), ("finished", 0.2), ("diverged", 1e9)]):
+        record(tmp_path / "runs" / str(k), [0.3, last], metric="distance", status=status, algo={**FEDMSA, "K": k})
+    tab = opened(command(tmp_path / "runs")[1], 390)
+    tab.uncheck("[name='log y']")
+    low, high = tab.eval_on_selector(".chart", "c => c._fullLayout.yaxis.range")
+    assert 0.1 < low < 0.2
+    assert 0.3 < high < 0.4
+    assert tab.locator("ul:visible").count() == 0
+    assert not tab.get_by_text("algo.K").last.is_visible()
+    assert tab.locator(".wide.scrolls").first.is_visible()
+    tab.get_by_role("button", name="diverged").click()
+    assert tab.eval_on_selector(".chart", "c => c._fullLayout.yaxis.autorange")
 
 
 def test_notes(command, tmp_path):
@@ -217,7 +254,7 @@ def test_notes(command, tmp_path):
     record(tmp_path / "runs" / "b", range(20), algo=FEDAVG)
     _, path, _, err = command(tmp_path / "runs")
     text = path.read_text()
-    assert "<li>unequal costs on Mco:" in text
+    assert text.count("<li>unequal costs on Mco:") == 1  # not again with each metric
     assert "<li>1 of 3 runs left out" in text
     assert err == "note: 1 of 3 runs left out, since they repeat runs with the same config, seed and data\n"
 
@@ -249,11 +286,11 @@ def test_a_paper(command, opened, tmp_path):
     line, seed, folder = (results / "runs.csv").read_text().splitlines()[1].rsplit(",", 2)
     record(tmp_path / "out" / "runs" / folder, [10, 90], int(seed))
     tab = opened(command(tmp_path / "out")[1])
-    assert tab.locator("h2").all_inner_texts()[0].startswith("fedmsa/fig1a: FedMSA")
+    assert tab.locator("h2").all_inner_texts()[1].startswith("fedmsa/fig1a: FedMSA")
     assert tab.locator("p", has_text="The paper's claims: 3 with changes: supported.").count() == 1
     assert tab.eval_on_selector("section img", "image => image.complete && image.naturalWidth > 100")
-    assert drawn(tab, 1) == {line.strip('"'): [[0, 20], [10, 90]]}
-    assert tab.locator("h2").count() == 2  # the run is not shown a second time
+    assert drawn(tab, 2) == {line.strip('"'): [[0, 20], [10, 90]]}
+    assert tab.locator("h2").count() == 3  # the run is not shown a second time
 
 
 @pytest.mark.full
@@ -299,15 +336,14 @@ def test_long_labels_say_what_tells_lines_apart(tmp_path):
         record(tmp_path / "long" / str(k), range(5), algo=algo)
         record(tmp_path / "short" / str(k), range(5), algo={**FEDAVG, "K": k, "rate": k // 2})
     long, short = (
-        [line["label"] for line in page_of([tmp_path / which]).sections[0].chart["lines"]]
+        [line["label"] for line in page_of([tmp_path / which]).sections[1].chart["lines"]]
         for which in ("long", "short")
     )
     assert long == [f"K={k}" for k in range(4)]
     assert short == [f"algo.K={k}, algo.rate={k // 2}" for k in range(4)]
-    section = page_of([tmp_path / "long"]).sections[0]  # tables and notes call the lines so, too
-    tables = [*section.views["test_accuracy"][0], *section.tables]
-    assert tables[0].cells["line"].tolist() == tables[-1].cells["line"].tolist() == long
-    assert [*tables[-2].cells] == ["key", *long]
+    section = page_of([tmp_path / "long"]).sections[1]  # tables and notes call the lines so, too
+    assert section.views["test_accuracy"][0][0].cells["line"].tolist() == long
+    assert [*section.tables[0].cells] == ["key", *long]
 
 
 def test_tuned_beside_untuned(tmp_path):
@@ -318,7 +354,7 @@ def test_tuned_beside_untuned(tmp_path):
         card = json.loads((run / "run.json").read_text())
         tuned = {"name": "fedavg/mco", "keys": [f"algo.{key}" for key in keys]}
         (run / "run.json").write_text(json.dumps(card | ({"tuned": tuned} if how == "tuned" else {})))
-    assert [line["label"] for line in page_of([tmp_path]).sections[0].chart["lines"]] == ["untuned", "tuned"]
+    assert [line["label"] for line in page_of([tmp_path]).sections[1].chart["lines"]] == ["untuned", "tuned"]
 
 
 def test_two_methods_of_one_name(tmp_path, monkeypatch):
@@ -326,7 +362,7 @@ def test_two_methods_of_one_name(tmp_path, monkeypatch):
     monkeypatch.setattr(groups, "display_name", lambda algo: "FedAvg")
     for name in ("one", "two"):
         record(tmp_path / name, range(5), algo={"_target_": name})
-    assert [line["label"] for line in page_of([tmp_path]).sections[0].chart["lines"]] == ["one", "two"]
+    assert [line["label"] for line in page_of([tmp_path]).sections[1].chart["lines"]] == ["one", "two"]
 
 
 @pytest.mark.full
@@ -343,9 +379,7 @@ def test_sixty_lines(command, opened, tmp_path):
         assert labels[0] == "FedAvg, K=1, rate_of_the_step_of_x=0"
         assert len({*labels}) == 60
         assert tab.locator(".legend").bounding_box()["height"] < 300
-        notes = tab.locator("[data-y=test_accuracy] > ul > li")
-        assert notes.count() == 10
-        folded = tab.locator("[data-y=test_accuracy] > details", has_text="more notes")
+        folded = tab.locator("[data-y=test_accuracy] > .notes")
         assert not folded.locator("li").first.is_visible()
         folded.locator("summary").click()
         assert folded.locator("li").first.is_visible()

@@ -24,7 +24,6 @@ from fedopt.randomness import keyed_rng
 from fedopt.results import checkpoint, journal
 from fedopt.results.journal import Journal
 from fedopt.results.metrics_file import MetricsFile
-from fedopt.running import apart
 from fedopt.testing.harness import small, steps
 
 SCAFFOLD = ["algo=scaffold", "problem=classification", "dataset=digits", "problem.model=linear", "hardware.threads=1"]
@@ -354,7 +353,6 @@ def test_ctrl_c_while_the_last_figure_is_drawn(number, monkeypatch, capsys, tmp_
         os.kill(os.getpid(), number)
         draw(*arguments)
 
-    monkeypatch.setattr(apart, "cores", lambda: 1)  # drawn in this process
     monkeypatch.setattr(run, "metrics", interrupted)
     assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}").code == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"

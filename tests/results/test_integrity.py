@@ -244,16 +244,6 @@ def test_the_last_good_state_is_finite(monkeypatch, capsys, tmp_path):
         assert all(bool(file.get_tensor(name).isfinite().all()) for name in file.keys() if name.startswith("state"))  # noqa: SIM118
 
 
-@pytest.mark.pictures
-def test_a_figure_that_is_missing_is_drawn(ended):
-    """As after a kill between the last row and it."""
-    folder, again = ended
-    assert again().code == 0
-    (folder / "metrics.png").unlink()
-    assert again().code == 0
-    assert (folder / "metrics.png").stat().st_size > 1000
-
-
 def test_a_config_of_a_longer_run(ended):
     """What is done is what the checkpoint says, not what the config asks for."""
     folder, again = ended

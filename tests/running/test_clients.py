@@ -267,15 +267,6 @@ def test_the_picture_of_accuracies_has_the_worst_first_too(monkeypatch, tmp_path
     assert axes.get_ylabel() == "accuracy on own test examples (%); higher is better"
 
 
-@pytest.mark.pictures
-def test_a_picture_that_is_missing_is_drawn(run):
-    folder, _ = run("pfedme")
-    for name in ("clients.png", "metrics.png"):
-        (folder / name).unlink()
-    run("pfedme", "resume=true")
-    assert (folder / "clients.png").stat().st_size > 1000
-
-
 # traffic.csv
 
 

@@ -34,7 +34,6 @@ from fedopt.machine import cores
 from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
-from fedopt.running import apart
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
 from fedopt.running.names import named
@@ -112,7 +111,6 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
 def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
     """Its method, problem and seed, and what else the command says."""
     titles = []
-    monkeypatch.setattr(apart, "cores", lambda: 1)  # drawn in this process
     monkeypatch.setattr(figures, "save", lambda *_, title="", **__: titles.append(title))
     first = [*TINY, "seed=3", "algo.K=2", f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *first).code == 0

@@ -1,0 +1,96 @@
+"""`fedopt list TOPIC`: the algorithms, problems, data sets and other options that a command can choose."""
+
+import re
+from textwrap import shorten
+
+from fedopt.commands.answer import Parser
+from fedopt.commands.help import COMMANDS
+from fedopt.commands.keys import show_keys
+from fedopt.config import PROBLEM, Folders, about_all, certainty, check_folders, class_path, options, title
+from fedopt.console import columns, show, show_folded, show_table
+from fedopt.errors import UserError, nearest
+
+TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
+TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
+OTHER_TOPICS = {"keys": "the keys that every run has", "commands": "all commands and options"}
+CLASSES = {  # of problems, where pages and lists do not use their names in Python
+    "local_bilevel": "bilevel (local lower level)",
+    "two_level": "compositional (two levels)",
+    "known_outer": "compositional (two levels, the outer one known to all)",
+    "local_compositional": "compositional (local)",
+    "x_risk": "risk of pairs",
+}
+
+
+def show_list(arguments: list[str]) -> None:
+    """Print the options of a topic with their titles: `fedopt list TOPIC`. Without a topic print the topics.
+
+    Raises UserError for an unknown topic or class of problems.
+    """
+    parser = Parser(prog="fedopt list", description="Algorithms, problems and whatever else a command can choose.")
+    topics = [*TOPICS, *OTHER_TOPICS]
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
+    which = "all that fit this class of problems, with --long"
+    parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
+    parser.add_argument("--long", action="store_true", help="full titles, and how certain an algorithm's equations are")
+    given = parser.parse_args(arguments)
+    check_folders(tuple(given.folders))
+    names = {word: topic for topic, group in TOPICS.items() for word in (group, f"{group}s", topic, topic.rstrip("s"))}
+    topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
+    group = TOPICS.get(topic or "", "")
+    if given.topic is None:
+        counts = {name: f"{len(options(of, given.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
+        show("fedopt list TOPIC:")
+        show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
+    elif topic is None:
+        near = nearest(given.topic, topics)
+        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
+    elif topic == "commands":
+        show_table(["", ""], [*COMMANDS.items()])
+    elif topic == "keys":
+        show_keys([], given.folders)
+    elif group in ("algo", "problem"):
+        _by_class(group, " ".join(given.kind), given.long, given.folders)
+    else:
+        show_table(["", ""], [(name, title(group, name, given.folders)) for name in options(group, given.folders)])
+
+
+def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
+    """Print algorithms or problems, each below the first class of problems that it fits, on a line each.
+
+    Args:
+        group: algo or problem.
+        wanted: A class: print all that fit it, as with `long`. '' prints all.
+        long: Whether to print full titles, and how certain the equations of algorithms are. Else titles are cut to the line.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: There is no such class.
+    """
+    paths = {name: class_path(group, name, folders) for name in options(group, folders)}
+    answers = about_all([PROBLEM, *(path for path in paths.values() if path.startswith("fedopt."))])
+    fits = {name: answers[path]["fits"] if path in answers else ["yours"] for name, path in paths.items()}
+    kinds = dict.fromkeys([*answers[PROBLEM]["fits"], *(kind for its in fits.values() for kind in its)])
+    named = {word: kind for kind in kinds for word in (kind, CLASSES.get(kind, kind))}
+    if wanted and wanted not in named:
+        every = ", ".join(CLASSES.get(kind, kind) for kind in kinds)
+        raise UserError(f"{wanted}: there is no such class{nearest(wanted, [*named])}; choose one of {every}")
+    for kind in [named[wanted]] if wanted else kinds:
+        fitting = [name for name, its in fits.items() if kind in its]
+        members = fitting if wanted else [name for name in fitting if fits[name][0] == kind]
+        if fitting:
+            others = f", and {len(fitting) - len(members)} of other classes fit" if len(members) < len(fitting) else ""
+            show_folded(f"{CLASSES.get(kind, kind)}: {len(members)}{others}")
+            titles = [title(group, name, folders) for name in members]
+            if not (wanted or long):
+                room = max(columns() - max(map(len, members), default=0) - 4, 20)
+                titles = [shorten(re.sub(r" \[[^]]*\]$", "", text), room, placeholder=" ...") for text in titles]
+            elif group == "algo":
+                titles = [
+                    f"{text}; {certainty(name, folders) or '-'}" for name, text in zip(members, titles, strict=True)
+                ]
+            show_table(["", ""], [(f"  {name}", text) for name, text in zip(members, titles, strict=True)])
+    if not wanted:
+        topic = next(topic for topic, of in TOPICS.items() if of == group)
+        show_folded(f"fedopt list {topic} CLASS, such as minimax: all that fit a class, and their full titles")

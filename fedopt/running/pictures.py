@@ -1,0 +1,53 @@
+"""The pictures of a run, which it draws at its end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from fedopt.config import key_of
+from fedopt.console import note
+from fedopt.errors import first_line
+from fedopt.results import RunFolder
+from fedopt.running.assemble import Experiment
+
+ROUNDS_SHOWN = 200  # in availability.png
+
+
+@contextmanager
+def drawn(folder: RunFolder, e: Experiment, source: str | None) -> Iterator[None]:
+    """Draw metrics.png, partition.png, availability.png and clients.png when the context ends without an exception.
+
+    The partition is drawn for data with classes, the availability if participation has a pattern, and the clients if the run
+    has written clients.csv. A picture that cannot be drawn is a note: the run and its numbers are complete by then.
+
+    Args:
+        folder: The run's folder.
+        e: The objects of the run.
+        source: The run at whose checkpoint this one began, or None.
+    """
+    yield
+    problem, clients = e.original, folder.path / "clients.csv"
+    shown: dict[str, tuple[Any, ...]] = {"metrics": (folder.metrics, e.problem.metrics, _title(folder), source or "")}
+    if problem.labels is not None:
+        shown["partition"] = problem.splits["train"], problem.labels, problem.class_names
+    if e.federation.participation.pattern:
+        rounds = range(min(e.budget.rounds or ROUNDS_SHOWN, ROUNDS_SHOWN))
+        shown["availability"] = [e.federation.availability.at(r) for r in rounds], problem.clients
+    if clients.exists() and (metric := folder.card().get("client_metric")):
+        shown["clients"] = clients, metric
+    for name, facts in shown.items():
+        path = folder.path / f"{name}.png"
+        try:
+            getattr(import_module("fedopt.drawing.run"), name)(path, *facts)
+        except Exception as error:
+            note(f"{path}: this picture cannot be drawn ({first_line(error)}); the run and its numbers are complete")
+
+
+def _title(folder: RunFolder) -> str:
+    """Return the title of a run's figure: its method, problem and seed, and the other overrides of its command."""
+    card, config = folder.card(), folder.config()
+    method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
+    placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")
+    words = [word for word in card.get("overrides", ()) if key_of(word) not in placed]
+    return ", ".join([f"{method} on {problem}", f"seed {config.get('seed')}", *words])
