@@ -321,7 +321,7 @@ def load(folder: str | Path, which: Which = "last") -> Result:
 
 
 def compare(
-    runs: Sequence[Result | str | Path],
+    runs: Result | str | Path | Sequence[Result | str | Path],
     *,
     metric: str | None = None,
     x: str = "comm_rounds",
@@ -337,7 +337,7 @@ def compare(
     Returns a comparison with the DataFrames ``table`` and ``paired``, and the methods ``draw(PATH)`` and ``write(FOLDER)``.
 
     Args:
-        runs: Runs, or folders that hold some at any depth.
+        runs: Runs, or folders that hold some at any depth; or a single one of them.
         metric: The metric's name. None: the problem's first metric.
         x: The cost that runs are compared by, such as ``bytes``.
         target: A value of the metric. The table then has the cost of reaching it.
@@ -359,7 +359,7 @@ def compare(
         return compared(folders, metric, x, target, group_by, renamed, at, exclude, label)
 
 
-def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":
+def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":
     """Return the evaluations of runs as one tidy pandas table, one row per evaluation.
 
     The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``; the other keys in which the runs differ;
@@ -367,7 +367,7 @@ def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -
     its ``label``, ``unit`` and ``better``. Copies of a run count once; a note on stderr names what is left out.
 
     Args:
-        runs: Runs, or folders that hold some at any depth.
+        runs: Runs, or folders that hold some at any depth; or a single one of them.
         exclude: As in `compare`.
 
     Raises:
@@ -380,7 +380,9 @@ def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -
         return frame(usable(_folders_of(runs), "round", exclude))
 
 
-def _folders_of(runs: Sequence[Result | str | Path]) -> list[Path]:
+def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> list[Path]:
+    if isinstance(runs, Result | str | Path):
+        runs = [runs]
     if not runs:
         raise UserError("there is no run to compare; give at least one")
     return [_folder_of(run) for run in runs]

@@ -29,6 +29,7 @@ import fedopt as api
 from fedopt.commands import compare
 from fedopt.config.composed import compose
 from fedopt.config.words import parsed, words_of
+from fedopt.console import heard
 from fedopt.data.datasets import Digits
 from fedopt.errors import UserError
 from fedopt.problems.classes import named
@@ -373,7 +374,20 @@ def test_a_run_whose_process_is_gone():
     assert more.status == "finished"
 
 
+class Mine:
+    """As a method of one's own."""
+
+
 def test_mistakes_from_python():
+    with pytest.raises(api.UserError, match=r"^algo=.*: several values are a sweep; use fedopt.sweep$"):
+        api.run(algo=["fedmsa", "soba"], problem="mco")
+    with pytest.raises(api.UserError, match=r"^seed=.*; fedopt -m seed=0,1 runs several, in Python fedopt.sweep"):
+        api.run(TINY, seed=[0, 1])
+    for algo in (Mine, Mine()):
+        with pytest.raises(
+            api.UserError, match=r"^algo: Mine is a class; give the name of a config, such as `fedopt new algo NAME`"
+        ):
+            api.run(algo=algo, problem="mco")
     with pytest.raises(api.UserError, match="must be overrides"):
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
@@ -580,6 +594,9 @@ def test_compare(monkeypatch, capsys):
     assert found.paired.columns[0] == "pair"
     two = api.compare(runs, metric="distance", names={"algo.K=1": "one"}, exclude=["*seed1*"])
     assert list(two.groups) == ["one", "algo.K=5"]
+    assert api.frame("outputs").equals(api.frame(["outputs"]))  # a single folder or run need not be a list
+    assert list(api.compare(Path("outputs"), metric="distance").table["runs"]) == [2, 2]
+    assert list(api.compare(runs[0], metric="distance").table["runs"]) == [1]
     two.draw("drawn.pdf", title="two", ylim=(0, 10), logy=False)
     with open("drawn.png", "rb") as drawn, open("compare.png", "rb") as picture:
         assert drawn.read() == picture.read()
@@ -635,6 +652,11 @@ def test_drawing_on_given_axes(tmp_path):
     other = api.run("algo=fedavg_s problem=saddle budget.rounds=1", output_dir=tmp_path / "saddle", quiet=True)
     with pytest.raises(api.UserError, match="ax: the runs are on 2 problems"):
         api.compare([runs[0], other], metric="distance").draw(ax=one)
+    _, axes = plt.subplots(1, 2)
+    api.compare([runs[0], other], metric="distance").draw(ax=axes)
+    assert [len(drawn.lines) for drawn in axes] == [1, 1]
+    assert {drawn.get_title() for drawn in axes} == {"mco", "saddle"}
+    plt.close("all")
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -825,3 +847,24 @@ def test_example(capsys):
     (line,) = [line for line in out.splitlines() if line.startswith("test accuracy")]
     ours, theirs = (float(word) for word in line.replace("%", "").split() if word[0].isdigit())
     assert ours == theirs > 50
+
+
+@pytest.mark.parametrize(("alpha", "notes"), [(1e-9, 1), (0.05, 0)])
+def test_an_outer_variable_that_does_not_move_is_told(alpha, notes, tmp_path):
+    words = f"algo=fednest problem=quadratic_bilevel algo.alpha={alpha} budget.rounds=20 problem.examples=40"
+    with heard() as said:
+        api.run(words, output_dir=tmp_path / "run")
+    assert [line for line in said if "x has moved by at most" in line][:1] == said[:notes]
+    assert len(said) == notes
+
+
+def test_an_own_method_has_its_title_in_figures(monkeypatch, tmp_path):
+    """As fedopt's methods have, where the folder is a project with its config."""
+    monkeypatch.chdir(tmp_path)
+    Path("fedopt.toml").write_text('config_dir = "myconf"\n')
+    Path("myconf/algo").mkdir(parents=True)
+    Path("myconf/algo/mine.yaml").write_text("# My-MSA: a method of one's own\ndefaults: [fedmsa, _self_]\n")
+    runs = [api.run([*TINY, f"algo={algo}"], output_dir=f"runs/{algo}", quiet=True) for algo in ("fedmsa", "mine")]
+    ax = api.compare(runs, metric="distance").draw(ax=plt.subplots()[1])
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"FedMSA", "My-MSA"}
+    plt.close("all")

@@ -21,6 +21,9 @@ class Algorithm(Protocol):
             refused.
         each_once: Optional. True for a method in which a client of a cohort counts once, such as by its control variate:
             ``participation.sampling=by_weight`` is refused.
+        everyone: Optional. True for a method that needs all clients in every round: settings of ``participation`` that leave
+            some away are refused.
+        least_clients: Optional. The least number of clients that must be in a cohort.
         cohort_weights: Optional. The weights of a cohort's clients, from which run.json has the clients' `effective_weights`.
             ``mean``, as where it is missing: those of the mean that `Round.exchange` takes. ``unbiased``: those that
             `Round.weights` gives with ``unbiased=True``. ``corrected``: the method ends at the same point whoever takes part.

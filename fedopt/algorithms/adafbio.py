@@ -40,7 +40,8 @@ class Adaptive:
     """What AdaFBiO and AdaFGDA share.
 
     gamma, lam: an iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
-    k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError); k is the papers' times M^(1/3), with M clients.
+    k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError). It falls from t = 0, and is half of eta_0 at t = 7 n. k is the
+        papers' times M^(1/3), with M clients.
     c1, c2: the newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1 (else ValueError).
     q: the iterations of a round. Variables and momenta are averaged at its end.
     r, rho: a becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A = (a +

@@ -68,6 +68,7 @@ class BRFedBi:
     solves: ClassVar = (Bilevel,)
     cohort_weights: ClassVar = "unbiased"
     each_once = property(lambda self: self.rule not in ("mean", "geometric"))
+    least_clients = property(lambda self: 2 * self.trim + 1 if self.rule == "trimmed" else 1)
 
     def init(self, problem: Bilevel) -> State:
         z = bilevel_start(problem)

@@ -35,7 +35,7 @@ class FedBiOAcc:
     """FedBiOAcc: bilevel steps along recursive momenta.
 
     eta, gamma, tau: the step sizes of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
-    delta, u0: alpha_t = delta / (u0 + t)^(1/3).
+    delta, u0: alpha_t = delta / (u0 + t)^(1/3), which falls from t = 0, and is half of alpha_0 at t = 7 u0.
     c_x, c_y, c_u: the newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1 (else
         ValueError).
     I: the iterations of a round. Variables and momenta are averaged at its end.

@@ -9,8 +9,12 @@ Notation
     cvar   min_{w, s} s + 1/alpha sum_i p_i max(0, f_i(w) - s), the mean loss of the worst share alpha of the clients. With mu the
            hinge is mu softplus(. / mu)
     kl     min_w lam log sum_i p_i exp(f_i(w) / lam), which s follows
-    u_i    client i's estimate of f_i(w)
-    c_i    what its gradient counts: 1/alpha [u_i > s], or 1/alpha sigmoid((u_i - s) / mu); exp((u_i - s) / lam) with kl
+    u_i    client i's estimate of f_i(w), before each of its steps w <- w - eta c_i grad f_i(w; xi):
+           u_i <- (1 - gamma) u_i + gamma f_i(w; xi), and f_i(w; xi) the first time
+    s      of round r, from the u_i of clients that took part. cvar: s <- s - eta_s (1 - sum_i p_i c_i), after round 0 the least
+           u_i of the worst share alpha. kl: s <- lam log sum_i p_i exp(u_i / lam)
+    c_i    what its gradient counts: 1/alpha [u_i > s], or 1/alpha sigmoid((u_i - s) / mu); exp((u_i - s) / lam) with kl; 1 in
+           round 0
 """
 
 from dataclasses import dataclass

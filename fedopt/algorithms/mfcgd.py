@@ -7,6 +7,9 @@ Notation
     r_i, f_i     the levels of client i's composition f_i(r_i(x))
     h, U, v      estimates of r_i(x), of its Jacobian, [d_1, d_0], and of grad f_i(h)
     w            U'v, an estimate of the gradient
+    x            x' = x - gamma eta_t A^-1 w; then, with the same xi and zeta at the new and at the old point,
+                 h' = r_i(x') + (1 - c1 eta_t^2) (h - r_i(x)), U' = J r_i(x') + (1 - c2 eta_t^2) (U - J r_i(x)),
+                 v' = grad f_i(h') + (1 - c3 eta_t^2) (v - grad f_i(h)), projected
     a, A         the mean square of wbar over past exchanges, and the matrix of the adaptive steps
     xi, zeta     the samples of r and of f in one iteration
     t, I         the iteration, and the number of them between exchanges

@@ -16,7 +16,6 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.errors import UserError
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
@@ -48,17 +47,13 @@ class ProxSkipGda:
     B: PositiveInt | None
 
     solves: ClassVar = (Minimax,)
+    everyone: ClassVar = True
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
         return State(w, Memory([torch.cat(w)] * problem.clients))  # h_i = 0
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
-        if not fed.complete:
-            raise UserError(
-                "ProxSkip-GDA needs all clients in every round; set participation.cohort=null participation.dropout=0 "
-                "participation.pattern=null participation.late=0"
-            )
         gamma = (self.gamma_x, self.gamma_y)
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)
 

@@ -2,7 +2,9 @@
 
 Notation
     v, eta      directions on the unit sphere, for each client its own, and the smoothing radius
-    y+, y-      what a client's local steps find at z = x + eta v and at z = x - eta v, begun at z
+    y+, y-      what a client's local steps find at z = x + eta v and at z = x - eta v: tau times
+                y <- project(y - gamma_t grad_y h_i(z, y; zeta_t)), begun at y = z
+    g           mean of n / (2 eta) (f_2(x + eta v, y+) - f_2(x - eta v, y-)) v; then x <- x - gamma_r (grad f_1(x) + g)
     tau         local steps of a client in a round, H in the paper; 0 for a straggler
     n           the dimension of x
 """

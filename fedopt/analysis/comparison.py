@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.scale import LogScale
@@ -125,33 +126,38 @@ class Comparison:
             text += "; runs that have not finished count as far as they have got"
         return text
 
-    def draw(self, *paths: str | Path, ax: Axes | None = None, **how_drawn: Any) -> Any:
+    def draw(self, *paths: str | Path, ax: Axes | Sequence[Axes] | None = None, **how_drawn: Any) -> Any:
         """Write a figure with one picture per problem; in it each group is a line (the mean over runs) with a band.
 
         Args:
             paths: The files; their endings choose the formats. Without paths nothing is written.
-            ax: A matplotlib axes to draw on instead, in its current style. No file is written then.
+            ax: A matplotlib axes to draw on instead, in its current style, or a list with one for each problem. No file is
+                written then.
             how_drawn: The fields of `PlotStyle`.
 
         Returns:
             The points drawn, as a DataFrame; with ``ax``, the axes.
 
         Raises:
-            UserError: A field, a limit, a file's ending, a size or the style file is not allowed; or the runs are on several
-                problems and ``ax`` is given.
+            UserError: A field, a limit, a file's ending, a size or the style file is not allowed; or ``ax`` has not one axes
+                for each problem.
         """
         how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
             raise UserError(f"{unknown[0]}: the name of a picture must end in .{', .'.join(figures.FORMATS)}")
         if ax is not None:
-            if count > 1:
-                each = f"ax: the runs are on {count} problems, which need a picture each"
-                raise UserError(f"{each}; compare runs on one problem")
-            ax.autoscale()  # earlier lines may have fixed the limits
-            _draw_on([ax], self, how)
-            ax.set_title(how.title or ax.get_title())
-            if how.legend != "none":
-                ax.legend()
+            all_axes = [*np.ravel(np.array(ax, dtype=object))]
+            if count != len(all_axes):
+                raise UserError(
+                    f"ax: the runs are on {count} problems, each of which needs axes; give {count}, as a list"
+                )
+            for one in all_axes:
+                one.autoscale()  # earlier lines may have fixed the limits
+            _draw_on(all_axes, self, how)
+            for one in all_axes:
+                one.set_title(how.title or one.get_title())
+                if how.legend != "none":
+                    one.legend()
             return ax
         settings = how.settings
         width, height = figures.SLIDE if how.slides else settings.get("figure.figsize", (None, None))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
-from fedopt.config import display_name
+from fedopt.config import display_name, with_project
 from fedopt.console import note
 from fedopt.errors import UserError, among, nearest
 from fedopt.metrics import validates
@@ -135,12 +135,12 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
     departures. If two labels would be equal, all stay unchanged.
     """
-    parts, stay = [], departures([run for runs in groups.values() for run in runs])
+    parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     problems = [runs[0].problem for runs in groups.values()]
     for (label, runs), problem in zip(groups.items(), problems, strict=True):
         algo, titled = runs[0].keys.get("algo", ABSENT), problem if len({*problems}) > 1 else ()
         kept = [part for part in label.split(", ") if part not in titled] or [algo]
-        text = ", ".join(display_name(part) if part == algo else part for part in kept)
+        text = ", ".join(display_name(part, folders) if part == algo else part for part in kept)
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
         tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]

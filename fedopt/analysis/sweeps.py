@@ -136,7 +136,7 @@ def finals_of(
 def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
     """Return a line on differences between runs on the same problem that the sweep did not ask for; '' if there are none.
 
-    It compares whether tuned values are used, the budget, and when to evaluate.
+    It compares whether tuned values are used, batch sizes, the budget, and when to evaluate.
 
     Args:
         runs: The configs of the sweep.
@@ -146,8 +146,8 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
     for run in runs:
         name = " ".join(run.chosen[group] for group in GROUPS if group in swept and group != "problem")
         values = {"tuned values": "some" if run.tuned.effective else "none"}
-        for node, keys in (("budget", run.nodes["budget"]), ("eval", ("every", "at", "points"))):
-            values |= {f"{node}.{key}": json.dumps(run.nodes[node][key]) for key in keys}
+        for node, keys in (("algo", ("B",)), ("budget", run.nodes["budget"]), ("eval", ("every", "at", "points"))):
+            values |= {f"{node}.{key}": json.dumps(run.nodes[node][key]) for key in keys if key in run.nodes[node]}
         for key in values:
             names.setdefault((run.chosen["problem"], key), {}).setdefault(values[key], {})[name] = None
     lines = [

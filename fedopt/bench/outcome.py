@@ -184,12 +184,14 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
 def remarks(searches: Sequence[Search]) -> Iterator[str]:
     """Yield the reasons to trust the best values less, one line each."""
     for search in searches:
-        name, best, count = search.name, search.best, len(search.done)
-        lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in search.done)
-        if 2 * lost > count:
-            yield f"{name}: {lost} of {count} trials diverged or failed; search smaller steps"
+        name, best, tried = search.name, search.best, [trial for trial in search.done if trial.point]
+        lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in tried)
+        many = f"{lost} of {len(tried)} diverged or failed" if 2 * lost > len(tried) else ""
         if not best.point:
-            yield f"{name}: no trial is better than the defaults; do more trials, or give other ranges"
+            how = f" ({many}): search smaller steps" if many else ": do more trials, or give other ranges"
+            yield f"{name}: no trial was better than the defaults{how}"
+        elif many:
+            yield f"{name}: {many}; search smaller steps"
         if {*best.statuses} != {"finished"}:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
         point = best.point or search.defaults

@@ -102,6 +102,9 @@ def read_range(word: str) -> tuple[str, Range] | None:
     key, _, text = word.partition("=")
     match = _RANGE.fullmatch(text.strip())
     if match is None:
+        if call := re.fullmatch(r"(\w+)\(.*\)", text.strip()):
+            kinds = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
+            raise UserError(f"{word}: there is no range {call[1]}; there are {kinds}")
         alternatives = _parts(text)
         return (key, Range("choice", tuple(alternatives))) if len(alternatives) > 1 else None
     kind, parts = match[1], _parts(match[2])
@@ -111,7 +114,9 @@ def read_range(word: str) -> tuple[str, Range] | None:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:
         raise UserError(f"{word}: {kind} needs two numbers, such as {kind}(1,10)") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high) or (kind == "log" and low <= 0):
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UserError(f"{word}: both ends must be finite")
+    if low >= high or (kind == "log" and low <= 0):
         raise UserError(f"{word}: the first end must be less than the second{', and above 0' if kind == 'log' else ''}")
     return key, Range(kind, (low, high))  # type: ignore[arg-type]
 

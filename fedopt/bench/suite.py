@@ -218,6 +218,9 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
 class Entries:
     """All entries, and the roles of their keys.
 
+    The files are read at once, and an entry is built when it is asked for. Nothing is run here, and that the algorithm exists or
+    fits a task is not checked: `Pools.fits` tells it.
+
     folders: the user's config folders. Files bench/entries/<name>.yaml there add entries.
 
     Raises:

@@ -1,5 +1,6 @@
 """Make searches from a command's arguments, and do all their trials with one launcher."""
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -7,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedopt.analysis import differences
 from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, How, Search
-from fedopt.config import NODES, compose, flat, key_of, refuse_mistyped
+from fedopt.config import NODES, compose, flat, key_of, parsed, refuse_mistyped
 from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
 from fedopt.files import read_json, refuse_inner_links
@@ -40,6 +42,7 @@ def planned_searches(
     fixed = [word for word in words if key_of(word) not in {*ranges, "algo"}]
     named = [word.partition("=")[2] for word in words if key_of(word) == "algo"]
     if not named or not any(key_of(word) == "problem" and "," not in word for word in fixed):
+        parsed(word for word in words if "(" not in word)  # which names what is no override
         refuse_mistyped(words)
         raise UserError("a search needs algo=NAME,... and one problem=NAME")
     if taken := [word for word in words if key_of(word) in ("seed", "output_dir", "resume", "from")]:
@@ -47,21 +50,26 @@ def planned_searches(
             f"{taken[0]}: leave this out; a search has its own folders, and its own seeds from {FIRST_SEED} on, which "
             f"no report may use"
         )
-    fixed += [f"budget.{budget}"] if budget else []
+    if budget and not re.fullmatch(r"(budget\.)?\w+=\S+", budget):
+        raise UserError(f"--budget {budget}: must be KEY=VALUE, such as --budget comm_rounds=300")
+    fixed += [f"budget.{budget.removeprefix('budget.')}"] if budget else []
     fixed += [] if any(key_of(word).startswith("eval.") for word in fixed) else [f"eval.points={POINTS}"]
     if len({*named[-1].split(",")}) > 1 and not any(key_of(word).startswith("budget.") for word in fixed):
         raise UserError("--budget is missing; give one for all methods, such as --budget comm_rounds=300")
+    algos = dict.fromkeys(named[-1].split(","))
+    composed = [compose([f"algo={algo}", *fixed], folders) for algo in algos]
+    if unused := [key for key in ranges if not any(key in flat(one.nodes) for one in composed)]:
+        compose([*composed[0].words, f"{unused[0]}=1"], folders)  # which says what is near to it
     if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
         raise UserError(f"{odd[0]}: cannot be searched; give ranges to keys of {', '.join(NODES)}, such as algo.eta")
-    algos = dict.fromkeys(named[-1].split(","))
+    if unlike := differences(composed, {"algo", *ranges}):
+        note(unlike)
     searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in algos]
     refuse_other_search(searches, folder)
     for search in searches:
         search.update()
     if line := selected(searches[0].metric.name):
         note(line)
-    if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
-        raise UserError(f"{unused[0]}: no algorithm of this search has this key; correct or remove it")
     return searches
 
 
@@ -173,10 +181,18 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
         now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
         if then and now != then | {"how": _longer(then.get("how"), how)}:
             name = next(key for key in now if then.get(key) != now[key])
-            other = f"{folder}: holds a search of {search.algo} with different {'options' if name == 'how' else name}"
-            raise UserError(f"{other}; choose another folder with --out DIR")
+            texts = [_texts(one.get(name, ())) for one in (then, now)]
+            was, asked = (", ".join(text for text in one if text not in other) for one, other in (texts, texts[::-1]))
+            what = {"words": "overrides", "ranges": "ranges", "how": "options"}[name]
+            other = f"with other {what} ({was or 'none'}, not {asked or 'none'})"
+            raise UserError(f"{folder}: holds a search of {search.algo} {other}; choose another folder with --out DIR")
         before[search.algo] = now
     return before
+
+
+def _texts(part: Any) -> list[str]:
+    """Return the texts of a list, or those of a dict as 'key=value'."""
+    return [f"{key}={value}" for key, value in part.items()] if isinstance(part, dict) else [*map(str, part)]
 
 
 def _longer(before: Any, how: dict[str, Any]) -> Any:

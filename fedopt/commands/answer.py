@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
-from fedopt.config import with_project
+from fedopt.config import GROUPS, NODES, one_word, with_project
 from fedopt.console import ctrl_c_kept
 from fedopt.console import say as console
 from fedopt.console.say import say
@@ -41,7 +41,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if self.prog == "fedopt" and message.startswith("unrecognized"):
-            message += "; write settings without dashes, such as algo=fedavg"
+            words = message.partition(": ")[2].lstrip("-").split()
+            if words[0] in {*NODES} - {*GROUPS}:  # --budget rounds 10
+                words[:2] = [".".join(words[:2])]
+            _, _, meant = one_word(words).partition(": ")
+            message += f"; {meant or 'write settings without dashes, such as algo=fedavg'}"
+        elif message.startswith("unrecognized"):
+            message += nearest(message.split()[2], [flag for of in self._actions for flag in of.option_strings])
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 

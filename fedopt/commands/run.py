@@ -34,6 +34,8 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = ["--help", *arguments[1:]]
     if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["trust"], ["export"]):
         others = {"list": ("list_", "show_list"), "rm": ("ls", "rm"), "trust": ("new", "trust")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))

@@ -55,6 +55,7 @@ from fedopt.config.words import extra_folders as extra_folders
 from fedopt.config.words import key_of as key_of
 from fedopt.config.words import last_of_each as last_of_each
 from fedopt.config.words import of_folder as of_folder
+from fedopt.config.words import one_word as one_word
 from fedopt.config.words import parsed as parsed
 from fedopt.config.words import quoted as quoted
 from fedopt.config.words import words_of as words_of

@@ -1,6 +1,7 @@
 """How a config node becomes an object. Types and ranges are checked here."""
 
 import dataclasses
+import re
 import traceback
 from collections.abc import Callable
 from functools import cache, partial
@@ -184,6 +185,18 @@ def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
             _refuse_odd_numbers(given, taken, name)
 
 
+def _meant(key: str, value: Any) -> str:
+    """Return a hint on what was meant by a value that is no number: several numbers, or null; '' if it is unclear.
+
+    key, value: of the config.
+    """
+    if ends := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", str(value)):
+        return f"; fedopt -m '{key}=range({ends[1]},{int(ends[2]) + 1})' runs several"
+    if isinstance(value, list):
+        return f"; fedopt -m {key}={','.join(map(str, value))} runs several, in Python fedopt.sweep"
+    return "; write null for all or none" if str(value).lower() in ("all", "none") else ""
+
+
 WORDS = {  # for people, by pydantic's type of error
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
@@ -222,6 +235,7 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{key}={value}: cannot be set as a whole; set its keys, {key}.KEY=VALUE"
     words = WORDS.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Value error, ")
+    text += _meant(key, value) if error["type"].startswith(("int_", "float_")) else ""
     text = text[0].lower() + text[1:]
     if not key:
         return text

@@ -98,6 +98,10 @@ def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """
     composed = merge(words, folders)
     _ = composed.settings  # which are checked now
+    client, partitioner = composed.nodes["dataset"].get("client"), composed.chosen.get("partitioner")
+    if client is not None and partitioner != "by_column" and "partitioner" not in map(key_of, words):
+        both = f"add partitioner=by_column, or name partitioner={partitioner} to divide the rows otherwise"
+        raise UserError(f"dataset.client={client}: this column's clients are not those of the run; {both}")
     return composed
 
 

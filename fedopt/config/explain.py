@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fedopt.config.files import GROUPS, options
+from fedopt.config.files import GROUPS, options, values_of
 from fedopt.config.words import key_of
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
@@ -16,6 +16,8 @@ KINDS = {  # of keys, by their names in other programs: what the comment beside 
     **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^local batch|^outer samples of a step"),
     **dict.fromkeys(("epochs", "local_epochs", "local_steps", "steps"), "tuned as a number of local steps"),
 }
+
+BRIEF = ("dataset", "partitioner", "logger")  # groups with few options, whose keys differ
 
 
 def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> str:
@@ -43,14 +45,25 @@ def _unknown_key(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str
     """Return the message for a key that the config does not have. words, keys: as in `explain`."""
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; +{key}=NAME adds one"
+    parent, _, leaf = key.rpartition(".")
+    own = any(key_of(word) == parent and word.partition("=")[2] not in options(parent) for word in words)
+    brief = parent in BRIEF and not own
+    if others := [name for name in options(parent) if brief and f"{parent}.{leaf}" in values_of(parent, name)]:
+        value = next((word.partition("=")[2] for word in words if key_of(word) == key), "")
+        named = [name for name in others if value.endswith(f".{name}")] or others
+        choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
+        return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
     choices = [word for word in words if key_of(word) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
     typed = next((name for name in map(key_of, words) if name.startswith(f"{key}.")), key)  # Hydra names the first part
-    return f"{key}: there is no such key{_meant(typed, keys)}; {explained}"
+    return f"{key}: there is no such key{_meant(typed, own, keys)}; {explained}"
 
 
-def _meant(key: str, keys: Mapping[str, str]) -> str:
-    """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it and how to add one."""
+def _meant(key: str, own: bool, keys: Mapping[str, str]) -> str:
+    """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it.
+
+    own: whether the group's file is the user's, to which a field can be added.
+    """
     parent, _, leaf = key.rpartition(".")
     beside = [name.removeprefix(f"{parent}.") for name in keys if parent and name.rpartition(".")[0] == parent]
     if leaf in KINDS and (alike := [name for name, comment in keys.items() if re.search(KINDS[leaf], comment)]):
@@ -59,5 +72,5 @@ def _meant(key: str, keys: Mapping[str, str]) -> str:
         return nearest(key, list(keys))
     if near := get_close_matches(leaf, beside, 1, 0.7):  # 0.6 would take eta_x for beta
         return f", did you mean {parent}.{near[0]}?"
-    adding = f"; +{key}=VALUE sets a field that your file leaves out" if parent in GROUPS else ""
+    adding = f"; +{key}=VALUE sets a field that your file leaves out" if own else ""
     return f"; {parent} has {', '.join(beside)}{adding}"

@@ -133,8 +133,11 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     )
     values = {key: values[key] for key in there}
     beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    pair = f"{chosen['algo']} on {chosen['problem']}"
     if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data
         values.pop("eval.target", None)
+        if wanted == "auto":  # steps that suit one data set need not suit another
+            name, values, pair = "", {}, f"{pair} with dataset={chosen['dataset']}"
         if general := setting_of(chosen["problem"], folders):
             raise UserError(
                 f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with values for its own "
@@ -143,7 +146,6 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     for key, value in values.items():
         if not any(overlap(key, other) for other in done):
             put(config, key, value, force_add=True)
-    pair = f"{chosen['algo']} on {chosen['problem']}"
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")

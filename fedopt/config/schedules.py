@@ -87,11 +87,11 @@ class Piecewise:
 
 
 def _number_is_constant(value: object) -> object:
-    if not isinstance(value, int | float | str):
+    if isinstance(value, dict | StepSize):
         return value
     try:
-        return {"kind": "constant", "value": float(value)}
-    except ValueError:
+        return {"kind": "constant", "value": float(value)}  # type: ignore[arg-type]
+    except (ValueError, TypeError):
         example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
         raise ValueError(
             f"must be a number, or a schedule such as {example}; fedopt --help algo=NAME lists all schedules"

@@ -113,10 +113,9 @@ def refuse_expanding(nodes: Any) -> None:
         return sizes[key]
 
     if large := [key or "a config" for key in values if size(key) > MOST_REFERRED * (1 if key else 10)]:
-        raise UserError(
-            f"{large[-1]}: its references have no end, or expand to more than {MOST_REFERRED:,} "
-            f"characters; shorten them"
-        )
+        if size(large[-1]) == inf:
+            raise UserError(f"{large[-1]}: its reference leads back to itself; give a value")
+        raise UserError(f"{large[-1]}: its references expand to more than {MOST_REFERRED:,} characters; shorten them")
 
 
 def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:

@@ -13,6 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
+from fedopt.config.files import GROUPS, options
+from fedopt.config.tuned import NODES
 from fedopt.errors import UserError, first_line
 
 ALONE = "set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
@@ -21,6 +23,8 @@ REMOVED = {  # keys
     "problem.alone_steps": ALONE,
     "problem.alone_step": ALONE,
 }
+COMMANDS = dict.fromkeys(("compare", "tune", "report", "reproduce", "bench"), "this command is fedopt-{}")
+COMMANDS |= {"run": "leave this word out", "version": "is no override; fedopt --version shows the version"}
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
@@ -29,14 +33,13 @@ def parsed(words: Iterable[str]) -> list[Override]:
     Raises:
         UserError: One is not an override, sets a key that was removed, or its value has thousands of digits or brackets.
     """
+    words = list(words)
+    if nameless := next((word for word in words if word.startswith("=")), ""):
+        raise UserError(misread(nameless, words))
     try:
-        overrides = OverridesParser.create().parse_overrides(list(words))
+        overrides = OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        key, _, value = str(error.override).partition("=")
-        needed = (
-            f"write KEY=VALUE; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{value}\"'"
-        )
-        raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
+        raise UserError(misread(str(error.override), words)) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"a value cannot be read ({first_line(error)}); it is too long or nested too deep: shorten it"
@@ -44,6 +47,42 @@ def parsed(words: Iterable[str]) -> list[Override]:
     if removed := [key for override in overrides if (key := override.key_or_group) in REMOVED]:
         raise UserError(f"{removed[0]}: was removed; {REMOVED[removed[0]]}")
     return overrides
+
+
+def misread(word: str, words: Sequence[str]) -> str:
+    """Return the message for a word that is no override: what was probably meant, and how it is written.
+
+    words: all overrides of the command.
+    """
+    if word in COMMANDS:
+        return f"{word}: {COMMANDS[word].format(word)}"
+    if group := next((group for group in GROUPS if word in options(group)), ""):
+        return f"{word}: write {group}={word}"
+    at = words.index(word) if word in words else 0
+    split = bool(at) and (word.startswith("=") or words[at - 1].endswith("="))
+    if one := one_word(words[at - split :]):
+        return one
+    if word.startswith("="):
+        return f"{word}: has no key; write KEY=VALUE"
+    if word.endswith(","):
+        return f"{word}: ends in a comma; remove it"
+    if re.fullmatch(r"[\w.]+=[^=,]+(,[\w.]+=[^=,]+)+", word):
+        return f"{word}: write blanks between overrides, {word.replace(',', ' ')}"
+    key, _, value = word.partition("=")
+    if key in NODES and re.match(r"\w+=", value):
+        return f"{word}: write {key}.{value}"
+    quotes = (
+        f"; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{value}\"'" if value else ""
+    )
+    return f"{word}: cannot be read as an override; write KEY=VALUE{quotes}"
+
+
+def one_word(words: Sequence[str]) -> str:
+    """Return a hint if some words begin with an override that is broken by blanks or written with a colon; else ''."""
+    found = re.match(r"([a-zA-Z][\w./]*)( ?[ =:] ?)([^\s=:]+)(?!\S)", " ".join(words[:3]))
+    if found is None or found[2] == "=":
+        return ""
+    return f"{found[0]}: write it as one word, {found[1]}={found[3]}"
 
 
 def key_of(override: str) -> str:
@@ -84,6 +123,8 @@ def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
             raise UserError(f"{key}: must be a key, such as seed, algo or 'algo.eta'")
         if isinstance(value, Mapping) and "." not in key:
             words += words_of({f"{key}.{name}": inner for name, inner in value.items()}, sweep)
+        elif isinstance(value, list) and key in GROUPS and not sweep:
+            raise UserError(f"{key}={value}: several values are a sweep; use fedopt.sweep")
         elif sweep and isinstance(value, list):
             if not value:
                 raise UserError(f"{key}=[]: has no alternatives; give at least one")
@@ -110,6 +151,9 @@ def _written(key: str, value: Any) -> str:
         return f"[{','.join(_written(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
         return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
+    if key in GROUPS:
+        name = getattr(value, "__name__", type(value).__name__)
+        raise UserError(f"{key}: {name} is a class; give the name of a config, such as `fedopt new {key} NAME` writes")
     raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
 
 
@@ -135,7 +179,7 @@ def command_line(words: Iterable[str], folders: Iterable[str]) -> str:
 
 def last_of_each(words: Iterable[str]) -> list[str]:
     """Return the overrides without those whose key a later one sets again. A + before a key does not make it a different key."""
-    return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
+    return list({word.partition("=")[0].lstrip("+") if "=" in word else f"{word} ": word for word in words}.values())
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:

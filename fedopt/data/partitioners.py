@@ -80,7 +80,10 @@ def _check(clients: int, count: int, least: int) -> None:
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
-        raise UserError(f"partitioner={name} divides by class, and these data have no classes; use partitioner=iid")
+        raise UserError(
+            f"partitioner={name} divides by class, and these data have no classes; use partitioner=iid, "
+            "or, in a problem of your own, self.world.split(n, labels=CLASSES)"
+        )
     return labels
 
 
@@ -197,7 +200,7 @@ class ByColumn:
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
             raise UserError(
-                f"partitioner.clients={self.clients}: the data have {len(names)} clients; use null, or {len(names)}"
+                f"partitioner.clients={self.clients}: the data have {len(names)} clients; set partitioner.clients=null"
             )
         if sizes.min() < least:
             few = f"client {names[sizes.argmin()]} has {sizes.min()} examples, and each client needs at least {least}"

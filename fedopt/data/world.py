@@ -66,7 +66,9 @@ class World:
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """Return the array as a tensor on the device, in the type ``dtype``."""
-        return torch.from_numpy(array).to(self.device, self.dtype)
+        return torch.from_numpy(np.require(array, requirements="W")).to(
+            self.device, self.dtype
+        )  # pandas gives locked ones
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
         """Read the data set, add its hash to ``read``, and fill in missing values, for each client if the data name clients.

@@ -209,6 +209,13 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(
             f"participation.late={who.late}: {type(algorithm).__name__} needs all answers on time; set it to 0"
         )
+    most = min(who.cohort or clients, clients)
+    if getattr(algorithm, "everyone", False) and (most < clients or who.dropout or who.pattern or not who.punctual):
+        null = "participation.cohort=null participation.dropout=0 participation.pattern=null participation.late=0"
+        raise UserError(f"{type(algorithm).__name__} needs all clients in every round; set {null}")
+    if most < (least := getattr(algorithm, "least_clients", 1)):
+        key = f"partitioner.clients={clients}" if who.cohort is None else f"participation.cohort={who.cohort}"
+        raise UserError(f"{key}: {type(algorithm).__name__} needs at least {least} clients in a round with these keys")
     if who.sampling == "by_weight" and getattr(algorithm, "each_once", False):
         why = f"{type(algorithm).__name__} is not defined for clients that are drawn twice"
         raise UserError(f"participation.sampling=by_weight: {why}; set it to uniform")

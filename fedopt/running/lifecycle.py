@@ -24,7 +24,7 @@ from fedopt.running import resume, sinks
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
-from fedopt.running.loop import Progress, begin, costs, loop, point_of
+from fedopt.running.loop import Progress, begin, costs, loop, point_of, unmoved
 from fedopt.running.pictures import drawn
 
 
@@ -123,6 +123,8 @@ class Run:
             point = ()
             if status in ("finished", "stopped"):  # a run that was killed after its last row does not take it again
                 point = moment.point or point_of(e, moment.state, moment.round)
+                if (still := unmoved(e, point, moment.round)) and self.main and not self.quiet:
+                    note(f"{self.folder.path}: {still}")
             if self.keeper is not None:
                 self.keeper.end(moment)
                 sinks.write_clients(self.folder, e.problem, point)

@@ -13,9 +13,10 @@ from fedopt.algorithms.checks import first_state, first_step
 from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.metrics import COSTS
-from fedopt.problems import measured
+from fedopt.problems import Nested, measured
 from fedopt.running.assemble import Experiment
 
+MOVED_BY, STILL = 20, 1e-2  # after so many rounds x, in units of its start or 1, should have moved by more
 IDLE = 100  # rounds, after which a run that spends nothing of its budget ends
 Row = dict[str, Any]  # of metrics.csv: a value for each column
 Status = Literal["finished", "diverged"] | None
@@ -135,6 +136,23 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
     uncounted = replace(e.federation).at(round)
     algorithm: Any = e.algorithm
     return (*point, algorithm.personal(state, e.problem, uncounted))
+
+
+def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
+    """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics are those of the start; else ''.
+
+    point: the variables at the end. round: the rounds of the run; after a few rounds nothing is said.
+    """
+    if not isinstance(e.problem, Nested) or round < MOVED_BY:
+        return ""
+    start = e.problem.start()[0]
+    moved = float((point[0] - start).abs().max())
+    if moved > STILL * max(1.0, float(start.abs().max())):
+        return ""
+    return (
+        f"in {round} rounds x has moved by at most {moved:.2g} from its start; a larger step size of x moves it, and a smaller "
+        "algo.l or larger algo.N where the method has them"
+    )
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:

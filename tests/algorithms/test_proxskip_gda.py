@@ -15,7 +15,6 @@ from support.games import (
     unlike,
 )
 
-from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.randomness import Purpose
 from fedopt.testing.harness import small, steps
@@ -79,11 +78,6 @@ def test_a_round_is_the_iterations_until_heads():
     steps(e, 5)
     assert e.federation.ledger.calls.grad == 6 * sum(counts[:5])
     assert e.federation.ledger.comm_rounds == 5
-
-
-def test_cohorts_are_refused():
-    with pytest.raises(UserError, match="needs"):
-        run(algorithm("proxskip_gda"), unlike(), 1, cohort=2)
 
 
 @pytest.mark.slow

@@ -293,12 +293,11 @@ def test_python_gives_its_number_again(tmp_path):
         (
             ["algo.eta=log(1e6,1e9)"],
             [
-                "3 of 4 trials diverged or failed; search smaller steps",
-                "no trial is better than the defaults; do more trials, or give other ranges",
+                "no trial was better than the defaults (3 of 3 diverged or failed): search smaller steps",
                 "the best value is at an edge of its range or outside it, algo.eta=0.1 in log(1e+06,1e+09); widen the range",
             ],
         ),
-        (["algo.tau=1,2"], ["no trial is better than the defaults; do more trials, or give other ranges"]),
+        (["algo.tau=1,2"], ["no trial was better than the defaults: do more trials, or give other ranges"]),
     ],
 )
 def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys, tmp_path):
@@ -306,6 +305,15 @@ def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys
     assert tune(monkeypatch, *PLAIN, *words, *few_trials, "--metric", "distance", "--out", str(tmp_path)) == 0
     said = re.findall(r"^fedavg on quadratic_minimisation: (.*)", capsys.readouterr().out, re.MULTILINE)[1:]
     assert said == lines
+
+
+def test_what_is_unequal_is_said_before_the_first_run(tmp_path):
+    """Batch sizes, and who begins from tuned values, as `fedopt-compare` says it after the last."""
+    words = ["algo=fednest,fedmsa", "problem=quadratic_bilevel", "algo.alpha=log(0.01,1)"]
+    with heard() as notes:
+        searching.planned_searches(words, [], "distance", "rounds=3", How(), tmp_path)
+    assert "tuned values on quadratic_bilevel: none (fednest), some (fedmsa)" in notes[0]
+    assert "algo.B on quadratic_bilevel: 64 (fednest), null (fedmsa)" in notes[0]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "sobol", "grid"])
@@ -617,6 +625,18 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
         (["algo=fedavg", "problem=quadratic_minimisation", "--metric", "distanc"], "did you mean distance"),
         (["algo=fedavg", "problem=quadratic_minimisation", "--sampler", "cmaes"], "--sampler"),
         (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1,0)"], "algo.eta=log(1,0)"),
+        (
+            ["algo=fedavg", "problem=quadratic_minimisation", "--budget", "rounds", "10"],
+            "--budget rounds: must be KEY=VALUE",
+        ),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.etta=log(1,2)"], "did you mean algo.eta?"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "eta=log(1,2)"], "did you mean algo.eta?"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.1,inf)"], "both ends must be finite"),
+        (
+            ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=loguniform(0.1,1)"],
+            "there is no range loguniform; there are log(LOW,HIGH)",
+        ),
+        (["fedavg", "quadratic_minimisation"], "fedavg: write algo=fedavg"),
         (["algo=fedmsa", "problem=hierarchical"], "do not fit"),
         (
             ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=1", "algo.gamma=1", "algo.tau=1"],
@@ -648,7 +668,8 @@ def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path)) == 0
     capsys.readouterr()
     assert tune(monkeypatch, *WORDS[:3], *SMALL, "--out", str(tmp_path)) == 2
-    assert "different ranges" in capsys.readouterr().err
+    assert "holds a search of fedavg with other ranges" in (err := capsys.readouterr().err)
+    assert "algo.tau=choice(1,5)" in err  # which
 
 
 def test_from_python(tmp_path):

@@ -23,6 +23,7 @@ from fedopt.results.folder import RunFolder
 from fedopt.results.metrics_file import MetricsFile
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
+COHORT = ["partitioner.clients=6", "participation.cohort=4"]
 
 # arguments, what the line must say
 WRONG = {
@@ -37,7 +38,7 @@ WRONG = {
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
     "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
     "unknown group": (["agorithm=fedmsa"], ["agorithm", "no such key", "fedopt --help"]),
-    "override": (["fedmsa"], ["fedmsa", "KEY=VALUE"]),
+    "override": (["nothing"], ["nothing: cannot be read as an override; write KEY=VALUE"]),
     "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
     "a sweep without -m": (["algo.alpha=0.1,0.2"], ["algo.alpha=0.1,0.2", "-m", "square brackets"]),
     "wrong type": (["algo.K=many"], ["algo.K=many", "whole number"]),
@@ -160,6 +161,10 @@ WRONG = {
         [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y"],
         ["x.csv", "no such file"],
     ),
+    "clients of a column, divided otherwise": (
+        [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y", "dataset.client=ward"],
+        ["dataset.client=ward: ", "add partitioner=by_column, or name partitioner=", "to divide the rows otherwise"],
+    ),
     "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "no such folder"]),
     "size of images": ([*DIGITS, "dataset=images", "dataset.path=x", "dataset.size=[3]"], ["dataset.size"]),
     "natural division of what has none": ([*DIGITS, "partitioner=by_column"], ["by_column", "partitioner.file=FILE"]),
@@ -200,7 +205,61 @@ WRONG = {
     "bytes that are no text": (["dataset=\udcff"], ["dataset=\\udcff"]),
     "thousands of letters": (["algo=" + "x" * 5000], ["algo=xxx", "...xxx", "no such algo"]),
     "thousands of digits in a sweep": (["-m", "algo.K=" + "9" * 5000, "seed=0,1"], ["digits"]),
-    "a word that names nothing": (["=1"], ["cannot be read"]),
+    "a word that names nothing": (["=1"], ["=1: has no key; write KEY=VALUE"]),
+    "blanks around =": (["algo", "=", "fedmsa"], ["algo = fedmsa: write it as one word, algo=fedmsa"]),
+    "a blank after =": (["seed=", "1"], ["seed= 1: write it as one word, seed=1"]),
+    "a blank before =": (["seed", "=1"], ["seed =1: write it as one word, seed=1"]),
+    "a blank for =": (["seed", "1"], ["seed 1: write it as one word, seed=1"]),
+    "a colon for =": (["algo:", "fedmsa"], ["algo: fedmsa: write it as one word, algo=fedmsa"]),
+    "a colon in a word": (["seed:1"], ["seed:1: write it as one word, seed=1"]),
+    "a method alone": (["fedmsa", "mco"], ["fedmsa: write algo=fedmsa"]),
+    "a problem alone": (["algo=fedmsa", "mco"], ["mco: write problem=mco"]),
+    "a comma after a word": (["algo=fedmsa,", "problem=mco"], ["algo=fedmsa,: ends in a comma; remove it"]),
+    "a comma between words": (
+        ["algo=fedmsa,problem=mco"],
+        ["algo=fedmsa,problem=mco: write blanks between overrides, algo=fedmsa problem=mco"],
+    ),
+    "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: write budget.rounds=5"]),
+    "the name of another command": (["compare", "outputs"], ["compare: this command is fedopt-compare"]),
+    "a verb": (["run", "algo=fedmsa"], ["run: leave this word out"]),
+    "a question for the version": (["version"], ["version: ", "fedopt --version"]),
+    "an option of a node": (
+        ["--budget", "rounds", "10"],
+        ["--budget rounds 10; write it as one word, budget.rounds=10"],
+    ),
+    "an option with a value": (["--seed", "1"], ["--seed 1; write it as one word, seed=1"]),
+    "a range of seeds": (
+        ["seed=0..2"],
+        ["seed=0..2: must be a whole number; fedopt -m 'seed=range(0,3)' runs several"],
+    ),
+    "seeds in brackets": (["-m", "seed=[0,1,2]"], ["must be a whole number; fedopt -m seed=0,1,2 runs several"]),
+    "all clients by a word": (["participation.cohort=all"], ["must be a whole number; write null for all or none"]),
+    "a list of step sizes": (["algo.alpha=[0.1,1]"], ["algo.alpha=[0.1, 1]: must be a number, or a schedule such as"]),
+    "a table without its reader": (
+        ["algo=fedavg", "problem=classification", "dataset.path=t.csv"],
+        ["dataset.path: there is no such key in the chosen dataset; choose dataset=csv"],
+    ),
+    "a key of another partitioner": (
+        ["algo=fednest", "problem=quadratic_bilevel", "partitioner.alpha=1"],
+        ["partitioner.alpha: there is no such key in the chosen partitioner; choose partitioner=dirichlet"],
+    ),
+    "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: its reference leads back to itself; give a value"]),
+    "two references to each other": (
+        ["algo.alpha=${algo.beta}", "algo.beta=${algo.alpha}"],
+        ["algo.beta: its reference leads back to itself"],
+    ),
+    "a cohort for a method that needs all": (
+        ["algo=proxskip_gda", "problem=quadratic_minimax", "partitioner.clients=4", "participation.cohort=3"],
+        ["ProxSkipGda needs all clients in every round; set participation.cohort=null"],
+    ),
+    "clients that are away from a method that needs all": (
+        ["algo=proxskip_gda", "problem=quadratic_minimax", "participation.dropout=0.1"],
+        ["ProxSkipGda needs all clients in every round; set", "participation.dropout=0"],
+    ),
+    "a rule that trims everything": (
+        ["algo=br_fedbi", "problem=quadratic_bilevel", "algo.rule=trimmed", "algo.trim=2", *COHORT],
+        ["participation.cohort=4", "BRFedBi needs at least 5 clients in a round"],
+    ),
     "a config folder that is not there": (
         ["--config-dir", "nowhere", "algo=mine"],
         ["--config-dir=nowhere", "no such folder"],

@@ -455,7 +455,12 @@ def test_values_of_mnist_do_not_follow_onto_data_of_ones_own(own):
     pair = ["algo=fedavg", "problem=classification"]
     assert compose(pair).nodes["eval"]["target"] == 95
     assert compose([*pair, *own]).nodes["eval"]["target"] is None
-    assert compose([*pair, *own, "eval.target=80"]).nodes["eval"]["target"] == 80
+    asked = ["eval.metric=test_accuracy", "eval.target=80"]
+    assert compose([*pair, *own, *asked]).nodes["eval"]["target"] == 80
+    plain = compose([*pair, *own, "preset=none"])
+    assert compose([*pair, *own]).nodes | {"preset": "none"} == plain.nodes  # nor do step sizes
+    assert compose([*pair, *own]).tuned.name == ""
+    assert compose([*pair, *own, "preset=fedavg/classification"]).tuned.name == "fedavg/classification"
     with pytest.raises(UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning$"):
         compose(["algo=fedmsa", "problem=imbalanced_mnist", *own])
     tuning = compose(["algo=fedmsa", "problem=loss_tuning", *own]).nodes
