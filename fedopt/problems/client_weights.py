@@ -126,8 +126,7 @@ class ClientWeights(SupervisedBilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        batch = self.judged(sample["val"])
-        return self.net.gradient(y, *batch[:3], None, *batch.keys)
+        return self.net.gradient(y, self.judged(sample["val"]))
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:

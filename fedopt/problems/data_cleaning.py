@@ -74,7 +74,7 @@ class DataCleaning(SupervisedBilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self.net.gradient(y, *sample["val"][:3], None, *sample["val"].keys)
+        return self.net.gradient(y, sample["val"])
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         trust = torch.sigmoid(x.gather(0, self._place.gather(0, batch.rows)))

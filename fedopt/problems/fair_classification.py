@@ -51,8 +51,7 @@ class FairClassification(SupervisedMinimax):
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        weight = self._weight(y, batch)
-        grad_x, of_examples = self.net.gradient_and_losses(x, batch.x, batch.y, weight, None, *batch.keys)
+        grad_x, of_examples = self.net.gradient_and_losses(x, self._weighted(y, batch))
         return grad_x, self._grad_y(y, of_examples, batch)
 
     @f.gradient
@@ -63,13 +62,12 @@ class FairClassification(SupervisedMinimax):
     @f.outer_step
     def f(self, x: Tensor, y: Tensor, sample: Batches, eta: float) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        weight = self._weight(y, batch)
-        x, of_examples = self.net.descend_and_losses(x, batch.x, batch.y, weight, eta, None, *batch.keys)
+        x, of_examples = self.net.descend_and_losses(x, self._weighted(y, batch), eta)
         return x, self._grad_y(y, of_examples, batch)
 
-    def _weight(self, y: Tensor, batch: Batch) -> Tensor:
-        """Return the weight of each example in f, [B]."""
-        return batch.weight * (y * self._per_share)[batch.y]
+    def _weighted(self, y: Tensor, batch: Batch) -> Batch:
+        """Return the batch with the weight of each example in f."""
+        return batch._replace(weight=batch.weight * (y * self._per_share)[batch.y])
 
     def _grad_y(self, y: Tensor, of_examples: Tensor, batch: Batch) -> Tensor:
         """Return grad_y f, [C]. of_examples: the loss of each example, [B]."""

@@ -95,7 +95,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
     @f1.gradient
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
-        return self.net.gradient(x, *sample[:3])
+        return self.net.gradient(x, sample)
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
@@ -107,13 +107,11 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
     @h.gradients
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        batch = (v.unsqueeze(0) for v in sample.batch[:3])  # the same at all points
-        return self.net.gradient(y, *batch).add_(y - x, alpha=self.mu)
+        return self.net.gradient(y, _of_points(sample.batch)).add_(y - x, alpha=self.mu)
 
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        a, b, weight = (v.unsqueeze(0) for v in sample.batch[:3])
-        y = self.net.descend(y, a, b, weight, gamma, None, keep=1 - gamma * self.mu)
+        y = self.net.descend(y, _of_points(sample.batch), gamma, keep=1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
@@ -173,3 +171,9 @@ class Hierarchical(Supervised, classes.Hierarchical):
         own = self.personal_metrics(self.client_scores(None, y))
         of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
         return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **self.tested(x), **own, **of_clients}
+
+
+def _of_points(batch: Batch) -> Batch:
+    """Return a batch for the networks of several points, which all have the same examples."""
+    x, y, weight, rows = (part.unsqueeze(0) for part in batch[:4])
+    return Batch(x, y, weight, rows)

@@ -95,8 +95,8 @@ class LossTuning(SupervisedBilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        classes, weight, keys = (batch := sample["val"]).y, batch.weight, batch.keys
-        return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
+        batch = sample["val"]
+        return self.net.gradient(y, batch._replace(weight=batch.weight * self.class_weight[batch.y]))
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return batch, tuning(x)

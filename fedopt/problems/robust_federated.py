@@ -52,7 +52,7 @@ class _Robust(Supervised):
     def excess_and_gradient(self, x: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         """Return `excess`, and its gradient, [d], for a dense network."""
         batch = sample["train"]
-        gradient, losses = self.net.gradient_and_losses(x, *batch[:3], None, *batch.keys)
+        gradient, losses = self.net.gradient_and_losses(x, batch)
         return (losses @ batch.weight)[None] - self.c, gradient
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:

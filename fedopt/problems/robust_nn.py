@@ -61,7 +61,7 @@ class RobustNn(SupervisedMinimax):
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        grad_x, of_inputs = self.net.gradients(x, batch.x + y, batch.y, batch.weight, None, *batch.keys)
+        grad_x, of_inputs = self.net.gradients(x, batch._replace(x=batch.x + y))
         grad_y = of_inputs.sum(0)
         return grad_x, grad_y if self.penalty is None else grad_y - 2 * self.penalty * y
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fedopt.data.examples import cross_entropy
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.networks import Batch
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.networks.dropout import Dropout
@@ -174,6 +175,10 @@ def test_unfit_images_and_names(name, shape, message):
         models.build(name, [], shape, 10, seed=0)
 
 
+def batch_of(x, y, weight, *keys):
+    return Batch(x, y, weight, torch.zeros_like(y), keys)
+
+
 @pytest.mark.parametrize(
     ("name", "widths", "dropout"),
     [("linear", [], 0), ("softmax", [], 0), ("mlp", [5], 0), ("mlp", [6, 4, 5], 0), ("mlp", [9, 8], 0.4)],
@@ -193,14 +198,15 @@ def test_gradient_written_out(name, widths, dropout):
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
 
     def gradient(flat, x, y, weight, key):
-        return model.gradient(flat, x, y, weight, None, key if dropout else None)
+        return model.gradient(flat, batch_of(x, y, weight, *([key] if dropout else [])))
 
     expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, keys, strict=True)])
     alone = [gradient(*of) for of in zip(flat, x, y, weight, keys, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
     torch.testing.assert_close(torch.func.vmap(gradient)(flat, x, y, weight, keys), expected)
-    points = torch.stack([model.gradient(point, x[0], y[0], weight[0]) for point in flat])
-    torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)
+    of_first = batch_of(x[0], y[0], weight[0])
+    points = torch.stack([model.gradient(point, of_first) for point in flat])
+    torch.testing.assert_close(model.gradient(flat, of_first), points)
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -231,8 +237,8 @@ def test_gradient_steps_in_place(name, widths, dropout, tuned):
 
     def four_steps(flat, plus, x, y, weight, key):
         for correction, reference in ((None, None), (plus, None), (plus, anchor), (None, anchor)):
-            key_of = key if dropout else None
-            flat = model.descend(flat, x, y, weight, eta, correction, tuning, key_of, anchor=reference)
+            examples = batch_of(x, y, weight, *([key] if dropout else []))
+            flat = model.descend(flat, examples, eta, correction, tuning, anchor=reference)
         return flat
 
     expected = []
