@@ -195,8 +195,8 @@ class Dense:
 
     def _gradient(self, flat: Flat, done: Pass) -> Any:
         """Return the gradient of a pass, in vectors like those of ``flat``."""
-        points = done.d[-1].shape[:-2]
-        vectors = [part.new_empty((*points, part.shape[-1])) for part in _several(flat)]
+        last = done.d[-1]
+        vectors = [last.new_empty((*last.shape[:-2], part.shape[-1])) for part in _several(flat)]
         for (W, b), a, d in zip(self._by_layer(vectors), done.a, done.d, strict=True):
             _add_product(W, d, a.mT, keep=0)
             if b is not None:

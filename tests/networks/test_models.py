@@ -1,7 +1,10 @@
 """Networks of one flat vector against torch.nn.Sequential with the same parameters, and own networks against themselves."""
 
 import itertools
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,7 @@ from fedopt.networks import Batch
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.networks.dropout import Dropout
-from fedopt.testing.harness import small, steps
+from fedopt.testing.harness import leaves, small, steps
 
 SMALL = [  # name, widths, (channels, height, width), classes
     ("linear", [], (1, 3, 4), 5),
@@ -260,6 +263,31 @@ def test_gradient_steps_in_place(name, widths, dropout, tuned):
 def test_gradients_that_are_not_written_out(name, autocast):
     model = models.build(name, [5], (1, 4, 4), 3, seed=0, autocast=autocast)
     assert not model.dense
+
+
+@pytest.mark.full
+def test_a_torch_without_the_private_names_computes_the_same():
+    """Which tell whether a tensor is one of a stack of clients'. A newer torch may drop them."""
+    cases = [
+        ("fedavg", "classification", "problem.model=mlp"),
+        ("fednest", "hyper_representation", "problem.dropout=0.5"),
+        ("fedmsa", "quadratic_bilevel"),
+    ]
+    code = f"""
+import json, sys, types, warnings, torch
+private = sys.modules["torch._C._functorch"]
+sys.modules["torch._C._functorch"] = types.ModuleType("torch._C._functorch")
+import fedopt.networks.stacked
+sys.modules["torch._C._functorch"] = private  # torch itself has them
+warnings.filterwarnings("ignore", "There is a performance drop")
+from fedopt.testing.harness import leaves, small, steps
+print(json.dumps([[v.tolist() for v in leaves(steps(small(*case), 2)[-1])] for case in {cases}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    for case, values in zip(cases, json.loads(done.stdout), strict=True):
+        for value, expected in zip(values, leaves(steps(small(*case), 2)[-1]), strict=True):
+            torch.testing.assert_close(expected.new_tensor(value), expected, rtol=1e-9, atol=1e-12)
 
 
 # Networks of one's own
