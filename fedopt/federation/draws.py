@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -217,6 +217,11 @@ class Drawn:
 
     def __post_init__(self) -> None:
         self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Stretch]]()
+
+    @cached_property
+    def rising_steps(self) -> list[int]:
+        """The number of local steps of each client, in rising order."""
+        return sorted(self.steps.tolist())
 
     def examples(self, k: int) -> np.ndarray:
         """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from.

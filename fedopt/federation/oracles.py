@@ -127,9 +127,6 @@ class Oracles(Derivatives):
 
         It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
         """
-        if self._owns(x) and not isinstance(eta, Tensor) and hasattr(self.f, "outer_step"):
-            self._counter.count(sample, grad=1)
-            return self.f.outer_step(x, y, sample, eta)
         g_x, g_y = self.outer_gradients(x, y, sample)
         return self.moved_(x, g_x, eta), g_y
 

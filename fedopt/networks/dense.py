@@ -73,13 +73,8 @@ class Dense:
     def gradient_and_losses(self, flat: Flat, batch: Batch) -> tuple[Any, Tensor]:
         """Return the gradient in ``flat``, and the loss of each example, [B]."""
         done = self._pass(flat, batch)
-        return self._gradient(flat, done), _losses(done, batch)
-
-    @at_once
-    def gradients(self, flat: Flat, batch: Batch) -> tuple[Any, Tensor]:
-        """Return the gradient in ``flat``, and that in x, [B, features]."""
-        done = self._pass(flat, batch)
-        return self._gradient(flat, done), (done.layers[0].W.mT @ done.d[0]).mT
+        of_classes = done.logits.gather(-2, batch.y.unsqueeze(-2)).squeeze(-2)
+        return self._gradient(flat, done), torch.logsumexp(done.logits, -2) - of_classes
 
     def descend(
         self,
@@ -103,20 +98,10 @@ class Dense:
         self._descend(flat, batch, tuning, eta, plus, anchor, keep)
         return flat
 
-    def descend_and_losses(self, flat: Tensor, batch: Batch, eta: float) -> tuple[Tensor, Tensor]:
-        """Take the step of `descend`, and return ``flat``, and the loss of each example before it, [B]."""
-        return flat, self._descend_and_losses(flat, batch, eta)
-
     @at_once
     def features(self, flat: Tensor, batch: Batch) -> Tensor:
         """Return the output of the hidden layers, [B, width]. flat: the parameters of these layers alone."""
         return self._outputs(self._by_layer(flat), batch)[-1].mT
-
-    @at_once
-    def _descend_and_losses(self, flat: Tensor, batch: Batch, eta: float) -> Tensor:
-        done = self._pass(flat, batch)
-        _step(done.layers, done.a, done.d, eta)
-        return _losses(done, batch)
 
     @at_once
     def _descend(
@@ -135,7 +120,10 @@ class Dense:
             d[0] = d[0] - of_anchor.d[0]  # of the first layer, whose input is the same
             a[1:] = [torch.cat(pair, -1) for pair in zip(a[1:], of_anchor.a[1:], strict=True)]
             d[1:] = [torch.cat([one, -other], -1) for one, other in zip(d[1:], of_anchor.d[1:], strict=True)]
-        _step(layers, a, d, eta, keep)
+        for (W, b), a_n, d_n in zip(layers, a, d, strict=True):
+            _add_product(W, d_n, a_n.mT, keep, -eta)
+            if b is not None:
+                (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
         if plus is not None:
             flat.sub_(plus, alpha=eta)
 
@@ -206,19 +194,6 @@ class Dense:
 
 def _several(flat: Flat) -> Sequence[Tensor]:
     return (flat,) if isinstance(flat, Tensor) else flat
-
-
-def _losses(done: Pass, batch: Batch) -> Tensor:
-    """Return the loss of each example, [B]."""
-    return torch.logsumexp(done.logits, -2) - done.logits.gather(-2, batch.y.unsqueeze(-2)).squeeze(-2)
-
-
-def _step(layers: list[Layer], a: list[Tensor], d: list[Tensor], eta: float, keep: float = 1.0) -> None:
-    """Overwrite the parameters by keep * parameters - eta * gradient, where d a' is the gradient in W."""
-    for (W, b), a_n, d_n in zip(layers, a, d, strict=True):
-        _add_product(W, d_n, a_n.mT, keep, -eta)
-        if b is not None:
-            (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
 
 
 def _add_product(into: Tensor, a: Tensor, b: Tensor, keep: float = 1, factor: float = 1) -> None:

@@ -89,13 +89,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         return self.server_batch(rng, size)
 
-    @function(where=lambda problem: problem.net.dense)
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x, *sample.keys), sample)
-
-    @f1.gradient
-    def f1(self, x: Tensor, sample: Batch) -> Tensor:
-        return self.net.gradient(x, sample)
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
@@ -105,13 +100,10 @@ class Hierarchical(Supervised, classes.Hierarchical):
         loss = cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch)
         return loss + 0.5 * self.mu * torch.sum((x - y) ** 2)
 
-    @h.gradients
-    def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return self.net.gradient(y, _of_points(sample.batch)).add_(y - x, alpha=self.mu)
-
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        y = self.net.descend(y, _of_points(sample.batch), gamma, keep=1 - gamma * self.mu)
+        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
+        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, keep=1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
@@ -130,10 +122,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
         def step(y: Tensor, rows: Tensor, radius: Tensor, size: float) -> Tensor:
             sample = Sample(self.train.batch(rows, weight), radius)
-            if self.net.dense:
-                gradient = self.h.gradients(z, y[None], sample)
-            else:
-                gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
+            gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
@@ -171,9 +160,3 @@ class Hierarchical(Supervised, classes.Hierarchical):
         own = self.personal_metrics(self.client_scores(None, y))
         of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
         return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **self.tested(x), **own, **of_clients}
-
-
-def _of_points(batch: Batch) -> Batch:
-    """Return a batch for the networks of several points, which all have the same examples."""
-    x, y, weight, rows = (part.unsqueeze(0) for part in batch[:4])
-    return Batch(x, y, weight, rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Rows
-from fedopt.problems.function import function, written_for
+from fedopt.problems.function import written_for
 from fedopt.problems.supervised import SupervisedBilevel
 
 
@@ -34,21 +34,9 @@ class HyperRepresentation(SupervisedBilevel):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
 
-    @function(where=lambda problem: problem.body.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = self._behind(x, sample["val"])
         return cross_entropy(self.head(y, batch.x), batch)
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self.head.gradient(y, self._at(x, sample["val"]))
-
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        batch = sample["val"]
-        if isinstance(batch, Features):
-            return torch.zeros_like(x), self.head.gradient(y, batch)
-        return self.net.gradient((x, y), batch)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return self._behind(x, batch), None
