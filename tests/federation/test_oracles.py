@@ -20,6 +20,7 @@ from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Federation
+from fedopt.federation.samples import Share
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,
@@ -461,6 +462,11 @@ def test_gradient(p, factor):
     assert_both_ways(p, of_client, lambda a, x: (factor * a * x**2,), Calls(grad=STACK), a, x)
 
 
+def alone(problem, calls, rows):
+    """Client 0, without draws."""
+    return Client(problem, calls, {}, Share(0, torch.tensor(0), rows, {}, {}, None, None, None))
+
+
 def test_a_function_that_is_overridden_loses_what_was_written_for_it():
     """The gradient of another function would be a wrong result without a word."""
 
@@ -506,10 +512,7 @@ def test_a_function_that_is_overridden_loses_what_was_written_for_it():
         assert hasattr(p.g, "gradient") == hasattr(p.g, "step") == kept
         assert not hasattr(p, "hold")
         (x, y), rows = p.start(), {name: whole(split[0]) for name, split in p.splits.items()}
-        client, sample = (
-            Client(p, Calls(), {}, {"index": 0, "whole": rows, "positions": {}, "active": {}}),
-            p.sample(0, rows),
-        )
+        client, sample = alone(p, Calls(), rows), p.sample(0, rows)
         assert client.hold(x) is client
         automatic = torch.func.grad(lambda y, p=p, x=x, sample=sample: p.g(x, y, sample))(y)
         torch.testing.assert_close(client.inner_gradient(x, y, sample), automatic)
@@ -743,8 +746,7 @@ def test_each_oracle_counts_what_the_page_says():
         problem = small(next(a for a, p in pairs() if p == name), name).original
         calls, x, y = Calls(), problem.start()[0], problem.start()[-1]
         rows_of = {split: whole(of[0]) for split, of in problem.splits.items()}
-        shares = {"index": 0, "whole": rows_of, "positions": {}, "active": {}}
-        ask(Client(problem, calls, {}, shares), x, y, problem.sample(0, rows_of))
+        ask(alone(problem, calls, rows_of), x, y, problem.sample(0, rows_of))
         said = next(words for words in COUNTED if rows[oracle].lower().startswith(words))
         assert calls == COUNTED[said], oracle
 
