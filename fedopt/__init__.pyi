@@ -12,7 +12,6 @@ from fedopt.config.composed import compose as compose
 from fedopt.config.composed import recorded as recorded
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
-from fedopt.data.examples import Batch as Batch
 from fedopt.data.examples import Examples as Examples
 from fedopt.data.examples import cross_entropy as cross_entropy
 from fedopt.data.model import Model as Model
@@ -30,6 +29,7 @@ from fedopt.metrics import TEST_ACCURACY as TEST_ACCURACY
 from fedopt.metrics import TEST_LOSS as TEST_LOSS
 from fedopt.metrics import VAL_LOSS as VAL_LOSS
 from fedopt.metrics import Metric as Metric
+from fedopt.networks.batch import Batch as Batch
 from fedopt.problems.classes import Bilevel as Bilevel
 from fedopt.problems.classes import Compositional as Compositional
 from fedopt.problems.classes import Conditional as Conditional

@@ -1,5 +1,4 @@
 from fedopt.data.datasets import data_folder as data_folder
-from fedopt.data.examples import Batch as Batch
 from fedopt.data.examples import Batches as Batches
 from fedopt.data.examples import Examples as Examples
 from fedopt.data.examples import Logits as Logits
@@ -14,3 +13,4 @@ from fedopt.data.model import load_model as load_model
 from fedopt.data.ragged import Ragged as Ragged
 from fedopt.data.ragged import cut as cut
 from fedopt.data.world import World as World
+from fedopt.networks.batch import Batch as Batch

@@ -1,7 +1,6 @@
 """Normalised examples on the device, their minibatches, and the losses of a minibatch."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,30 +9,10 @@ from torch import Tensor
 
 from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
-from fedopt.networks import Tuning
+from fedopt.networks import Batch, Tuning
 
 PIECE = 2**22  # numbers that are normalised at once
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
-
-
-class Batch(NamedTuple):
-    """A minibatch.
-
-    Args:
-        x: ``[B, features]``, normalised, or token ids ``[B, length]``.
-        y: ``[B]``, the classes, or targets that are real numbers.
-        weight: ``[B]``, the weights of the examples in a mean. They sum to 1; padding has weight 0.
-        rows: ``[B]``, the indices of the examples in their data set.
-        keys: The key that determines the network's dropout masks; empty during evaluation.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    rows: Tensor
-    keys: tuple[Tensor, ...] = ()
-
-
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
 
 

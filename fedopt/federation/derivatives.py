@@ -46,9 +46,6 @@ class Derivatives:
             arguments: The function's arguments: the variables, ``[P, d]`` each, and one sample for all points.
         """
         *points, sample = arguments
-        if (gradients := getattr(fn, "gradients", None)) is not None:
-            self._counter.count(sample, grad=len(points[0]))
-            return gradients(*arguments)
         return self.at_each(lambda *point: self.grad(fn, *point, sample), *points)
 
     def vjp(

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,13 +19,12 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
-Stretch = tuple[
-    Weighted, np.ndarray
-]  # some samples of a stack of clients, [clients, samples, B], and the examples of each
+Stretch = tuple[Weighted, np.ndarray]  # samples of a stack, [clients, samples, B], and the number of examples of each
 Splits = Mapping[str, Ragged]
-# One number for all clients, [M], or as a function of some of them
-Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
-Pieces = list[np.ndarray]  # samples, as positions among a client's examples
+Amount = (
+    float | np.ndarray | Callable[[np.ndarray], np.ndarray]
+)  # for all clients, [M], or as a function of some clients
+Samples = np.ndarray | list[np.ndarray]  # of a client, as positions among its examples
 Rngs = list[np.random.Generator]  # of some clients
 # `choice` is faster for batches wider than WIDE or fewer than FEW a client, and draws otherwise among more than MANY
 WIDE, MANY, FEW = 64, 10_000, 3
@@ -67,31 +67,13 @@ class Steps:
         """Return the number of local steps of each of these clients, as whole numbers."""
         return np.ceil(exact(_of(self.steps, clients))).astype(np.int64)
 
-    def full(self, sizes: np.ndarray) -> bool:
-        """Tell whether every sample is all examples of its client. sizes: the clients' numbers of examples."""
-        return self.B is None or (not self.replace and bool((sizes <= self.B).all()))
-
-    def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
-        """Return the next ``count`` samples, as positions among a client's n examples.
-
-        rng: the client's generator. left: not used; see `Epochs.positions`.
-        """
+    def sampler(self, sizes: np.ndarray) -> "Sampler":
+        """Return a sampler for clients with these numbers of examples, `full` if every sample is all examples of its client."""
+        if self.B is None or (not self.replace and (sizes <= self.B).all()):
+            return full
         if self.replace:
-            return rng.integers(n, size=(count, self.B or n))
-        if self.B is None or n <= self.B:
-            return [np.arange(n)] * count
-        if self.fixed:
-            starts = rng.integers(n, size=count) // self.B * self.B
-            return [np.arange(start, min(start + self.B, n)) for start in starts]
-        return without_replacement([rng], [n], [count], self.B)[0]
-
-    def of_clients(
-        self, rngs: Rngs, sizes: list[int], counts: list[int], left: list[Pieces]
-    ) -> Sequence[Pieces | np.ndarray]:
-        """Return the next samples of several clients, as `positions` does for each."""
-        if self.replace or self.fixed or self.B is None or min(sizes) <= self.B:
-            return [*map(self.positions, rngs, sizes, counts, left)]
-        return without_replacement(rngs, sizes, counts, self.B)
+            return partial(with_replacement, self.B)
+        return partial(fixed_batches if self.fixed else uniform, self.B)
 
 
 @dataclass(frozen=True)
@@ -123,41 +105,76 @@ class Epochs:
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(exact(steps)).astype(np.int64)
 
-    def full(self, sizes: np.ndarray) -> bool:
-        """Tell whether every sample is all examples of its client, and none is drawn. sizes: the numbers of examples."""
-        return self.B is None
+    def sampler(self, sizes: np.ndarray) -> "Sampler":
+        """Return a new sampler, as `Steps.sampler` does."""
+        return full if self.B is None else Shuffled(self.B)
 
-    def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
-        """Return the next ``count`` samples, as positions among a client's n examples.
 
-        rng: the client's generator. left: the samples of a pass that are not used yet; changed in place.
+class Sampler(Protocol):
+    """Draws the next samples of clients."""
+
+    def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+        """Return the samples of each client, as positions among its examples.
+
+        rngs, sizes, counts: the generator, the number of examples and the number of samples of each client.
         """
-        while len(left) < count:
-            order = rng.permutation(n)
-            left += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
-        drawn, left[:] = left[:count], left[count:]
+
+
+class Shuffled:
+    """A `Sampler` of shuffled passes, in samples of B. It keeps the samples of each client's pass that are not used yet."""
+
+    def __init__(self, B: int):
+        self.B, self._left = B, list[list[np.ndarray]]()
+
+    def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+        """Return the next samples, as a `Sampler` does."""
+        self._left, drawn = self._left or [[] for _ in rngs], list[Samples]()
+        for left, rng, n, count in zip(self._left, rngs, sizes, counts, strict=True):
+            while len(left) < count:
+                order = rng.permutation(n)
+                left += [order[start : start + self.B] for start in range(0, n, self.B)]
+            drawn.append(left[:count])
+            del left[:count]
         return drawn
 
-    def of_clients(self, rngs: Rngs, sizes: list[int], counts: list[int], left: list[Pieces]) -> list[Pieces]:
-        """Return the next samples of several clients, as `positions` does for each."""
-        return list(map(self.positions, rngs, sizes, counts, left))
+
+def full(rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+    """Take all examples for each sample."""
+    return [[np.arange(n)] * count for n, count in zip(sizes, counts, strict=True)]
 
 
-def without_replacement(rngs: Rngs, sizes: list[int], counts: list[int], B: int) -> list[np.ndarray]:
-    """Draw B of the numbers below n, ``count`` times for each client, [count, B]. Each generator moves on as by its ``choice``.
+def with_replacement(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+    """Draw the examples of a sample independently of each other. B: the number of examples of a sample."""
+    return [rng.integers(n, size=(count, B)) for rng, n, count in zip(rngs, sizes, counts, strict=True)]
 
-    sizes, counts: n and count of each client; B < n.
-    """
+
+def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+    """Draw from the batches into which each client's examples are cut: that of a uniformly random example."""
+    drawn = list[Samples]()
+    for rng, n, count in zip(rngs, sizes, counts, strict=True):
+        starts = rng.integers(n, size=count) // B * B if n > B else [0] * count
+        drawn.append([np.arange(start, min(start + B, n)) for start in starts])
+    return drawn
+
+
+def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
+    """Draw B different examples for each sample, or all of a client that has no more."""
+    if min(sizes) > B:
+        return _different(B, rngs, sizes, counts)
+    each = (([rng], [n], [count]) for rng, n, count in zip(rngs, sizes, counts, strict=True))
+    return [(full(*one) if one[1][0] <= B else _different(B, *one))[0] for one in each]
+
+
+def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
+    """Draw as `uniform` does, where all clients have more than B examples. Each generator moves on as by its ``choice``."""
+    each = list(zip(rngs, sizes, counts, strict=True))
     if B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts):
-        drawn = [
-            [rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)]
-            for rng, n, count in zip(rngs, sizes, counts, strict=True)
-        ]
+        drawn = [[rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)] for rng, n, count in each]
         return [np.array(of_client, np.int64).reshape(-1, B) for of_client in drawn]
     # Floyd's algorithm, which `choice` uses too, for all at once: who is drawn again is replaced by the largest that could be
     largest = np.array(sizes)[:, None] - B + np.arange(B)
-    each = zip(rngs, largest, counts, strict=True)
-    together = np.concatenate([rng.integers(own + 1, size=(count, B)) for rng, own, count in each])
+    of_clients = zip(rngs, largest, counts, strict=True)
+    together = np.concatenate([rng.integers(most + 1, size=(count, B)) for rng, most, count in of_clients])
     largest = largest.repeat(counts, axis=0)
     for i in range(1, B):
         again = (together[:, :i] == together[:, i : i + 1]).any(axis=1)
@@ -201,6 +218,11 @@ class Drawn:
     def __post_init__(self) -> None:
         self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Stretch]]()
 
+    @cached_property
+    def rising_steps(self) -> list[int]:
+        """The number of local steps of each client, in rising order."""
+        return sorted(self.steps.tolist())
+
     def examples(self, k: int) -> np.ndarray:
         """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from.
 
@@ -242,7 +264,7 @@ def draw(
         widest = max((_width(wanted, of_split.max()) for of_split in sizes), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
         drawn[name] = Drawn(drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
-        if not all(map(wanted.full, sizes)):
+        if any(wanted.sampler(of_split) is not full for of_split in sizes):
             random.add(name)
     rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}
     before: Iterator[Stretch] = iter(())
@@ -271,13 +293,13 @@ def _stretches(
 
     sizes, counts, rngs: each client's number of examples, number of samples, and generator.
     """
-    width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
+    width, sampler = _width(wanted, sizes[counts > 0].max(initial=1)), wanted.sampler(sizes)
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
-        yield _stacked(wanted.of_clients(rngs, sizes.tolist(), due, left), width, like)
+        yield _stacked(sampler(rngs, sizes.tolist(), due), width, like)
 
 
-def _stacked(lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor) -> Stretch:
+def _stacked(lists: Sequence[Samples], width: int, like: Tensor) -> Stretch:
     """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says.
 
     Also return the number of examples of each sample, [clients, samples].

@@ -4,13 +4,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedopt.errors import UserError
 from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.counting import Calls
-from fedopt.federation.draws import Drawn, Weighted
+from fedopt.federation.draws import Drawn
+from fedopt.federation.samples import Share
 from fedopt.problems import Problem
 
 # Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
@@ -25,31 +25,11 @@ LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 class Stack(NamedTuple):
     """The n clients that are computed at once.
 
-    clients: their indices, [n].
-    whole, drawn: all their rows and their draws, as `draws.draw` returns them.
-    memory, own: each client's row of the memory and part of the message, [n, ...]; None if the exchange has none.
-    keys: the keys of their random numbers, [n]; None if the problem draws none.
+    drawn: their draws. share: what differs between them, tensors with a leading dimension [n].
     """
 
-    clients: np.ndarray
-    whole: dict[str, Weighted]
     drawn: dict[str, Drawn]
-    memory: Tensor | None
-    own: Tensor | None
-    keys: Tensor | None = None
-
-    def shares(self, device: torch.device) -> dict[str, Any]:
-        """Return the values that differ between the clients, as `Client` takes them: tensors with a leading dimension [n]."""
-        uneven = {name: drawn.steps for name, drawn in self.drawn.items() if np.ptp(drawn.steps)}
-        share: dict[str, Any] = {
-            "index": torch.from_numpy(self.clients).to(device),
-            "place": torch.arange(len(self.clients), device=device),
-            "whole": self.whole,
-            "positions": {name: drawn.positions for name, drawn in self.drawn.items()},
-            "steps": {name: torch.from_numpy(steps).to(device) for name, steps in uneven.items()},
-        }
-        given = {"memory": self.memory, "own": self.own, "key": None if self.keys is None else self.keys.to(device)}
-        return share | {name: value for name, value in given.items() if value is not None}
+    share: Share
 
 
 class OneByOne:
@@ -68,7 +48,8 @@ class OneByOne:
 
         client_fn, message: as in `Round.exchange`.
         """
-        share = tree_map(lambda t: t[0], stack.shares(torch.device("cpu"))) | {"index": int(stack.clients[0])}
+        first: Share = tree_map(lambda t: None if t is None else t[0], stack.share)
+        share = first._replace(client=int(first.client))
         return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
 
@@ -87,10 +68,11 @@ class Vectorised:
         return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
-        def one(share: dict[str, Any]) -> Any:
-            return client_fn(Client(problem, calls, stack.drawn, share, len(stack.clients)), message)
+        def one(share: Share) -> Any:
+            return client_fn(Client(problem, calls, stack.drawn, share, len(stack.share.place)), message)
 
-        return torch.func.vmap(one)(stack.shares(problem.start()[0].device))
+        dims = Share(*(None if part is None else 0 for part in stack.share))  # type: ignore[arg-type]
+        return torch.func.vmap(one, (dims,))(stack.share)
 
 
 Engine = OneByOne | Vectorised

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 
 from fedopt.errors import UserError
 from fedopt.federation.counting import Calls
 from fedopt.federation.derivatives import Derivatives
 from fedopt.federation.inverse import Inverse
+from fedopt.networks import differs_by_client
 from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
 
@@ -127,9 +127,6 @@ class Oracles(Derivatives):
 
         It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
         """
-        if self._owns(x) and not isinstance(eta, Tensor) and hasattr(self.f, "outer_step"):
-            self._counter.count(sample, grad=1)
-            return self.f.outer_step(x, y, sample, eta)
         g_x, g_y = self.outer_gradients(x, y, sample)
         return self.moved_(x, g_x, eta), g_y
 
@@ -157,7 +154,7 @@ class Oracles(Derivatives):
 
     def _owned(self, point: Tensor) -> Tensor:
         # A point that is the same for all clients of a stack has no memory for what each of them writes
-        if not self._owns(point) and (not self._stacked or is_batchedtensor(point)):
+        if not self._owns(point) and (not self._stacked or differs_by_client(point)):
             self._own.append(point)
         return point
 

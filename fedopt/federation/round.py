@@ -1,11 +1,11 @@
 """The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -19,15 +19,27 @@ from fedopt.federation.answers import Answers, checked_answer, remembered, versi
 from fedopt.federation.availability import Availability
 from fedopt.federation.client import ClientFn
 from fedopt.federation.counting import Calls
-from fedopt.federation.draws import Amount, Epochs, Steps, draw
+from fedopt.federation.draws import Amount, Draws, Epochs, Steps, draw
 from fedopt.federation.engines import Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
+from fedopt.federation.samples import Share
 from fedopt.problems import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
-Draws = Mapping[str, Steps | Epochs]
+
+class Exchange(NamedTuple):
+    """What the clients of an exchange get besides the message.
+
+    number: the index of the exchange in its round. cohort, memory, own, draws: as in `Round.exchange`.
+    """
+
+    number: int
+    cohort: np.ndarray
+    memory: Memory | None
+    own: Tensor | None
+    draws: Draws
 
 
 @dataclass(eq=False)
@@ -349,7 +361,8 @@ class Round:
         if weights is None:
             weights = self._weights(cohort)
             weights = weights / weights.sum()
-        number, ages = next(self._exchanges), self._federation.availability.ages(self.r)[cohort]
+        exchange = Exchange(next(self._exchanges), cohort, memory, own, draws)
+        ages = self._federation.availability.ages(self.r)[cohort]
         mine, steps, idle = self._mine(cohort, ages, draws)
         messages = self._by_age(message, draws, ages[mine])
         before = versions(messages)
@@ -358,7 +371,7 @@ class Round:
         engine = self._federation.engine
         for age, sent in messages.items():
             of_age = ages[mine] == age
-            for members, stack in self._stacks(number, cohort, mine[of_age], steps[of_age], sent, memory, own, draws):
+            for members, stack in self._stacks(exchange, mine[of_age], steps[of_age], sent):
                 of_stack = engine.run(client_fn_checked, sent, self.problem, stack, calls)
                 if memory is not None:
                     of_stack, new_rows = of_stack
@@ -400,29 +413,32 @@ class Round:
         return mine, steps[mine], idle
 
     def _stacks(
-        self,
-        exchange: int,
-        cohort: np.ndarray,
-        mine: np.ndarray,
-        steps: np.ndarray,
-        message: Any,
-        memory: Memory | None,
-        own: Tensor | None,
-        draws: Draws,
+        self, exchange: Exchange, mine: np.ndarray, steps: np.ndarray, message: Any
     ) -> Iterator[tuple[np.ndarray, Stack]]:
-        """Yield the stacks of clients that are computed at once.
+        """Yield the stacks of clients that are computed at once, each with the clients' places in the cohort.
 
-        Each is the clients' places in the cohort, and their data, draws, memory and keys. mine, steps: as `_mine` returns
-        them. exchange: its number in the round. Other parameters: as in `exchange`.
+        mine, steps: as `_mine` returns them. message: to these clients.
         """
-        problem = self.problem
-        rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange), problem.start()[0]
+        problem, memory, own = self.problem, exchange.memory, exchange.own
+        rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange.number), problem.start()[0]
         for members in self._federation.engine.stacks(mine, steps, size_in_bytes(message)):
-            clients = cohort[members]
-            of_memory = None if memory is None else memory.rows(clients)
-            of_own = None if own is None else own[members.tolist()]
-            keys = self._keys(exchange, clients) if problem.random else None
-            yield members, Stack(clients, *draw(draws, problem.splits, clients, rng_of, like), of_memory, of_own, keys)
+            clients = exchange.cohort[members]
+            whole, drawn = draw(exchange.draws, problem.splits, clients, rng_of, like)
+            share = Share(
+                client=torch.from_numpy(clients).to(like.device),
+                place=torch.arange(len(clients), device=like.device),
+                whole=whole,
+                positions={name: of_name.positions for name, of_name in drawn.items()},
+                steps={
+                    name: torch.from_numpy(of_name.steps).to(like.device)
+                    for name, of_name in drawn.items()
+                    if np.ptp(of_name.steps)
+                },
+                memory=None if memory is None else memory.rows(clients),
+                own=None if own is None else own[members.tolist()],
+                key=self._keys(exchange.number, clients).to(like.device) if problem.random else None,
+            )
+            yield members, Stack(drawn, share)
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
         """Bill one communication round: the bytes that each client of the cohort gets and sends back, and the clients' calls.

@@ -1,9 +1,11 @@
+from fedopt.networks.batch import Batch as Batch
+from fedopt.networks.batch import Tuning as Tuning
 from fedopt.networks.dense import Dense as Dense
-from fedopt.networks.dense import Tuning as Tuning
 from fedopt.networks.dropout import GOLDEN as GOLDEN
 from fedopt.networks.dropout import mixed as mixed
 from fedopt.networks.flat import FlatModel as FlatModel
 from fedopt.networks.flat import Normalised as Normalised
 from fedopt.networks.module import FlatModule as FlatModule
 from fedopt.networks.stacked import at_once as at_once
+from fedopt.networks.stacked import differs_by_client as differs_by_client
 from fedopt.networks.torchvision_import import torchvision as torchvision

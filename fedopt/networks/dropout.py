@@ -19,7 +19,7 @@ class Dropout(TorchFunctionMode):
 
     It covers `F.dropout`, `F.dropout1d` to `F.dropout3d`, `F.scaled_dot_product_attention`, and the modules that call them.
     The first dimension must be the batch; padding a batch does not change the masks of its other examples.
-    key: an int64 scalar. drawn: how many masks were drawn.
+    key: an int64 scalar; for `kept` alone also several, [...]. drawn: how many masks were drawn.
     """
 
     def __init__(self, key: Tensor):
@@ -79,14 +79,15 @@ class Dropout(TorchFunctionMode):
         return F.linear(mixed.permute(2, 0, 1, 3).flatten(-2), out, out_bias), mean if options["need_weights"] else None
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-        """Draw the next mask: a bool tensor that is False with probability p.
+        """Draw the next mask: a bool tensor that is False with probability p; one for each key, if there are several.
 
-        shape: the shape of the mask. device: the device on which it is made.
+        shape: the shape of a mask. device: the device on which it is made.
         """
         self.drawn += 1
         places = torch.arange(math.prod(shape), device=device) * GOLDEN
-        uniform = (mixed(places + mixed(mixed(self.key) + self.drawn)) >> 40) & 0xFFFFFF
-        return (uniform >= p * 2**24).view(shape)
+        start = mixed(mixed(self.key) + self.drawn)[..., None]
+        uniform = (mixed(places + start) >> 40) & 0xFFFFFF
+        return (uniform >= p * 2**24).view(*self.key.shape, *shape)
 
     def _dropped(self, input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
         return input * self.kept(shape, p, input.device) * (1 / (1 - p) if p < 1 else 0.0)

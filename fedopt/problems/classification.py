@@ -105,12 +105,12 @@ class Classification(Supervised, Minimisation):
 
     @f.gradient
     def f(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.penalised(x, self.net.gradient(x, *self._weighted(sample)[:3], self._tuning))
+        return self.penalised(x, self.net.gradient(x, self._weighted(sample), self._tuning))
 
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
         plus = self.pulls(x, plus, anchor)
-        return self.net.descend(x, *self._weighted(sample)[:3], eta, plus, self._tuning, anchor=anchor)
+        return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.

@@ -29,7 +29,6 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
-from fedopt.problems.function import function
 from fedopt.problems.personalised_regression import TEST_RMSE
 from fedopt.problems.supervised import Share, SupervisedBilevel
 from fedopt.randomness import Part
@@ -115,7 +114,6 @@ class ClientWeights(SupervisedBilevel):
         """Return a batch of validation examples, with M times the weight of its client in v, over all clients."""
         return batch._replace(weight=batch.weight * self._judges.gather(0, self._owner.gather(0, batch.rows)))
 
-    @function(where=lambda problem: problem.net.dense and not problem.worst)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"] if self.worst else self.judged(sample["val"])
         loss = cross_entropy(self.net(y, batch.x, *batch.keys), batch)
@@ -124,15 +122,6 @@ class ClientWeights(SupervisedBilevel):
             hinge = self.mu * F.softplus((loss - s) / self.mu) if self.mu else F.relu(loss - s)
             loss = s + self.judges * judge * hinge
         return loss + self.rho * self.divergence(x) if self.rho else loss
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        batch = self.judged(sample["val"])
-        return self.net.gradient(y, *batch[:3], None, *batch.keys)
-
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return self.rho * torch.func.grad(self.divergence)(x), self.f.gradient(x, y, sample)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         mixture = self.mixture(x)

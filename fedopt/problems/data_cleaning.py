@@ -21,7 +21,6 @@ from fedopt.data import Batch, Batches, cross_entropy, of_finite
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Weighting
-from fedopt.problems.function import function
 from fedopt.problems.supervised import Share, SupervisedBilevel
 from fedopt.randomness import Part
 
@@ -67,14 +66,9 @@ class DataCleaning(SupervisedBilevel):
         (y,), size = self._start, {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.per]
         self._start = (y.new_full((size,), self.x0), torch.zeros_like(y) if self.model in ("linear", "softmax") else y)
 
-    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch)
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self.net.gradient(y, *sample["val"][:3], None, *sample["val"].keys)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         trust = torch.sigmoid(x.gather(0, self._place.gather(0, batch.rows)))

@@ -11,7 +11,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedopt.data import Batch, Batches, cross_entropy, losses, of_finite
+from fedopt.data import Batch, Batches, cross_entropy, of_finite
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.function import function
 from fedopt.problems.projections import simplex
@@ -51,30 +51,10 @@ class FairClassification(SupervisedMinimax):
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
         batch = sample["train"]
-        weight = self._weight(y, batch)
-        grad_x, of_examples = self.net.gradient_and_losses(x, batch.x, batch.y, weight, None, *batch.keys)
-        return grad_x, self._grad_y(y, of_examples, batch)
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        batch = sample["train"]
-        return self._grad_y(y, losses(self.net(x, batch.x, *batch.keys), batch), batch)
-
-    @f.outer_step
-    def f(self, x: Tensor, y: Tensor, sample: Batches, eta: float) -> tuple[Tensor, Tensor]:
-        batch = sample["train"]
-        weight = self._weight(y, batch)
-        x, of_examples = self.net.descend_and_losses(x, batch.x, batch.y, weight, eta, None, *batch.keys)
-        return x, self._grad_y(y, of_examples, batch)
-
-    def _weight(self, y: Tensor, batch: Batch) -> Tensor:
-        """Return the weight of each example in f, [B]."""
-        return batch.weight * (y * self._per_share)[batch.y]
-
-    def _grad_y(self, y: Tensor, of_examples: Tensor, batch: Batch) -> Tensor:
-        """Return grad_y f, [C]. of_examples: the loss of each example, [B]."""
+        weight = batch.weight * (y * self._per_share)[batch.y]
+        grad_x, of_examples = self.net.gradient_and_losses(x, batch._replace(weight=weight))
         of_classes = torch.zeros_like(y).scatter_add(0, batch.y, batch.weight * of_examples)
-        return self._per_share * of_classes - self.lam * y
+        return grad_x, self._per_share * of_classes - self.lam * y
 
     def project(self, y: Tensor) -> Tensor:
         return simplex(y)

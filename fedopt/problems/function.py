@@ -39,11 +39,9 @@ class function:
 
     Attributes:
         gradient: The gradient, ``[d]``, of the same arguments.
-        gradients: The gradients at P points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
         both: The gradients in the last two variables, as a pair.
         second: A `Second`, with x and y the last two variables.
         pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable.
-        outer_step: The pair of ``x - eta grad_x``, written over x, and ``grad_y``. Arguments: ``(x, y, sample, eta)``.
         step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, the last variable.
             Arguments: the same, then ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
         steps: The point ``x - eta gradient`` at P points at once, written over x. Each variable is ``[P, d]``. Arguments:
@@ -70,10 +68,9 @@ class function:
     def _with(self, name: str, form: Callable[..., Any]) -> "function":
         return function(self._value, self._where, **{**self._forms, name: form})
 
-    gradient, gradients = partialmethod(_with, "gradient"), partialmethod(_with, "gradients")
-    both, pullback = partialmethod(_with, "both"), partialmethod(_with, "pullback")
-    second, step = partialmethod(_with, "second"), partialmethod(_with, "step")
-    outer_step, steps = partialmethod(_with, "outer_step"), partialmethod(_with, "steps")
+    gradient, both = partialmethod(_with, "gradient"), partialmethod(_with, "both")
+    second, pullback = partialmethod(_with, "second"), partialmethod(_with, "pullback")
+    step, steps = partialmethod(_with, "step"), partialmethod(_with, "steps")
 
 
 class written_for:

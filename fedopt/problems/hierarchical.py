@@ -80,13 +80,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         return self.server_batch(rng, size)
 
-    @function(where=lambda problem: problem.net.dense)
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x, *sample.keys), sample)
-
-    @f1.gradient
-    def f1(self, x: Tensor, sample: Batch) -> Tensor:
-        return self.net.gradient(x, *sample[:3])
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
@@ -96,15 +91,10 @@ class Hierarchical(Supervised, classes.Hierarchical):
         loss = cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch)
         return loss + 0.5 * self.mu * torch.sum((x - y) ** 2)
 
-    @h.gradients
-    def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        batch = (v.unsqueeze(0) for v in sample.batch[:3])  # the same at all points
-        return self.net.gradient(y, *batch).add_(y - x, alpha=self.mu)
-
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        a, b, weight = (v.unsqueeze(0) for v in sample.batch[:3])
-        y = self.net.descend(y, a, b, weight, gamma, None, keep=1 - gamma * self.mu)
+        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
+        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, keep=1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
@@ -123,10 +113,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
         def step(y: Tensor, rows: Tensor, radius: Tensor, size: float) -> Tensor:
             sample = Sample(self.train.batch(rows, weight), radius)
-            if self.net.dense:
-                gradient = self.h.gradients(z, y[None], sample)
-            else:
-                gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
+            gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Rows
-from fedopt.problems.function import Second, function, written_for
+from fedopt.problems.function import written_for
 from fedopt.problems.supervised import SupervisedBilevel
 
 
@@ -35,21 +35,9 @@ class HyperRepresentation(SupervisedBilevel):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
 
-    @function(where=lambda problem: problem.body.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = self._behind(x, sample["val"])
         return cross_entropy(self.head(y, batch.x), batch)
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self.head.gradient(y, *self._at(x, sample["val"])[:3])
-
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        batch = sample["val"]
-        if isinstance(batch, Features):
-            return torch.zeros_like(x), self.head.gradient(y, *batch[:3])
-        return self.net.gradient((x, y), *batch[:3], None, *batch.keys)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return self._behind(x, batch), None
@@ -58,22 +46,11 @@ class HyperRepresentation(SupervisedBilevel):
         """Return what `_behind` returns. It cannot be differentiated."""
         if isinstance(batch, Features) or not self.body.dense:
             return self._behind(x, batch)
-        return Features(self.net.features(x, batch.x, *batch.keys), *batch[1:4])
+        return Features(self.net.features(x, batch), *batch[1:4])
 
     def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        return (self._at(x, batch), None) if self._own_inner else super().inner_at(x, batch)
-
-    @property
-    def _own_inner(self) -> bool:
-        """Whether `inner` is that of this class, and not a subclass's."""
-        return type(self).inner is HyperRepresentation.inner
-
-    def second(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
-        batch = sample["train"]
-        if not self._own_inner or isinstance(batch, Features) or not self.body.dense:
-            return super().second(x, y, sample)
-        gradient, product, _ = self.net.linearised((x, y), *batch[:3], None, *batch.keys)
-        return self._second(y, gradient, product, lambda v: product(v, True)[0])
+        inherited = type(self).inner is HyperRepresentation.inner
+        return (self._at(x, batch), None) if inherited else super().inner_at(x, batch)
 
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:

@@ -18,7 +18,6 @@ from fedopt.data import Batch, Batches, cross_entropy, load_model, tuned
 from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError, some
 from fedopt.networks import Tuning
-from fedopt.problems.function import function
 from fedopt.problems.personal import OF_PROBABILITIES
 from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import SupervisedBilevel
@@ -96,15 +95,9 @@ class LossTuning(SupervisedBilevel):
         self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
-    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch, self.class_weight)
-
-    @f.gradient
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        classes, weight, keys = (batch := sample["val"]).y, batch.weight, batch.keys
-        return self.net.gradient(y, batch.x, classes, weight * self.class_weight[classes], None, *keys)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return batch, tuning(x)

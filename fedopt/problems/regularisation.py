@@ -91,11 +91,11 @@ class Regularisation(Labelled, Bilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), *sample["val"][:3]))
+        return self._own(self._net.gradient(self._of_classes(y), sample["val"]))
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(x), self._own(self._net.gradient(self._of_classes(y), *sample["val"][:3]))
+        return torch.zeros_like(x), self.f.gradient(x, y, sample)
 
     @function
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -104,7 +104,7 @@ class Regularisation(Labelled, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), *sample["train"][:3])) + self._penalised(x, y)
+        return self._own(self._net.gradient(self._of_classes(y), sample["train"])) + self._penalised(x, y)
 
     @g.both
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -112,12 +112,15 @@ class Regularisation(Labelled, Bilevel):
 
     @g.second
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
-        gradient, product, _ = self._net.linearised(self._of_classes(y), *sample["train"][:3])
-        return Second(
-            self._own(gradient) + self._penalised(x, y),
-            lambda v: self._own(product(self._of_classes(v), False)) + self._penalised(x, v),
-            lambda v: torch.exp(x) * self._summed(y * v),
-        )
+        batch = sample["train"]
+        p = torch.softmax(self.predicted(y, batch.x), 1)
+
+        def hessian(v: Tensor) -> Tensor:
+            along = p * self.predicted(v, batch.x)
+            of_logits = batch.weight[:, None] * (along - p * along.sum(1, keepdim=True))
+            return (of_logits[:, -self.outputs :].mT @ batch.x).flatten() + self._penalised(x, v)
+
+        return Second(self.g.gradient(x, y, sample), hessian, lambda v: torch.exp(x) * self._summed(y * v))
 
     def _of_classes(self, y: Tensor) -> Tensor:
         """Return the weights of all classes. Of two, the first has weight 0."""
@@ -156,7 +159,7 @@ class Regularisation(Labelled, Bilevel):
 
         def value_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
             y = model(u)
-            gradient, losses = self._net.gradient_and_losses(self._of_classes(y), batch.x, batch.y, batch.weight)
+            gradient, losses = self._net.gradient_and_losses(self._of_classes(y), batch)
             penalised = self._penalised(x, y)
             value = losses @ batch.weight + 0.5 * penalised @ y
             columns = (self._own(gradient) + penalised).view(self.outputs, -1, 1)

@@ -9,7 +9,6 @@ all clients [as in Khanduri et al. 2026].
 c is the loss of guessing, the logarithm of the number of classes: exp((g_k - c) / lam) is about 1 at the start, whatever lam is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +20,6 @@ from torch import Tensor
 from fedopt.data import Batches, cross_entropy
 from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS
 from fedopt.problems.classes import KnownOuter, LocalCompositional
-from fedopt.problems.function import function
 from fedopt.problems.supervised import Supervised
 
 
@@ -49,12 +47,6 @@ class _Robust(Supervised):
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 
-    def excess_and_gradient(self, x: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        """Return `excess`, and its gradient, [d], for a dense network."""
-        batch = sample["train"]
-        gradient, losses = self.net.gradient_and_losses(x, *batch[:3], None, *batch.keys)
-        return (losses @ batch.weight)[None] - self.c, gradient
-
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
@@ -79,20 +71,8 @@ class RobustFederated(_Robust, LocalCompositional):
     This is the paper's objective times lam exp(-c / lam).
     """
 
-    @function(where=lambda problem: problem.net.dense)
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
         return self.excess(z, sample) if n == 0 else self.lam * torch.exp(z[0] / self.lam)
-
-    @level.gradient
-    def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
-        """Return the gradient of the last level, [1]."""
-        return torch.exp(z / self.lam)
-
-    @level.pullback
-    def level(self, n: int, z: Tensor, sample: Batches) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return the value of the first level, [1], and the map from v to v'J."""
-        value, gradient = self.excess_and_gradient(z, sample)
-        return value, lambda v: v * gradient
 
 
 @dataclass(eq=False)
@@ -103,22 +83,10 @@ class RobustFederatedGlobal(_Robust, KnownOuter):
     with nearly equal weights.
     """
 
-    @function(where=lambda problem: problem.net.dense)
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
         if n == 0:
             return torch.expm1(self.excess(z, sample) / self.lam)
         return self.c + self.lam * torch.log1p(z[0].clamp(min=self._least))
-
-    @level.gradient
-    def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
-        """Return the gradient of the last level, [1]."""
-        return torch.where(z >= self._least, self.lam / (1 + z), 0.0)
-
-    @level.pullback
-    def level(self, n: int, z: Tensor, sample: Batches) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return the value of the first level, [1], and the map from v to v'J."""
-        excess, gradient = self.excess_and_gradient(z, sample)
-        return torch.expm1(excess / self.lam), lambda v: v * torch.exp(excess / self.lam) / self.lam * gradient
 
     @property
     def _least(self) -> float:

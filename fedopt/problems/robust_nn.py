@@ -16,7 +16,6 @@ from torch import Tensor
 from fedopt.data import Batches, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
-from fedopt.problems.function import function
 from fedopt.problems.projections import Norm, ball
 from fedopt.problems.supervised import SupervisedMinimax
 
@@ -52,18 +51,10 @@ class RobustNn(SupervisedMinimax):
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
 
-    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         loss = cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
         return loss if self.penalty is None else loss - self.penalty * torch.sum(y**2)
-
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        batch = sample["train"]
-        grad_x, of_inputs = self.net.gradients(x, batch.x + y, batch.y, batch.weight, None, *batch.keys)
-        grad_y = of_inputs.sum(0)
-        return grad_x, grad_y if self.penalty is None else grad_y - 2 * self.penalty * y
 
     def project(self, y: Tensor) -> Tensor:
         return ball(y, self.eps, self.norm) if self.penalty is None else y

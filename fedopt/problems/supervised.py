@@ -35,7 +35,7 @@ from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
-from fedopt.problems.function import Second, function
+from fedopt.problems.function import function
 from fedopt.problems.personal import Errors, ScoredRows, Scorer, ScoresModels, owners_of
 from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
@@ -382,7 +382,7 @@ class Supervised(Labelled):
         (x,) = self._start
         for batch in batches:
             if self.net.dense:
-                gradient = self.net.gradient(x, *batch[:3])
+                gradient = self.net.gradient(x, batch)
             else:
                 loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
                 gradient = torch.func.grad(loss)(x)
@@ -482,7 +482,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
         batch, tuning = self.inner_at(x, sample["train"])
-        return self.penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
+        return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
     @g.step
     def g(
@@ -490,46 +490,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner_at(x, sample["train"])
-        plus, key = self.pulls(y, plus, anchor), next(iter(batch.keys), None)
-        return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor=anchor)
-
-    @g.second
-    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
-        """Return grad_y g, and products with its derivatives."""
-        return self.second(x, y, sample)
-
-    def second(self, x: Tensor, y: Tensor, sample: Batches) -> Second:
-        """Return grad_y g, and products with its derivatives, for a dense network of y."""
-        names, train = list[str](), sample["train"]
-
-        def changed(x: Tensor) -> tuple[Tensor, ...]:
-            batch, tuning = self.inner(x, train)
-            parts = {"weight": batch.weight, **({} if batch.x is train.x else {"x": batch.x})}
-            parts |= dict(zip(("scale", "shift"), tuning or (), strict=False))
-            names[:] = parts
-            return tuple(parts.values())
-
-        parts, pull = torch.func.vjp(changed, x)[:2]
-        of = dict(zip(names, parts, strict=True))
-        tuning = (of.pop("scale"), of.pop("shift")) if "scale" in of else None
-        batch = train._replace(**of)
-        gradient, product, mixed = self.inner_net.linearised(y, batch.x, batch.y, batch.weight, tuning, *batch.keys)
-        return self._second(y, gradient, product, lambda v: pull(tuple(mixed(v, name) for name in names))[0])
-
-    def _second(self, y: Tensor, gradient: Tensor, product: Any, cross: Any) -> Second:
-        """Return a `Second` of the loss with those of g's penalties added. product: as in `Linearised`."""
-        return Second(self.penalised(y, gradient), lambda v: self._curved(y, v, product(v, False)), cross)
-
-    def _curved(self, y: Tensor, v: Tensor, product: Tensor) -> Tensor:
-        """Return a product with v of the Hessian in y, with that of g's penalties added."""
-        if self.ridges is not None:
-            product = product.addcmul(self.ridges, v)
-        if self.norms:
-            layers = zip(y.split(self.inner_net.sizes), v.split(self.inner_net.sizes), strict=True)
-            turned = [(y_l.norm(), v_l - (u := F.normalize(y_l, dim=0)) * (u @ v_l)) for y_l, v_l in layers]
-            turns = [torch.where(norm != 0, turn / norm, 0.0) for norm, turn in turned]
-            product = product.add(torch.cat(turns), alpha=self.norms)
-        return product
+        return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor=anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of g's penalties at y added, those of norms too."""

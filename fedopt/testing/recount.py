@@ -115,8 +115,8 @@ class Watching(OneByOne):
     def run(self, client_fn: Any, message: Any, problem: Any, stack: Any, calls: Any) -> Any:
         def watched(client: Any, message: Any) -> Any:
             answer = client_fn(client, message)
-            self.down[client.index] += size(message if stack.own is None else (message, client.own))
-            self.up[client.index] += size(answer if stack.memory is None else answer[0])
+            self.down[client.index] += size(message if stack.share.own is None else (message, client.own))
+            self.up[client.index] += size(answer if stack.share.memory is None else answer[0])
             return answer
 
         return super().run(watched, message, problem, stack, calls)

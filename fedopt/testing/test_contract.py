@@ -390,16 +390,9 @@ def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> 
                 gradient, hessian, cross = function.second(x, y, xi)
                 products = torch.func.grad(along, argnums=(0, 1))(x, y)
                 close(torch.cat((gradient, cross(y + 1), hessian(y + 1))), torch.cat((automatic, *products)))
-        if hasattr(function, "gradients"):
-            several = [torch.stack([v, v]) for v in (*fixed, last)]
-            close(function.gradients(*several, xi), torch.stack([automatic] * 2))
         if hasattr(function, "steps"):
             several = [torch.stack([v, v]) for v in (*fixed, last)]
             close(function.steps(*several, xi, 0.5), torch.stack([last - 0.5 * automatic] * 2))
-        if hasattr(function, "outer_step"):
-            x, y = (*fixed, last)[-2:]
-            stepped, of_y = function.outer_step(x.clone(), y, xi, 0.5)
-            close(torch.cat((2 * (x - stepped), of_y)), torch.cat(function.both(x, y, xi)))
         if hasattr(function, "step"):
             close(function.step(*fixed, last.clone(), xi, 0.5, None, None), last - 0.5 * automatic)
 

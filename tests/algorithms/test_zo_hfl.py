@@ -302,11 +302,11 @@ def test_objectives(weighting):
     assert float(p.f2(*at, sample)) == pytest.approx(0.35 * np.sum((x - y) ** 2), rel=1e-12)
     assert float(p.h(*at, sample)) == pytest.approx(loss(y, *data) + 0.15 * np.sum((x - y) ** 2), rel=1e-12)
     expected = gradient(y, *data) + 0.3 * (y - x)
-    np.testing.assert_allclose(p.h.gradients(at[0][None], at[1][None], sample)[0], expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(torch.func.grad(p.h, 1)(*at, sample), expected, rtol=1e-9, atol=1e-12)
     server = examples(p.server_examples, range(len(p.server_examples)))
     xi = p.server_sample(np.random.default_rng(0), None)
     assert float(p.f1(at[0], xi)) == pytest.approx(loss(x, *server), rel=1e-12)
-    np.testing.assert_allclose(p.f1.gradient(at[0], xi), gradient(x, *server), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(torch.func.grad(p.f1)(at[0], xi), gradient(x, *server), rtol=1e-9, atol=1e-12)
 
     personal = p.personal(at[0])
     metrics = p.evaluate(at[0])

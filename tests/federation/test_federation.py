@@ -191,7 +191,7 @@ def test_samples_that_take_all_there_is_are_not_drawn(problem):
 
 
 def test_fixed_batches_come_as_often_as_their_share():
-    drawn = Steps(1, 5, fixed=True).positions(np.random.default_rng(0), 13, 3000, [])
+    (drawn,) = Steps(1, 5, fixed=True).sampler(np.array([13]))([np.random.default_rng(0)], [13], [3000])
     assert {tuple(batch) for batch in drawn} == {tuple(range(k, min(k + 5, 13))) for k in (0, 5, 10)}
     counts = np.bincount([batch[0] // 5 for batch in drawn])
     assert counts / 3000 == pytest.approx([5 / 13, 5 / 13, 3 / 13], abs=0.03)
@@ -203,7 +203,7 @@ def test_fixed_batches_come_as_often_as_their_share():
 def test_batches_are_those_of_choice(B, sizes, counts):
     """Which batches are drawn, and where the generators are afterwards, does not depend on how many are drawn together."""
     ours, plain = ([np.random.default_rng([7, i]) for i in range(3)] for _ in range(2))
-    drawn = Steps(1, B).of_clients(ours, sizes, counts, [[], [], []])
+    drawn = Steps(1, B).sampler(np.array(sizes))(ours, sizes, counts)
     for batches, rng, n, count in zip(drawn, plain, sizes, counts, strict=True):
         wanted = [rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)]
         assert np.array_equal(batches, np.reshape(wanted, (count, B)))

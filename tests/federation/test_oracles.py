@@ -20,6 +20,7 @@ from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Federation
+from fedopt.federation.samples import Share
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,
@@ -461,6 +462,11 @@ def test_gradient(p, factor):
     assert_both_ways(p, of_client, lambda a, x: (factor * a * x**2,), Calls(grad=STACK), a, x)
 
 
+def alone(problem, calls, rows):
+    """Client 0, without draws."""
+    return Client(problem, calls, {}, Share(0, torch.tensor(0), rows, {}, {}, None, None, None))
+
+
 def test_a_function_that_is_overridden_loses_what_was_written_for_it():
     """The gradient of another function would be a wrong result without a word."""
 
@@ -506,10 +512,7 @@ def test_a_function_that_is_overridden_loses_what_was_written_for_it():
         assert hasattr(p.g, "gradient") == hasattr(p.g, "step") == kept
         assert not hasattr(p, "hold")
         (x, y), rows = p.start(), {name: whole(split[0]) for name, split in p.splits.items()}
-        client, sample = (
-            Client(p, Calls(), {}, {"index": 0, "whole": rows, "positions": {}, "active": {}}),
-            p.sample(0, rows),
-        )
+        client, sample = alone(p, Calls(), rows), p.sample(0, rows)
         assert client.hold(x) is client
         automatic = torch.func.grad(lambda y, p=p, x=x, sample=sample: p.g(x, y, sample))(y)
         torch.testing.assert_close(client.inner_gradient(x, y, sample), automatic)
@@ -643,7 +646,7 @@ def test_general_derivatives(stack):
 
 
 class OwnGradients(Minimised):
-    """Its gradient at several points at once is four times that of f, so that it shows; it has it where `own` is true."""
+    """Its gradient is four times that of f, so that it shows; it has it where `own` is true."""
 
     own = True
 
@@ -651,19 +654,19 @@ class OwnGradients(Minimised):
     def f(self, x, sample):
         return super().f(x, sample)
 
-    @f.gradients
+    @f.gradient
     def f(self, x, sample):
         return 12 * sample * x**2
 
 
 def test_where_a_function_has_its_forms():
     p, calls = OwnGradients(), Calls()
-    a, x = normal(3, seed=1), normal(2, 3, seed=2)
-    torch.testing.assert_close(Oracles(p, calls).gradients(p.f, x, a), 12 * a * x**2)
+    a, x = normal(3, seed=1), normal(3, seed=2)
+    torch.testing.assert_close(Oracles(p, calls).grad(p.f, x, a), 12 * a * x**2)
     p.own = False
-    assert not hasattr(p.f, "gradients")
-    torch.testing.assert_close(Oracles(p, calls).gradients(p.f, x, a), 3 * a * x**2)
-    assert calls == Calls(grad=4)
+    assert not hasattr(p.f, "gradient")
+    torch.testing.assert_close(Oracles(p, calls).grad(p.f, x, a), 3 * a * x**2)
+    assert calls == Calls(grad=2)
 
 
 # What FedMSA does not compute twice
@@ -743,8 +746,7 @@ def test_each_oracle_counts_what_the_page_says():
         problem = small(next(a for a, p in pairs() if p == name), name).original
         calls, x, y = Calls(), problem.start()[0], problem.start()[-1]
         rows_of = {split: whole(of[0]) for split, of in problem.splits.items()}
-        shares = {"index": 0, "whole": rows_of, "positions": {}, "active": {}}
-        ask(Client(problem, calls, {}, shares), x, y, problem.sample(0, rows_of))
+        ask(alone(problem, calls, rows_of), x, y, problem.sample(0, rows_of))
         said = next(words for words in COUNTED if rows[oracle].lower().startswith(words))
         assert calls == COUNTED[said], oracle
 

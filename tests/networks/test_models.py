@@ -1,7 +1,10 @@
 """Networks of one flat vector against torch.nn.Sequential with the same parameters, and own networks against themselves."""
 
 import itertools
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +20,11 @@ from torch.utils._pytree import tree_leaves
 from fedopt.data.examples import cross_entropy
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.networks import Batch
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.networks.dropout import Dropout
-from fedopt.testing.harness import small, steps
+from fedopt.testing.harness import leaves, small, steps
 
 SMALL = [  # name, widths, (channels, height, width), classes
     ("linear", [], (1, 3, 4), 5),
@@ -174,6 +178,10 @@ def test_unfit_images_and_names(name, shape, message):
         models.build(name, [], shape, 10, seed=0)
 
 
+def batch_of(x, y, weight, *keys):
+    return Batch(x, y, weight, torch.zeros_like(y), keys)
+
+
 @pytest.mark.parametrize(
     ("name", "widths", "dropout"),
     [("linear", [], 0), ("softmax", [], 0), ("mlp", [5], 0), ("mlp", [6, 4, 5], 0), ("mlp", [9, 8], 0.4)],
@@ -193,14 +201,15 @@ def test_gradient_written_out(name, widths, dropout):
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
 
     def gradient(flat, x, y, weight, key):
-        return model.gradient(flat, x, y, weight, None, key if dropout else None)
+        return model.gradient(flat, batch_of(x, y, weight, *([key] if dropout else [])))
 
     expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, keys, strict=True)])
     alone = [gradient(*of) for of in zip(flat, x, y, weight, keys, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
     torch.testing.assert_close(torch.func.vmap(gradient)(flat, x, y, weight, keys), expected)
-    points = torch.stack([model.gradient(point, x[0], y[0], weight[0]) for point in flat])
-    torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)
+    of_first = batch_of(x[0], y[0], weight[0])
+    points = torch.stack([model.gradient(point, of_first) for point in flat])
+    torch.testing.assert_close(model.gradient(flat, of_first), points)
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -231,8 +240,8 @@ def test_gradient_steps_in_place(name, widths, dropout, tuned):
 
     def four_steps(flat, plus, x, y, weight, key):
         for correction, reference in ((None, None), (plus, None), (plus, anchor), (None, anchor)):
-            key_of = key if dropout else None
-            flat = model.descend(flat, x, y, weight, eta, correction, tuning, key_of, anchor=reference)
+            examples = batch_of(x, y, weight, *([key] if dropout else []))
+            flat = model.descend(flat, examples, eta, correction, tuning, anchor=reference)
         return flat
 
     expected = []
@@ -254,6 +263,31 @@ def test_gradient_steps_in_place(name, widths, dropout, tuned):
 def test_gradients_that_are_not_written_out(name, autocast):
     model = models.build(name, [5], (1, 4, 4), 3, seed=0, autocast=autocast)
     assert not model.dense
+
+
+@pytest.mark.full
+def test_a_torch_without_the_private_names_computes_the_same():
+    """Which tell whether a tensor is one of a stack of clients'. A newer torch may drop them."""
+    cases = [
+        ("fedavg", "classification", "problem.model=mlp"),
+        ("fednest", "hyper_representation", "problem.dropout=0.5"),
+        ("fedmsa", "quadratic_bilevel"),
+    ]
+    code = f"""
+import json, sys, types, warnings, torch
+private = sys.modules["torch._C._functorch"]
+sys.modules["torch._C._functorch"] = types.ModuleType("torch._C._functorch")
+import fedopt.networks.stacked
+sys.modules["torch._C._functorch"] = private  # torch itself has them
+warnings.filterwarnings("ignore", "There is a performance drop")
+from fedopt.testing.harness import leaves, small, steps
+print(json.dumps([[v.tolist() for v in leaves(steps(small(*case), 2)[-1])] for case in {cases}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    for case, values in zip(cases, json.loads(done.stdout), strict=True):
+        for value, expected in zip(values, leaves(steps(small(*case), 2)[-1]), strict=True):
+            torch.testing.assert_close(expected.new_tensor(value), expected, rtol=1e-9, atol=1e-12)
 
 
 # Networks of one's own
