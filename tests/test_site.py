@@ -1,12 +1,131 @@
-"""The site, built once and opened in Chromium: nothing is cut, at the width of a telephone, a tablet and a desk."""
+"""The site and its pages: tables are whole, words are those of conf/, and nothing is cut at the width of a telephone, a tablet and a
+desk.
+"""
 
+import re
 import subprocess
 import sys
+import unicodedata
+from collections import Counter
 
 import pytest
+from markdown_it import MarkdownIt
 from support.command import ROOT
 
-pytestmark = pytest.mark.slow
+from fedopt.config.files import CONF, ROLE, comments, content, file_of, options
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "_outside" not in page.parts)]
+
+
+def tables(page):
+    """The tables of a page, each as lists of cells, without the rule below the head."""
+    lines = [*re.sub(r"(?ms)^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8")).splitlines(), ""]
+    table = []
+    for line in lines:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]])
+        elif table:
+            yield [table[0], *table[2:]]
+            table = []
+
+
+def test_tables_are_whole():
+    """Each has rows, each row as many cells as the head, and each column something in one of its rows."""
+    wrong = []
+    for page in PAGES:
+        for head, *rows in tables(page):
+            name = f"{page.relative_to(ROOT)}: {' | '.join(head)}"
+            if not rows:
+                wrong.append(f"{name}: no rows")
+            elif {len(row) for row in rows} != {len(head)}:
+                wrong.append(f"{name}: rows of another length")
+            else:
+                empty = [column for column, *cells in zip(head, *rows, strict=True) if not any(cells)]
+                wrong += [f"{name}: {column!r} is empty" for column in empty]
+    assert wrong == []
+
+
+def plain(text):
+    """What a reader sees of a page in Markdown, without pictures and addresses of links, in one line."""
+    tokens = [t for block in MarkdownIt("gfm-like", {"linkify": False}).parse(text) for t in block.children or [block]]
+    shown = (
+        " " if t.type.endswith("break") else t.content
+        for t in tokens
+        if t.type not in ("inline", "image", "html_inline")
+    )
+    return " ".join("".join(shown).split())
+
+
+def test_comments_of_conf_are_shown_as_they_are():
+    """Markdown takes no part of them for emphasis, HTML or the end of a cell."""
+    shown = plain("\n\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent != DOCS / "bench"))
+    said = {
+        ROLE.sub("", comment)
+        for group in ("algo", "problem", "dataset", "partitioner", "hardware", "logger")
+        for option in options(group)
+        for comment in comments(file_of(group, option)).values()
+    } | {ROLE.sub("", comment) for comment in comments(CONF / "config.yaml").values()}
+    assert len(said) > 400
+    assert sorted(comment for comment in said if " ".join(comment.split()) not in shown) == []
+
+
+def test_defaults_are_those_of_conf():
+    values = content(CONF / "config.yaml")
+    (table,) = [rows for head, *rows in tables(DOCS / "keys.md") if rows[0][0] == "`seed`"]
+    told = {key.strip("`"): default.strip("`") for key, default, *_ in table}
+    assert told["preset"] == values["preset"]
+    assert told["keep"] == values["keep"]
+
+
+def folded(word):
+    return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))
+
+
+def test_names_have_one_spelling():
+    """With their accents and hyphens, as in the titles of methods."""
+    files = [
+        file
+        for part in ("conf", "fedopt", "docs")
+        for ending in ("yaml", "py", "md")
+        for file in (ROOT / part).rglob(f"*.{ending}")
+    ]
+    files = [file for file in [*files, ROOT / "README.md"] if "_outside" not in file.parts]
+    words = Counter(
+        word for file in files for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", file.read_text(encoding="utf-8"))
+    )
+    accents = {folded(word) for word in words if folded(word) != word and len(word) > 3}
+    hyphens = {word.replace("-", "") for word in words if re.fullmatch(r"[A-Z][a-z]+[A-Za-z]*(-[A-Z]\w+)+", word)}
+    assert {word for word in words if word in accents | hyphens} == set()
+
+
+def test_numbers_in_words_are_those_of_the_table():
+    """How many exchanges methods make in a round, and by which factor their bytes differ."""
+    exchanges = [float(row[head.index("exchanges")]) for head, *rows in tables(DOCS / "methods.md") for row in rows]
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    assert f"{min(exchanges):g} to {max(exchanges):g} exchanges a round" in page
+
+
+def test_pages_of_results_name_no_machine_nor_commit():
+    for page in [*DOCS.glob("papers/*.md"), *DOCS.glob("bench/*/*.md")]:
+        assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", page.read_text(encoding="utf-8")) == [], page
+
+
+def test_shares_below_a_limit_read_so():
+    """No method is 'in 90 %' of searches where the limit of 90 % is missed."""
+    for page in DOCS.glob("bench/*/*.md"):
+        assert re.findall(r"no order \([^)|]* in 90 ?%\)|in 90 ?%, no order", page.read_text(encoding="utf-8")) == [], (
+            page
+        )
+
+
+def test_every_picture_is_made_by_a_script():
+    made = (ROOT / "scripts" / "pictures").read_text(encoding="utf-8")
+    pictures = {path.name for path in DOCS.glob("*.[ps][nv]g")}
+    assert pictures
+    assert {name for name in pictures if name not in made} == set()
+
+
 # What sticks out of the page, and tables whose box does not scroll to their end
 CUT = """() => {
   const found = [];
@@ -32,6 +151,7 @@ def site(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_nothing_is_cut(site, browser):
     """No page is wider than the window, every table shows its last column in its own box, no formula is wrong."""
     tab = browser.new_page()
@@ -51,6 +171,7 @@ def test_nothing_is_cut(site, browser):
     assert fetched == []  # the site needs no network
 
 
+@pytest.mark.slow
 def test_public_names_are_linked(site):
     """Each is in the index with an entry of its own, and types lead to it."""
     page = (site / "api.html").read_text(encoding="utf-8")
