@@ -1,7 +1,8 @@
-"""The site and its pages: tables are whole, words are those of conf/, and nothing is cut at the width of a telephone, a tablet and a
-desk.
+"""The site and its pages: tables are whole, words are those of conf/, and nothing is cut at the width of a telephone, a tablet
+and a desk.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -181,3 +182,51 @@ def test_public_names_are_linked(site):
         assert f'id="fedopt.{name}"' in page
         assert f"#fedopt.{name}" in (site / "genindex.html").read_text(encoding="utf-8")
     assert 'href="#fedopt.Result"' in page
+
+
+@pytest.mark.slow
+def test_the_front_page_is_a_page(site):
+    """One picture, a command, cards that lead to all pages; the sidebar is folded."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+    article, sidebar = (
+        page.partition('<article role="main"')[2],
+        page.partition("sidebar-tree")[2].partition("</aside>")[0],
+    )
+    assert len(re.findall(r"<img\b", article)) == 1
+    assert "fedopt algo=" in re.sub("<[^>]*>", "", article)
+    assert 8 <= article.count("sd-card-title") <= 12
+    assert len(re.findall(r'class="toctree-l1', sidebar)) <= 12
+
+
+@pytest.mark.slow
+def test_figures_are_wide_and_lead_to_their_files(site):
+    pages = [site / name for name in ("papers/fedmsa.html", "gallery.html", "hospitals.html")]
+    for page in pages:
+        article = page.read_text(encoding="utf-8").partition('<article role="main"')[2]
+        figures = re.findall(r'(<a [^>]*href="([^"]+)"[^>]*>)?<img ([^>]*)>', article)
+        assert figures, page
+        for _, link, picture in figures:
+            assert link in picture.partition('src="')[2]
+            assert "width: 100%" in picture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("optimization", "choosing"),
+        ("hyperparamet", "tune"),
+        ("iid", "choosing"),
+        ("drift", "algorithms/fedavg"),
+        ("particip", "availability"),
+        ("distribution", "problems/robust_federated"),
+    ],
+)
+def test_the_search_knows_the_words_of_the_field(words, page, site):
+    """The index has their stems for pages that say it otherwise."""
+    index = json.loads(
+        (site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(").removesuffix(")")
+    )
+    stem = next(term for term in index["terms"] if term.startswith(words[:8]))
+    found = index["terms"][stem]
+    assert index["docnames"].index(page) in (found if isinstance(found, list) else [found])
