@@ -154,8 +154,11 @@ def finish(app: Sphinx, doctree: nodes.document) -> None:
     for image in doctree.findall(nodes.image):
         image["width"] = "100%"
     text = doctree.astext()
-    words = ", ".join(said for pattern, said in SEARCHED.items() if re.search(pattern, text))
-    doctree.insert(0, nodes.meta(name="keywords", content=f"federated learning, {words}"))
+    found = " ".join(said for pattern, said in SEARCHED.items() if re.search(pattern, text))
+    words = dict.fromkeys(
+        re.findall(r"\w+", f"federated learning {found}")
+    )  # the search takes what is between commas as one
+    doctree.insert(0, nodes.meta(name="keywords", content=", ".join(words)))
 
 
 def setup(app: Sphinx) -> None:
