@@ -11,6 +11,7 @@ from fedopt.analysis import Recorded
 from fedopt.errors import nearest
 from fedopt.metrics import COSTS, Metric
 
+
 class Unmeasurable(Exception):
     """A measure has no value for a seed; the message says why."""
 
