@@ -1,6 +1,7 @@
 """The site: `sphinx-build -W docs site`.
 
-The pages are those that are read in the repository. What the navigation needs follows from index.md: its sections and their links.
+The pages are those that are read in the repository. The navigation has the pages that index.md links to, and below some of them the
+pages that these link to.
 Files outside of docs that pages link to get a page each.
 """
 
@@ -8,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
@@ -15,7 +17,25 @@ ROOT = DOCS.parent
 OUTSIDE = "_outside"  # pages of files outside of docs
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
-LISTS = ("bench/2.0/index", "methods", "problems")  # whose links are below them in the navigation
+LISTS = (
+    "bench/2.0/index",
+    "guides",
+    "methods",
+    "papers/index",
+    "problems",
+    "reference",
+)  # their links are below them in the navigation
+CARDS = re.compile(r"(?s)<!-- cards -->\n(.*?)<!-- /cards -->")
+# What a page that says the first is also searched for
+SEARCHED = {
+    r"optimisation": "optimization",
+    r"\b(un)?alike\b|heterogen": "non-IID data, heterogeneity",
+    r"cohort|takes? part": "partial participation, client sampling",
+    r"local steps?|drift": "client drift, local updates",
+    r"step size|tuned|tuning": "hyperparameter optimization",
+    r"worst|robust": "distributionally robust optimization, DRO, fairness",
+    r"lower level|inner problem|bilevel": "bilevel optimization, hypergradient",
+}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"
@@ -25,6 +45,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinx-mathjax-offline",  # MathJax's files, for no network
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
@@ -101,28 +122,46 @@ def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
     if name.startswith(OUTSIDE):
         return
     if name == "index":
-        source[0] += navigation(source[0])
+        source[0] = CARDS.sub(lambda found: cards(found[1]), source[0]) + tree(pages_of("index"))
     if name in LISTS:
-        source[0] += f"\n\n{tree(source[0])}\n"
+        top = pages_of("index") if "/" not in name else []
+        source[0] += tree([page for page in pages_of(name) if page not in top])
     source[0] = LINK.sub(lambda m: f"]({outside(page, m[1]) or m[1]}{m[2] or ''})", source[0])
 
 
-def navigation(text: str) -> str:
-    """A hidden tree of contents for each section of index.md, of the pages that the section links to."""
-    trees = []
-    for section in text.split("\n## ")[1:]:
-        caption = section.partition("\n")[0]
-        trees.append(tree(section, f":caption: {caption}"))
-    return "\n\n" + "\n\n".join(filter(None, trees)) + "\n"
+def pages_of(name: str) -> list[str]:
+    """The pages that a page links to in its own folder or below, relative to it."""
+    links = [link.removeprefix("./") for link, _ in LINK.findall((DOCS / f"{name}.md").read_text(encoding="utf-8"))]
+    return [*dict.fromkeys(link.removesuffix(".md") for link in links if link.endswith(".md") and ".." not in link)]
 
 
-def tree(text: str, *options: str) -> str:
-    """A hidden tree of contents of the pages that a text links to; empty without one."""
-    links = [link.removeprefix("./") for link, _ in LINK.findall(text)]
-    pages = dict.fromkeys(link.removesuffix(".md") for link in links if link.endswith(".md") and ".." not in link)
-    return "\n".join(["```{toctree}", ":hidden:", *options, *pages, "```"]) if pages else ""
+def tree(pages: list[str]) -> str:
+    """A hidden tree of contents."""
+    return "\n".join(["\n", "```{toctree}", ":hidden:", *pages, "```", ""])
+
+
+def cards(text: str) -> str:
+    """A list of links, each with a sentence, as cards."""
+    items = re.findall(r"\* \[(.+?)\]\((.+?)\.md\) (.*)", text)
+    each = [
+        f"```{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n\n{words}\n```" for title, page, words in items
+    ]
+    return "\n".join(["````{grid} 1 2 3 3", ":gutter: 3", "", *each, "````"])
+
+
+def finish(app: Sphinx, doctree: nodes.document) -> None:
+    """Each picture is as wide as the page and leads to its file; the search finds a page by the field's words."""
+    for image in doctree.findall(nodes.image):
+        image["width"] = "100%"
+    text = doctree.astext()
+    found = " ".join(said for pattern, said in SEARCHED.items() if re.search(pattern, text))
+    words = dict.fromkeys(
+        re.findall(r"\w+", f"federated learning {found}")
+    )  # the search takes what is between commas as one
+    doctree.insert(0, nodes.meta(name="keywords", content=", ".join(words)))
 
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_outside)
     app.connect("source-read", from_repository)
+    app.connect("doctree-read", finish)

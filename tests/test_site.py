@@ -1,12 +1,134 @@
-"""The site, built once and opened in Chromium: nothing is cut, at the width of a telephone, a tablet and a desk."""
+"""The site and its pages: tables are whole, words are those of conf/, and nothing is cut at the width of a telephone, a tablet
+and a desk.
+"""
 
+import json
+import re
 import subprocess
 import sys
+import unicodedata
 
 import pytest
+from markdown_it import MarkdownIt
 from support.command import ROOT
 
-pytestmark = pytest.mark.slow
+from fedopt.config.files import CONF, ROLE, comments, content, file_of, options
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "_outside" not in page.parts)]
+
+WORD = r"[^\W_]+(?:-[^\W_]+)*"
+
+
+def tables(page):
+    """The tables of a page, each as lists of cells, without the rule below the head."""
+    lines = [*re.sub(r"(?ms)^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8")).splitlines(), ""]
+    table = []
+    for line in lines:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]])
+        elif table:
+            yield [table[0], *table[2:]]
+            table = []
+
+
+def test_tables_are_whole():
+    """Each has rows, each row as many cells as the head, and each column something in one of its rows."""
+    wrong = []
+    for page in PAGES:
+        for head, *rows in tables(page):
+            name = f"{page.relative_to(ROOT)}: {' | '.join(head)}"
+            if not rows:
+                wrong.append(f"{name}: no rows")
+            elif {len(row) for row in rows} != {len(head)}:
+                wrong.append(f"{name}: rows of another length")
+            else:
+                empty = [column for column, *cells in zip(head, *rows, strict=True) if not any(cells)]
+                wrong += [f"{name}: {column!r} is empty" for column in empty]
+    assert wrong == []
+
+
+def plain(text, hidden=()):
+    """What a reader sees of a page in Markdown, in one line. hidden: further kinds of tokens to leave out."""
+    tokens = [t for block in MarkdownIt("gfm-like", {"linkify": False}).parse(text) for t in block.children or [block]]
+    left_out = {"inline", "image", "html_inline", "html_block", *hidden}
+    shown = (" " if t.type.endswith("break") else t.content for t in tokens if t.type not in left_out)
+    return " ".join("".join(shown).split())
+
+
+def letters(text):
+    return re.sub(r"[\W_]", "", text)
+
+
+def test_comments_of_conf_are_shown_as_they_are():
+    """Markdown takes no part of them for emphasis, HTML or the end of a cell. Comments of options that change some keys are on no
+    page.
+    """
+    pages = "\n\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    groups = ("algo", "problem", "dataset", "partitioner", "hardware", "logger")
+    files = [CONF / "config.yaml", *(file_of(group, option) for group in groups for option in options(group))]
+    told = {ROLE.sub("", comment) for file in files for comment in comments(file).values()}
+    shown, there = plain(pages), letters(pages)
+    on_pages = {comment for comment in told if letters(comment) in there}
+    assert len(on_pages) > 400
+    assert sorted(comment for comment in on_pages if " ".join(comment.split()) not in shown) == []
+
+
+def test_defaults_are_those_of_conf():
+    values = content(CONF / "config.yaml")
+    (table,) = [rows for head, *rows in tables(DOCS / "keys.md") if rows[0][0] == "`seed`"]
+    told = {key.strip("`"): default.strip("`") for key, default, *_ in table}
+    assert told["preset"] == values["preset"]
+    assert told["keep"] == values["keep"]
+
+
+def folded(word):
+    return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))
+
+
+def test_names_have_one_spelling():
+    """With their accents everywhere, and in prose with their hyphens."""
+    sources = {
+        path: path.read_text(encoding="utf-8")
+        for part in ("conf", "fedopt")
+        for path in (ROOT / part).rglob("*.[py]*[ly]")
+    }
+    comments = "\n".join(line for text in sources.values() for line in re.findall(r"(?m)(?<!\S)# .*", text))
+    prose = [comments, *(plain(page.read_text(encoding="utf-8"), ("code_inline", "fence")) for page in PAGES)]
+    in_prose = {word for text in prose for word in re.findall(WORD, text)}
+    everywhere = in_prose.union(*(re.findall(WORD, text) for text in sources.values()))
+    accents = {folded(word) for word in everywhere if folded(word) != word and len(word) > 3}
+    hyphens = {word.replace("-", "") for word in in_prose if re.fullmatch(r"[A-Z][a-z]+[A-Za-z]*(-[A-Z]\w+)+", word)}
+    assert everywhere & accents | in_prose & hyphens == {"ProxSkipVIP"}  # of a public code
+
+
+def test_numbers_in_words_are_those_of_the_table():
+    """How many exchanges methods make in a round, and by which factor their bytes differ."""
+    exchanges = [float(row[head.index("exchanges")]) for head, *rows in tables(DOCS / "methods.md") for row in rows]
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    assert f"{min(exchanges):g} to {max(exchanges):g} exchanges a round" in page
+
+
+def test_pages_of_results_name_no_machine_nor_commit():
+    for page in [*DOCS.glob("papers/*.md"), *DOCS.glob("bench/*/*.md")]:
+        assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", page.read_text(encoding="utf-8")) == [], page
+
+
+def test_shares_below_a_limit_read_so():
+    """No method is 'in 90 %' of searches where the limit of 90 % is missed."""
+    for page in DOCS.glob("bench/*/*.md"):
+        assert re.findall(r"no order \([^)|]* in 90 ?%\)|in 90 ?%, no order", page.read_text(encoding="utf-8")) == [], (
+            page
+        )
+
+
+def test_every_picture_is_made_by_a_script():
+    made = (ROOT / "scripts" / "pictures").read_text(encoding="utf-8")
+    pictures = {path.name for path in DOCS.glob("*.[ps][nv]g")}
+    assert pictures
+    assert {name for name in pictures if name not in made} == set()
+
+
 # What sticks out of the page, and tables whose box does not scroll to their end
 CUT = """() => {
   const found = [];
@@ -32,6 +154,7 @@ def site(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_nothing_is_cut(site, browser):
     """No page is wider than the window, every table shows its last column in its own box, no formula is wrong."""
     tab = browser.new_page()
@@ -51,6 +174,7 @@ def test_nothing_is_cut(site, browser):
     assert fetched == []  # the site needs no network
 
 
+@pytest.mark.slow
 def test_public_names_are_linked(site):
     """Each is in the index with an entry of its own, and types lead to it."""
     page = (site / "api.html").read_text(encoding="utf-8")
@@ -58,3 +182,49 @@ def test_public_names_are_linked(site):
         assert f'id="fedopt.{name}"' in page
         assert f"#fedopt.{name}" in (site / "genindex.html").read_text(encoding="utf-8")
     assert 'href="#fedopt.Result"' in page
+
+
+@pytest.mark.slow
+def test_the_front_page_is_a_page(site):
+    """One picture, a command, cards that lead to all pages; the sidebar is folded."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+    article, sidebar = (
+        page.partition('<article role="main"')[2],
+        page.partition("sidebar-tree")[2].partition("</aside>")[0],
+    )
+    assert len(re.findall(r"<img\b", article)) == 1
+    assert "fedopt algo=" in re.sub("<[^>]*>", "", article)
+    assert 8 <= article.count("sd-card-title") <= 12
+    assert len(re.findall(r'class="toctree-l1', sidebar)) <= 12
+
+
+@pytest.mark.slow
+def test_figures_are_wide_and_lead_to_their_files(site):
+    pages = [site / name for name in ("papers/fedmsa.html", "gallery.html", "hospitals.html")]
+    for page in pages:
+        article = page.read_text(encoding="utf-8").partition('<article role="main"')[2]
+        figures = re.findall(r'(<a [^>]*href="([^"]+)"[^>]*>)?<img ([^>]*)>', article)
+        assert figures, page
+        for _, link, picture in figures:
+            assert link in picture.partition('src="')[2]
+            assert "width: 100%" in picture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "page"),
+    [
+        ("optim", "choosing"),
+        ("hyperparamet", "tune"),
+        ("iid", "choosing"),
+        ("drift", "algorithms/fedavg"),
+        ("particip", "availability"),
+        ("distribut", "problems/robust_federated"),
+    ],
+)
+def test_the_search_knows_the_words_of_the_field(stem, page, site):
+    """Its index has them for pages that say it otherwise."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    found = index["terms"][stem]
+    assert index["docnames"].index(page) in (found if isinstance(found, list) else [found])

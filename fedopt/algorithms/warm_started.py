@@ -1,5 +1,5 @@
 """One-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen, Xiao &
-Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagreou et al. 2022] and SRBA [Dagreou et al.
+Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA [Dagréou et al.
 2024].
 
 A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i

@@ -127,7 +127,6 @@ def write_pages(
     for name, rows in tables.items():
         write_table(place / f"{name}.csv", rows)
     told |= {"firsts": markdown(_texts(firsts)), "claims": _shown(answers[None]), "nulls": _shown(nulls)}
-    told["ran"] = [" ".join(map(str, row)) for row in table[["commit", "torch", "cpu"]].drop_duplicates().to_numpy()]
     told["runs"] = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
     _fill("index", place / "index.md", agree=agreement(answers), search=SEARCH, band=BAND, firm=FIRM, **told)
 
@@ -138,6 +137,11 @@ def _fill(name: str, path: Path, **values: Any) -> None:
     environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
     write_atomically(path, template.render(version=VERSION, names=NAMES, **values).encode())
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, rounded down: one below a limit does not read as the limit."""
+    return f"{100 * share // 1:.0f}%"
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +160,7 @@ def _board(here: Mapping[str, Judged], currency: str, name: str, references: Seq
     ranked = ranked[ranked["method"].isin(_judged_by(currency, [*ranked["method"]], references))]
     write_table(place / f"scores_{name.replace(' ', '_')}_{currency}.csv", ranked)
     firm = [
-        f"{rank} in {held:.0%}" if held >= FIRM else f"{rank} in {held:.0%}, no order"
+        f"{rank} in {_percent(held)}" if held >= FIRM else f"{rank} in {_percent(held)}, no order"
         for rank, held in zip(ranked["rank"], ranked["holds"], strict=True)
     ]
     shown = pd.DataFrame({f"by {NAMES[currency]}": ranked["method"], "score": ranked["score"]})
@@ -246,9 +250,9 @@ def _firsts(one: Judged, unranked: Sequence[str]) -> dict[str, str]:
         row[CURRENCIES[currency].short] = (
             name
             if name == "none"
-            else f"{name} in {share:.0%}"
+            else f"{name} in {_percent(share)}"
             if share >= FIRM
-            else f"no order ({name} in {share:.0%})"
+            else f"no order ({name} in {_percent(share)})"
         )
     return row
 

@@ -56,8 +56,9 @@ def csv_cell(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table: HTML, links and further cells are escaped."""
-    return re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(").replace("|", "\\|")
+    """Return a text for a cell of a Markdown table: HTML, emphasis, links and further cells are escaped."""
+    text = re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+    return re.sub(r"[*|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

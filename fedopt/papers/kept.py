@@ -128,7 +128,7 @@ def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         cells.append({**row, "measured": measured, "why": why})
     columns = ["experiment"] * any("experiment" in row for row in rows)
     columns += ["kind"] * any(row["kind"] != "paper" for row in rows)
-    columns += ["says", "bound", "paper", "measured", "holds", "why"]
+    columns += ["says", "bound", "paper", "measured", "holds"] + ["why"] * any(cell["why"] for cell in cells)
     return pd.DataFrame(cells, columns=columns).rename(columns=HEADS)
 
 

@@ -1,4 +1,4 @@
-"""Classification that is as good for the worst class [FedNormSGDA eq. 8; Mohri et al. 2019].
+"""Classification that is as good for the worst class [Fed-Norm-SGDA eq. 8; Mohri et al. 2019].
 
 min_x max_{y in simplex} sum_c y_c F_c(x) - lam/2 |y|^2,    F_c the mean loss of class c
 """

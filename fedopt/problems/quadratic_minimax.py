@@ -1,5 +1,5 @@
 """A strongly convex, strongly concave quadratic saddle with closed forms, also of what naive averaging makes of it
-[FedNormSGDA Fig. 1].
+[Fed-Norm-SGDA Fig. 1].
 
     f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x + x'B_i y - 1/2 y'D_i y + (e_i + noise)'y
 

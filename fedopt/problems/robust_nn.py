@@ -1,4 +1,4 @@
-"""Training a network against one perturbation of all inputs [FedNormSGDA eq. 7].
+"""Training a network against one perturbation of all inputs [Fed-Norm-SGDA eq. 7].
 
 min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
 

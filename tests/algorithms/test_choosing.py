@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedopt.commands import list_
@@ -12,6 +13,7 @@ from fedopt.running.assemble import assemble
 from fedopt.testing.harness import iterate
 
 SOURCE = content(Path(__file__).parents[2] / "docs" / "choosing.yaml")
+KEPT = pd.read_csv(Path(__file__).parents[2] / "docs" / "results" / "choosing.csv")
 TAKE = SOURCE["columns"].index("take")
 
 
@@ -32,8 +34,12 @@ def test_recommended_methods_beat_doing_nothing(algo, words, falls, seed):
     e = assemble(compose([f"algo={algo}", f"seed={seed}", *words, "hardware.dtype=float64", "hardware.threads=1"]))
     first, *_, last = iterate(e, SOURCE["rounds"])
     before, after = (e.original.evaluate(*e.algorithm.output(state)) for state in (first, last))
+    kept = KEPT[(KEPT["algo"] == algo) & (KEPT["words"] == " ".join(words)) & (KEPT["seed"] == seed)].set_index(
+        "metric"
+    )
     for metric, share in falls.items():
         assert after[metric] < share * before[metric]
+        assert kept["end"][metric] == pytest.approx(after[metric], rel=1e-3), "scripts/choosing writes it"
 
 
 def test_each_row_answers_all_questions():
@@ -73,7 +79,7 @@ def test_a_list_says_it(capsys):
 )
 def test_what_a_method_was_compared_with(algo, label, capsys):
     """The page of all methods says it in full, `fedopt list algorithms` without the details."""
-    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
     assert any(f"[`{algo}`]" in line and label in line for line in page.splitlines())
     list_.show_list(["algorithms", "--long"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
