@@ -42,6 +42,35 @@ WITHOUT_TORCH = (
 )
 
 
+FORKING = {"fork", "forkpty"}  # of os, pty, and as the names of multiprocessing's contexts
+WITHOUT_THREADS = {"forked.py", "torture"}  # a process of one thread that makes all of its copies, which it sees to
+
+
+def test_no_process_is_forked_beside_threads():
+    """Such a copy lacks OpenMP's threads, and waits for them for ever where OMP_NUM_THREADS is more than 1."""
+    root = PACKAGE.parent
+    scripts = [path for path in (root / "scripts").iterdir() if path.read_bytes().startswith(b"#!/usr/bin/env python")]
+    files = [*PACKAGE.rglob("*.py"), *(root / "tests").rglob("*.py"), *scripts]
+    assert not [
+        f"{file.relative_to(root)}:{node.lineno}"
+        for file in files
+        if file.name not in WITHOUT_THREADS and file != Path(__file__)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if _forks(node)
+    ]
+
+
+def _forks(node):
+    """Whether a node names a fork, or starts processes in multiprocessing's default way, which is a fork on Linux."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "ProcessPoolExecutor":
+        return len(node.args) < 2 and "mp_context" not in {keyword.arg for keyword in node.keywords}
+    if isinstance(node, ast.ImportFrom) and node.module in ("os", "pty", "multiprocessing"):
+        return not {alias.name for alias in node.names}.isdisjoint(FORKING | {"Pool", "Process"})
+    default = {"multiprocessing.Pool", "multiprocessing.Process"}
+    copies = FORKING | {f"{module}.{name}" for module in ("os", "pty") for name in FORKING} | default
+    return isinstance(node, ast.Attribute | ast.Constant) and ast.unparse(node).strip("'") in copies
+
+
 def test_imports_no_torch():
     """One process imports all; it ends with the name of the first module that loads torch."""
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n"

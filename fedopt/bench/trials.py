@@ -19,7 +19,6 @@ import numpy as np
 
 from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
-from fedopt.bench.parzen import journal, proposed
 from fedopt.bench.space import Point, Range, cube, distinct, grid, words_of
 from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
@@ -290,6 +289,8 @@ class Search:
 
     def write_journal(self) -> None:
         """Write journal.log, with a study per stage, for Optuna's dashboard. fedopt does not read it."""
+        from fedopt.bench.parzen import journal
+
         self.folder.mkdir(exist_ok=True)
         studies = {}
         for stage in dict.fromkeys(trial.stage for trial in self.done):
@@ -326,6 +327,8 @@ class Search:
         before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
         wanted = len(numbers) - len(points)
         if self.how.sampler == "tpe":
+            from fedopt.bench.parzen import proposed
+
             new = proposed(ranges, before, DRAWS * wanted, self._seed(stage, numbers.start), self.how.trials)
         else:
             count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned(stage)

@@ -2,6 +2,8 @@
 
 import atexit
 import gc
+import logging
 
 gc.disable()
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # as in `__main__`
 atexit.register(gc.freeze)

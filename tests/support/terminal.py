@@ -43,7 +43,9 @@ def on_terminal(arguments: Sequence[str], columns: int, cwd: Path) -> Screen:
             while piece := os.read(terminal, 1 << 16):
                 written += piece
         os.close(terminal)
-    return Screen(process.returncode, "".join(f"{line}\n" for line in _emulated(written, columns)), _emulated(written, WIDE))
+    return Screen(
+        process.returncode, "".join(f"{line}\n" for line in _emulated(written, columns)), _emulated(written, WIDE)
+    )
 
 
 def _be(arguments: list[str]) -> None:
