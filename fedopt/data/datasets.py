@@ -79,7 +79,7 @@ class Torchvision:
             temporary = TemporaryDirectory(prefix=".download-", dir=None if found else above)
         except OSError as error:
             raise UserError(
-                f"{path.parent}: data cannot be stored there ({first_line(error)}); FEDOPT_DATA may name another folder"
+                f"{path.parent}: data cannot be stored there ({error.strerror}); FEDOPT_DATA may name another folder"
             ) from None
         socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
         try:
