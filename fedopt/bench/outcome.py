@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
-from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
+from fedopt.bench.trials import FIRST_SEED, Search, Trial
 from fedopt.config import command_line, compose, content, display_name, key_of, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
@@ -23,7 +23,6 @@ from fedopt.metrics import Metric
 from fedopt.results.identity import identity
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
-ENDS = {"diverged": "diverged", "pruned": "stopped"}  # column -> status of runs
 MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
     "a trial": {"marker": ".", "color": figures.OKABE_ITO[0]},
     "the defaults": {"marker": "o", "color": figures.OKABE_ITO[1], "fillstyle": "none", "markersize": 7},
@@ -33,9 +32,9 @@ MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per trial: algorithm, stage, number, status, loss, the value on each seed, and the searched keys."""
+    """Return one row per trial: algorithm, number, status, loss, the value on each seed, and the searched keys."""
     rows = [
-        {"algo": search.algo, "stage": trial.stage, "trial": trial.number, "status": trial.status, "loss": trial.loss}
+        {"algo": search.algo, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
         | trial.point
         for search in searches
@@ -59,14 +58,12 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
     """Return one row per algorithm, as text: the metric at the best trial and at the defaults, counts, and keys at an edge.
 
-    The counts are of all trials, and of those with a run that diverged or was stopped early. Raises UserError if a search has
-    no value.
+    The counts are of all trials, and of those with a run that diverged. Raises UserError if a search has no value.
     """
     rows = []
     for search in searches:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
-        ends = {"trials": len(search.done)}
-        ends |= {name: sum(status in trial.statuses for trial in search.done) for name, status in ENDS.items()}
+        ends = {"trials": len(search.done), "diverged": sum("diverged" in trial.statuses for trial in search.done)}
         edges = ", ".join(search.edges(search.best)) or "-"
         rows.append({"algo": search.algo, **values, **ends, "at an edge": edges})
     return pd.DataFrame(rows).astype(str)
@@ -136,8 +133,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
     finite = [sign * trial.loss for search in searches for trial in search.done if math.isfinite(trial.loss)]
     scale = "log" if figures.spans_decades(metric, np.array(finite)) else "linear"
     with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as (curve, *strips):
-        firsts = {names[s.algo]: [trial for trial in s.done if trial.stage == STAGES[0]] for s in searches}
-        draw_best(curve, firsts, metric)
+        draw_best(curve, {names[search.algo]: search.done for search in searches}, metric)
         curve.set_title("best of k trials")
         for axis, (search, key, values) in zip(strips, panels, strict=True):
             texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
@@ -197,8 +193,8 @@ def remarks(searches: Sequence[Search]) -> Iterator[str]:
             yield f"{name}: no trial is better than the defaults; do more trials, or give other ranges"
         if {*best.statuses} != {"finished"}:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
-        point, ranges = best.point or search.defaults, search.ranges_in(best.stage)
-        if at := [f"{key}={point[key]} in {ranges[key]}" for key in search.edges(best)]:
+        point = best.point or search.defaults
+        if at := [f"{key}={point[key]} in {search.ranges[key]}" for key in search.edges(best)]:
             yield f"{name}: the best value is at an edge of its range or outside it, {', '.join(at)}; widen the range"
 
 

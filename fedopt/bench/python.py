@@ -50,8 +50,6 @@ def tune(
     seeds: int = 2,
     sampler: str = "tpe",
     seed: int = 0,
-    prune: bool = True,
-    again: bool = True,
 ) -> Tuning:
     """Search for good hyperparameters of each method, as ``fedopt-tune`` does. Repeat the call to resume a stopped search.
 
@@ -70,8 +68,6 @@ def tune(
         seeds: The number of runs of each trial; the trial's value is their median.
         sampler: How points are chosen: tpe, sobol, random or grid.
         seed: The seed of the sampler.
-        prune: Whether to stop a run early once it is worse than the median of earlier trials at the same cost.
-        again: Whether to add trials, half as many, around a best value that lies at the edge of its range.
 
     Returns:
         The best values and all trials. A method none of whose trials has a value is in ``trials`` only.
@@ -83,7 +79,7 @@ def tune(
     """
     need("fedopt.tune", "optuna", "tune")
     given = shlex.split(words) if isinstance(words, str) else [*words]
-    folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed, prune, again)
+    folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed)
     with TURN:
         from fedopt.running import restored  # which imports torch
 

@@ -90,16 +90,6 @@ class Range:
         share = self.share(text)
         return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 
-    def around(self, text: str) -> "Range":
-        """Return a range of the same width (on the log scale for log) with the value in the middle. Only for log and uniform
-        ranges.
-        """
-        low, high = self.ends
-        moved = self.share(text) - 0.5
-        if self.kind == "log":
-            return Range("log", (low * (high / low) ** moved, high * (high / low) ** moved))
-        return Range("uniform", (low + moved * (high - low), high + moved * (high - low)))
-
 
 def read_range(word: str) -> tuple[str, Range] | None:
     """Parse an override such as algo.eta=log(0.001,1) into its key and range. Return None if it gives a single value.

@@ -8,12 +8,10 @@ A trial is a point: values of the searched keys. It has one run per seed, each a
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,17 +20,13 @@ from fedopt.bench import SAMPLERS
 from fedopt.bench.space import Point, Range, cube, distinct, grid, words_of
 from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
-from fedopt.files import write_atomically
 from fedopt.jobs import Job
-from fedopt.metrics import COSTS, Metric
+from fedopt.metrics import Metric
 from fedopt.results import OVER, RunFolder, numbers_of, stamp
 
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
 BATCH = 4  # trials that are chosen at once
-WARM_UP = 0.25  # share of the budget in which nothing is pruned
 DRAWS = 20  # of points for each that is needed, before random ones are taken
-BEFORE = 5  # trials whose median a run is pruned by, at least
-STAGES = ("trial", "again")  # again: where the best value was at an edge
 
 
 @dataclass(frozen=True)
@@ -44,16 +38,12 @@ class How:
         seeds: The number of runs of each point.
         sampler: How points are chosen, one of `SAMPLERS`.
         seed: The seed of the sampler.
-        prune: Whether to stop a run early once it is worse than the median of earlier trials at the same cost.
-        again: Whether to add trials, half as many, around a best value that lies at the edge of its range.
     """
 
     trials: int = 30
     seeds: int = 2
     sampler: str = "tpe"
     seed: int = 0
-    prune: bool = True
-    again: bool = True
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -64,34 +54,14 @@ class How:
 
 
 @dataclass(frozen=True)
-class Worse:
-    """A function of a row of metrics.csv: whether the metric is worse than a limit that depends on the cost. It stops a run
-    early.
-
-    columns: the columns whose sum is the cost. spent: [n], increasing costs. limits: [n]; limits[j] applies from spent[j] on.
-        There is no limit before spent[0].
-    """
-
-    metric: Metric
-    columns: tuple[str, ...]
-    spent: tuple[float, ...]
-    limits: tuple[float, ...]
-
-    def __call__(self, row: Mapping[str, Any]) -> bool:
-        place = np.searchsorted(self.spent, sum(row[column] for column in self.columns), side="right") - 1
-        return bool(place >= 0 and not self.metric.reached(row[self.metric.name], self.limits[place]))
-
-
-@dataclass(frozen=True)
 class Trial:
     """A point and its outcome.
 
-    stage: one of `STAGES`. number: its index in the stage, from 0. point: key -> value; empty for the defaults.
+    number: its index, from 0. point: key -> value; empty for the defaults.
     values, statuses: one per seed; the value is None for a run without a last value.
     loss: the median of the values over seeds, negated if higher is better. A run that did not finish counts as infinite.
     """
 
-    stage: str
     number: int
     point: Point
     values: list[float | None]
@@ -100,7 +70,7 @@ class Trial:
 
     @property
     def status(self) -> str:
-        return ", ".join(dict.fromkeys(self.statuses)).replace("stopped", "pruned")
+        return ", ".join(dict.fromkeys(self.statuses))
 
 
 @dataclass(eq=False)
@@ -111,7 +81,7 @@ class Search:
         algo: The algorithm.
         words: The overrides of all runs, without ranges and algo.
         folders: The user's config folders.
-        ranges: key -> range, in the first stage.
+        ranges: key -> range.
         metric: The metric to optimise.
         x: The cost axis that the budget limits, a key of `COSTS`.
         how: The options.
@@ -165,98 +135,61 @@ class Search:
     def edges(self, trial: Trial) -> list[str]:
         """Return the keys whose value lies at an edge of its range, or beyond it. See `Range.at_edge`."""
         point = trial.point or self.defaults
-        return [key for key, values in self.ranges_in(trial.stage).items() if values.at_edge(point[key])]
+        return [key for key, values in self.ranges.items() if values.at_edge(point[key])]
 
     @property
     def seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
 
-    def place(self, stage: str, number: int, seed: int) -> Path:
+    def place(self, number: int, seed: int) -> Path:
         """Return the folder of the run of a trial with a seed."""
-        return self.folder / f"{stage}{number:03d}" / f"seed{seed}"
+        return self.folder / f"trial{number:03d}" / f"seed{seed}"
 
-    def planned(self, stage: str) -> int:
-        """Return the number of trials of a stage; the first stage includes the defaults.
+    @cached_property
+    def planned(self) -> int:
+        """The number of trials, with the defaults: fewer than asked for where the ranges hold fewer points."""
+        size = math.prod(values.size for values in self.ranges.values())
+        size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
+        if self.how.sampler == "grid":
+            size = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
+        return 1 + int(min(self.how.trials, size))
 
-        The second stage has 0 unless `how.again` is set, the best value of the first lies at an edge, and the sampler is not
-        grid.
-        """
-        if stage == STAGES[0]:
-            size = math.prod(values.size for values in self.ranges.values())
-            size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
-            if self.how.sampler == "grid":
-                size = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
-            return 1 + int(min(self.how.trials, size))
-        best = self._best_at_first
-        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self._beyond(best))
-        return -(-self.how.trials // 2) if needed else 0
-
-    def expected(self, stage: str) -> int:
-        """Return the number of runs from the beginning of the search to the end of a stage.
-
-        Whether a later stage has trials is known only when this one has ended.
-        """
-        return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
-
-    def batch(self, stage: str) -> "list[tuple[int, Point]]":
-        """Return (number, point) of each trial in the next batch that is not in `done` yet; [] if the stage is complete.
+    def batch(self) -> list[tuple[int, Point]]:
+        """Return (number, point) of each trial in the next batch that is not in `done` yet; [] if the search is complete.
 
         A trial that has begun keeps the point it began with.
         """
-        there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
-        size = BATCH if self.how.sampler == "tpe" or self.how.prune else planned  # else no trial depends on another
-        first = len(there) - len(there) % size if planned else 0
-        numbers = range(first, min(first + size, planned))
-        if not numbers or len(there) >= planned:
+        size = BATCH if self.how.sampler == "tpe" else self.planned  # else no trial depends on another
+        first = len(self.done) - len(self.done) % size
+        numbers = range(first, min(first + size, self.planned))
+        if len(self.done) >= self.planned:
             return []
-        points = self._points(stage, numbers)
-        pairs = zip(numbers, points, strict=True)
-        return [(number, self._begun(stage, number) or point) for number, point in pairs if number >= len(there)]
+        pairs = zip(numbers, self._points(numbers), strict=True)
+        return [(number, self._begun(number) or point) for number, point in pairs if number >= len(self.done)]
 
-    def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[Job]:
-        """Return the runs of the trials of a batch, with the limits at which each is stopped early. The trial of the defaults
-        has none.
-        """
-        limits, nothing = [self._limit(stage, seed) for seed in range(self.how.seeds)], [None] * self.how.seeds
-        runs = (self._runs(stage, n, at, limits if n or stage != STAGES[0] else nothing) for n, at in batch)
-        return [job for of_trial in runs for job in of_trial]
-
-    def ended_jobs(self) -> list[Job]:
-        """Return the runs of the trials in `done`."""
-        nothing = [None] * self.how.seeds
-        return [job for t in self.done for job in self._runs(t.stage, t.number, t.point, nothing)]
-
-    def _runs(self, stage: str, number: int, point: Point, prunes: Sequence[Worse | None]) -> list[Job]:
-        """Return the runs of a trial, one per seed. prunes: for each seed, the function that stops the run early, or None."""
+    def jobs(self, number: int, point: Point) -> list[Job]:
+        """Return the runs of a trial, one per seed."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
-        places = {seed: self.place(stage, number, seed) for seed in self.seeds}
-        jobs = []
-        for (seed, place), prune in zip(places.items(), prunes, strict=True):
-            composed, words = (
-                first.changed(seed=seed, output_dir=str(place)),
-                f"{self.algo} {stage} {number}, seed {seed}",
-            )
-            jobs.append(Job(place, composed, words, prune))
-        return jobs
+        places = {seed: self.place(number, seed) for seed in self.seeds}
+        return [
+            Job(place, first.changed(seed=seed, output_dir=str(place)), f"{self.algo} trial {number}, seed {seed}")
+            for seed, place in places.items()
+        ]
 
     def update(self) -> None:
         """Append to `done` the trials that have ended since, in order. Raises UserError if a file of one is damaged."""
-        for stage in STAGES:
-            there, planned = sum(trial.stage == stage for trial in self.done), self.planned(stage)
-            for number in range(there, planned):
-                if (trial := self._ended(stage, number)) is None:
-                    return
-                self.done.append(trial)
+        while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
+            self.done.append(trial)
 
-    def _ended(self, stage: str, number: int) -> Trial | None:
+    def _ended(self, number: int) -> Trial | None:
         """Return a trial as its folders record it. Return None while some of its runs are still to be done.
 
         A trial of the defaults that the algorithm refuses also gives None. Raises UserError if a file is damaged, or belongs
         to another search.
         """
-        folders = [RunFolder(self.place(stage, number, seed)) for seed in self.seeds]
-        point = self._begun(stage, number)
-        refused = number == 0 and stage == STAGES[0] and any(folder.status() is None for folder in folders)
+        folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
+        point = self._begun(number)
+        refused = number == 0 and any(folder.status() is None for folder in folders)
         if refused or not all(folder.settled for folder in folders):
             return None  # a search whose defaults are refused cannot begin
         if point is None:
@@ -273,88 +206,42 @@ class Search:
             self.metric.sign * v if v is not None and math.isfinite(v) and how == "finished" else math.inf
             for v, how in ends
         ]
-        return Trial(stage, number, point, values, statuses, float(np.median(losses)))
+        return Trial(number, point, values, statuses, float(np.median(losses)))
 
-    def _begun(self, stage: str, number: int) -> Point | None:
+    def _begun(self, number: int) -> Point | None:
         """Return the point of a trial, read from the overrides of its first run; {} for the trial of the defaults.
 
         Return None if the trial has not begun, or belongs to another search.
         """
-        words = RunFolder(self.place(stage, number, FIRST_SEED)).card().get("overrides", ())
-        if number == 0 and stage == STAGES[0]:
+        words = RunFolder(self.place(number, FIRST_SEED)).card().get("overrides", ())
+        if number == 0:
             return {} if words else None
         found = dict(word.partition("=")[::2] for word in words)
         point = {key: found.get(key, "") for key in self.ranges}
         return point if all(math.isfinite(self.ranges[key].share(text)) for key, text in point.items()) else None
 
-    def write_journal(self) -> None:
-        """Write journal.log, with a study per stage, for Optuna's dashboard. fedopt does not read it."""
-        from fedopt.bench.parzen import journal
-
-        self.folder.mkdir(exist_ok=True)
-        studies = {}
-        for stage in dict.fromkeys(trial.stage for trial in self.done):
-            trials = [(trial.point or self.defaults, trial) for trial in self.done if trial.stage == stage]
-            studies[f"{self.algo} {stage}"] = (self.ranges_in(stage), trials)
-        write_atomically(self.folder / "journal.log", journal(studies).encode())
-
-    @property
-    def _best_at_first(self) -> Trial:
-        """Return the best trial of the first stage. Its loss is infinite if none has a value."""
-        return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
-
     @property
     def best_run(self) -> RunFolder:
         """Return the folder of the best trial's first run."""
-        return RunFolder(self.place(self.best.stage, self.best.number, FIRST_SEED))
+        return RunFolder(self.place(self.best.number, FIRST_SEED))
 
-    def _beyond(self, best: Trial) -> list[str]:
-        """Return the keys whose range the second stage moves: log and uniform ones with the best value at an edge."""
-        return [key for key in self.edges(best) if best.point and self.ranges[key].kind in ("log", "uniform")]
-
-    def ranges_in(self, stage: str) -> dict[str, Range]:
-        """Return key -> range in a stage. In the second stage, ranges whose best value lay at an edge are centred on that
-        value.
-        """
-        if stage == STAGES[0]:
-            return self.ranges
-        best = self._best_at_first
-        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self._beyond(best)}
-
-    def _points(self, stage: str, numbers: range) -> list[Point]:
-        """Return the points of the trials with these numbers. Trial 0 of the first stage is the defaults, an empty point."""
-        ranges, points = self.ranges_in(stage), [Point()] if (stage, numbers.start) == (STAGES[0], 0) else []
-        before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
-        wanted = len(numbers) - len(points)
+    def _points(self, numbers: range) -> list[Point]:
+        """Return the points of the trials with these numbers. Trial 0 is the defaults, an empty point."""
+        points, before = [Point()] if numbers.start == 0 else [], self.done[: numbers.start]
+        wanted, seed = len(numbers) - len(points), self._seed(numbers.start)
         if self.how.sampler == "tpe":
             from fedopt.bench.parzen import proposed
 
-            new = proposed(ranges, before, DRAWS * wanted, self._seed(stage, numbers.start), self.how.trials)
+            outcomes = [(trial.point, trial.loss) for trial in before]
+            new = proposed(self.ranges, outcomes, DRAWS * wanted, seed, self.how.trials)
         else:
-            count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned(stage)
-            new = cube(self.how.sampler, ranges, count, self._seed(stage, 0))
-        others = cube("random", ranges, 10_000, 0)  # among them are all points of a space that has too few
+            count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned
+            new = cube(self.how.sampler, self.ranges, count, self._seed(0))
+        others = cube("random", self.ranges, 10_000, 0)  # among them are all points of a space that has too few
         return points + distinct(chain(new, others), [self.defaults, *(t.point for t in before)], wanted)
 
-    def _seed(self, stage: str, number: int) -> int:
-        return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
-
-    def _limit(self, stage: str, j: int) -> Worse | None:
-        """Return the function that tells when to stop a run with the j-th seed.
-
-        It stops a run that is worse than the median of the trials of earlier batches at the same cost. Return None if
-        `how.prune` is False, or fewer than `BEFORE` trials have finished.
-        """
-        full = len([t for t in self.done if t.stage == stage]) // BATCH * BATCH
-        earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]
-        if not self.how.prune or len(earlier) < BEFORE:
-            return None
-        runs = [read(self.place(trial.stage, trial.number, self.seeds[j]), self.x) for trial in earlier]
-        spent = np.unique(np.concatenate([run.cost() for run in runs]))
-        spent = spent[spent >= WARM_UP * max(run.cost()[-1] for run in runs)]
-        rows = [run.values(self.metric.name)[np.searchsorted(run.cost(), spent, side="right") - 1] for run in runs]
-        limits = np.nanmedian(rows, axis=0)
-        return Worse(self.metric, COSTS[self.x].columns, tuple(spent.tolist()), tuple(limits.tolist()))
+    def _seed(self, number: int) -> int:
+        return int(np.random.SeedSequence([self.how.seed, 0, number]).generate_state(1)[0])
 
 
 def ended(path: Path, x: str) -> Recorded:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.bench.space import Range, default_ranges, example, read_range
-from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
+from fedopt.bench.trials import FIRST_SEED, How, Search
 from fedopt.config import NODES, compose, flat, key_of, refuse_mistyped
 from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
@@ -120,26 +120,22 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
     lock.open()
     with closing(lock), closing(Bar(stream=sys.stdout)) as bar:
         lock.write_json("search.json", refuse_other_search(searches, folder))
-        for search in searches:
-            _check(search.ended_jobs())
-            search.write_journal()
-        for stage in STAGES:
-            planned = sum(search.expected(stage) for search in searches)
-            while batches := [(search, batch) for search in searches if (batch := search.batch(stage))]:
-                jobs = [job for search, batch in batches for job in search.jobs(stage, batch)]
-                waiting = [job for job in jobs if not RunFolder(job.folder).settled]
-                _check(job for job in jobs if job not in waiting)
-                kept = sum(len(search.done) * search.how.seeds for search in searches)
-                bar.expect(planned, kept + len(jobs) - len(waiting))
-                failed = run_all(waiting, launcher, bar)
-                for search, _ in batches:
-                    search.update()
-                    search.write_journal()
-                refuse_unfinished(jobs, failed)
-                # Others than the defaults may ask for what the method does not allow
-                for job, (_, why) in failed.items():
-                    if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
-                        raise UserError(f"{job.folder}: {why}")
+        _check(job for search in searches for trial in search.done for job in search.jobs(trial.number, trial.point))
+        planned = sum(search.planned * search.how.seeds for search in searches)
+        while batches := [(search, batch) for search in searches if (batch := search.batch())]:
+            jobs = [job for search, batch in batches for trial in batch for job in search.jobs(*trial)]
+            waiting = [job for job in jobs if not RunFolder(job.folder).settled]
+            _check(job for job in jobs if job not in waiting)
+            kept = sum(len(search.done) * search.how.seeds for search in searches)
+            bar.expect(planned, kept + len(jobs) - len(waiting))
+            failed = run_all(waiting, launcher, bar)
+            for search, _ in batches:
+                search.update()
+            refuse_unfinished(jobs, failed)
+            # Others than the defaults may ask for what the method does not allow
+            for job, (_, why) in failed.items():
+                if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
+                    raise UserError(f"{job.folder}: {why}")
 
 
 def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:

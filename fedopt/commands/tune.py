@@ -34,7 +34,7 @@ def _main() -> int:
         write_tuned,
     )
 
-    how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune and not given.launcher, given.again)
+    how = How(given.trials, given.seeds, given.sampler, given.seed)
     launcher = launcher_of(given)
     words = {key_of(word): word for word in given.words}
     names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
@@ -42,9 +42,7 @@ def _main() -> int:
     searches = planned_searches(given.words, given.folders, given.metric, given.budget, how, folder)
     for search in searches:
         ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())
-        show(
-            f"{search.name}: {search.planned('trial')} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}"
-        )
+        show(f"{search.name}: {search.planned} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}")
     try:
         with ctrl_c_kept():
             search_all(searches, folder, launcher)
@@ -54,7 +52,7 @@ def _main() -> int:
     if not (good := with_values(searches)):
         return 1
     written = write_searches(good, folder)
-    print_table(winners(good), right=["trials", "diverged", "pruned"])
+    print_table(winners(good), right=["trials", "diverged"])
     written += [write_tuned(search, CONF) for search in good if given.keep]
     show(*(f"wrote {path}" for path in written), *remarks(good))
     show(*(f"to run it: {repeating(search)}" for search in good))
@@ -91,10 +89,6 @@ def _arguments() -> argparse.Namespace:
     add("--sampler", choices=SAMPLERS, default="tpe", help="how trials are chosen (default: tpe)")
     first = "the seed of the choice of trials (default: 0)"
     add("--seed", type=lambda text: positive(text, least=0), default=0, metavar="N", help=first)
-    prune = "stop runs early that are worse than half of those before (not in a queue)"
-    add("--prune", action=argparse.BooleanOptionalAction, default=True, help=prune)
-    again = "search once more around a best value at the edge of its range, with half as many trials"
-    add("--again", action=argparse.BooleanOptionalAction, default=True, help=again)
     add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
     add_launcher(parser)
     add(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -11,12 +11,15 @@ from fedopt.analysis import Recorded
 from fedopt.errors import nearest
 from fedopt.metrics import COSTS, Metric
 
-if TYPE_CHECKING:
-    from fedopt.papers.measure import Measure
-
 
 class Unmeasurable(Exception):
     """A measure has no value for a seed; the message says why."""
+
+
+class PointMeasure(Protocol):
+    """What measures a point of a series, from the finished runs of one seed."""
+
+    def value(self, runs: "SeedRuns", **names: float | str) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class SeedRuns:
     x: str
     metric: str
     points: Mapping[str, Mapping[float, str]]
-    point: Mapping[str, "Measure"]
+    point: Mapping[str, PointMeasure]
 
     def final(self, label: str, metric: str = "") -> float:
         """Return the value of the metric at the last evaluation."""

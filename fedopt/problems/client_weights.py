@@ -5,8 +5,9 @@
 
 Clients that are omitted have w_i = 0 exactly: the softmax, the divergence and v are those of the others.
 
-Derived here: clients count equally, so that client i's part is g_i = M w_i l_i + ridge/2 |y|². Coordinate i of the hypergradient is
--w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k), with v* = [grad²_yy g]^-1 grad v(y*).
+|y| is without biases. Derived here: clients count equally, so that client i's part is g_i = M w_i l_i + ridge/2 |y|². Coordinate i
+of the hypergradient is -w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k), where v* solves
+grad²_yy g v* = grad v(y*). It does so up to a common shift of the biases of all classes, which changes neither g nor v.
 The largest v_i is min_s s + sum_i max(0, v_i - s), a sum over clients, so that x has one entry more, sqrt(k) s, with k clients
 that validate. Smoothly, the hinge is mu softplus(. / mu), whose slopes sigmoid((v_i - s) / mu) sum to 1 at the best s: in place of
 grad v comes their mixture of the grad v_i.

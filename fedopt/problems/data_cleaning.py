@@ -3,9 +3,9 @@
     f(x, y) = the clean validation loss of a network with parameters y
     g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|²,    x_j the trust in training example j of all N
 
-Read in the public code: one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|². Derived here: client i has the
-x_j of its own examples and weighs n_i / N, so that the mean over clients is the pooled problem; and coordinate j of the
-hypergradient, -sigma'(x_j) <grad loss_j(y*), v*> / N.
+|y| is without biases. Read in the public code: one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|². Derived
+here: client i has the x_j of its own examples and weighs n_i / N, so that the mean over clients is the pooled problem; and
+coordinate j of the hypergradient, -sigma'(x_j) <grad loss_j(y*), v*> / N.
 """
 
 from dataclasses import dataclass

@@ -50,6 +50,14 @@ def test_exact_minimisers(of, real):
     assert value == pytest.approx(programmed(t, of), abs=3e-3)
 
 
+def test_a_penalty_spares_the_intercept():
+    t = table(real=True)
+    z, M = np.c_[t.x, np.ones(len(t.y))].astype(float), t.client.max() + 1
+    of_rows = (1 / (M * np.bincount(t.client)))[t.client]
+    expected = np.linalg.solve((z.T * of_rows) @ z + np.diag([0.3, 0.3, 0]), (z.T * of_rows) @ t.y)
+    np.testing.assert_allclose(SCRIPT["least"](t, "mean", 0.3), expected, atol=1e-4)
+
+
 def test_divisions_are_within_clients_and_apart():
     client = np.repeat([0, 1, 2], [10, 3, 40])
     rest, aside = SCRIPT["cut"](client, np.arange(53), 0.2, 1)
@@ -85,7 +93,7 @@ def test_tables_have_the_rows_of_the_page(name, real, tmp_path, monkeypatch, cap
     page = PAGE.read_text(encoding="utf-8")
     assert lines[0] in page
     titles = [line.split(" | ")[0] for line in lines[2:]]
-    assert len(titles) == (9 if real else 10)
+    assert len(titles) == (13 if real else 14)
     section = page[page.index(lines[0]) :].splitlines()[2 : 2 + len(titles)]
     assert [line.split(" | ")[0] for line in section] == titles
     assert all(line.count("|") == lines[0].count("|") for line in lines)

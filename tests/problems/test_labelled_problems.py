@@ -375,6 +375,17 @@ def test_the_tuned_logits_predict_the_share_that_occurs():
         assert abs(float(raw) / share - 1) > 0.3
 
 
+@pytest.mark.parametrize(("scales", "moves"), [((0.3, 0.3), False), ((-0.4, 0.7), True)])
+def test_inner_minimisers_differ_by_a_shift_of_the_biases(scales, moves):
+    """t / sigmoid(Delta_c) on the bias of class c leaves g as it is, and f only if the scales are equal: docs/loss_tuning."""
+    p = replace(loss_tuning(rare()), ridge=0.1)
+    x, y = torch.tensor([*scales, 0.5, -1.2], dtype=F64), normal(8, seed=1)
+    shift = torch.cat([torch.zeros(6, dtype=F64), 2 / x[:2].sigmoid()])
+    g, f = (float(of(x, y + shift, everything(p)) - of(x, y, everything(p))) for of in (p.g, p.f))
+    assert abs(g) < 1e-12
+    assert (abs(f) > 0.01) == moves
+
+
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_classification_trains_with_a_tuned_loss(model):
     """Its value by NumPy, its gradient and its step by autograd."""

@@ -1,7 +1,6 @@
-"""Searches whose journal is cut, whose files are damaged, whose runs are killed or whose disk is full: same trials, or one line."""
+"""Searches whose files are damaged, whose runs are killed or whose disk is full: same trials, or one line."""
 
 import atexit
-import os
 import random
 import shutil
 import tempfile
@@ -27,12 +26,10 @@ COMMAND += [
     "2",
     "--trials",
     "5",
-    "--no-again",
     "--out",
     "out",
 ]
 WRITES = 300  # of such a search, or less
-JOURNAL = Path("fedavg", "journal.log")
 
 
 @cache
@@ -44,25 +41,6 @@ def undisturbed() -> Path:
     if ended.code:
         raise RuntimeError(str(ended))
     return folder / "out"
-
-
-def journal(rng: random.Random, out: Path) -> str:
-    """The journal is damaged, gone, a link, a pipe or a device, or somebody has left its lock."""
-    path, kind = out / JOURNAL, rng.random()
-    content = path.read_bytes()
-    if kind < 0.6:
-        change = rng.choice(DAMAGES)
-        path.write_bytes(change(rng, content, b""))
-        return f"the journal is {change.__name__}"
-    if kind < 0.7:
-        path.with_name("journal.log.lock").symlink_to("gone")
-        return "the journal's lock is a link"
-    path.unlink()
-    if kind < 0.8:
-        os.mkfifo(path)
-    elif kind < 0.9:
-        path.symlink_to(rng.choice(["/dev/zero", "nowhere", "../search.json"]))
-    return "the journal is no file"
 
 
 def damaged(rng: random.Random, out: Path) -> str:
@@ -109,7 +87,7 @@ class Killed:
 
 
 def trial(rng: random.Random, number: int) -> Failure | None:
-    """Damage to the journal at most; then the same command, which ends with the same trials, or names what is damaged."""
+    """Damage, a kill or a full disk; then the same command, which ends with the same trials, or names what is damaged."""
     whole = undisturbed()
     with tempfile.TemporaryDirectory() as scratch:
         cwd, out, said, first = Path(scratch), Path(scratch) / "out", "", None
@@ -117,7 +95,7 @@ def trial(rng: random.Random, number: int) -> Failure | None:
         if kind < 6:
             shutil.copytree(whole, out)
             (out / "trials.csv").unlink()
-            said = (journal if kind < 4 else damaged if kind == 4 else killed)(rng, out)
+            said = (damaged if kind < 4 else killed)(rng, out)
         else:
             at = rng.randrange(12 if kind == 6 else WRITES)
             before = Killed(at).install if kind == 6 else Disk(cwd, at, rng.choice([None, 1])).install
@@ -125,7 +103,7 @@ def trial(rng: random.Random, number: int) -> Failure | None:
             said = f"{'run' if kind == 6 else 'write'} {at}: exit {first.code}\n{first.err[-800:]}"
         last = Command(COMMAND, cwd, "fedopt-tune").wait(60)
         said += f"\nthen exit {last.code}: {last.err[-800:]}"
-        wrong = _wrong(first, last, whole, out, may_refuse=kind < 5)
+        wrong = _wrong(first, last, whole, out, may_refuse=kind < 4)
         return Failure(wrong, ["fedopt-tune", *COMMAND], said) if wrong else None
 
 
