@@ -5,6 +5,7 @@ Ctrl-C gives one line also while Python still imports.
 
 import atexit
 import gc
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ def main(module: str = "commands.run") -> None:
     """Call the function `main` of a module of fedopt, as the command `fedopt` does. module: its name without `fedopt.`."""
     os.environ.update(short_spins(), MPLBACKEND="Agg")  # whatever there is for windows and notebooks
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that are started do not search the working directory either
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where HOME is read-only, it would warn in each run
     with ending_at_once():
         command = import_module(f"fedopt.{module}").main
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done

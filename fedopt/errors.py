@@ -6,6 +6,7 @@ import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ class WrongFunction(UserError):
         function = getattr(function, "func", function)  # of a partial
         super().__init__(f"{getattr(function, '__qualname__', function)} {said}")
         self.function = function
+
+
+def need(what: str, library: str, extra: str) -> None:
+    """Raise UserError if a library of one of fedopt's extras is not installed. what: which part of fedopt needs it."""
+    if find_spec(library) is None:
+        raise UserError(f"{what} needs {library}, which is not installed; pip install 'fedopt[{extra}]'")
 
 
 def gives(function: Any, given: Any, wanted: str) -> WrongFunction:

@@ -41,12 +41,12 @@ def processor() -> str:
 
 
 def short_spins() -> dict[str, str]:
-    """Return the environment variable that makes OpenMP's waiting threads spin less; {} if the user has set it.
+    """Return the environment variable that makes OpenMP's waiting threads sleep instead of spinning; {} if the user has set it.
 
-    torch reads it when it is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without: see
-    `scripts/bench contention`.
+    torch reads it when it is loaded. Threads that spin take the cores from other runs, which then take up to four times as
+    long: see `scripts/bench contention`.
     """
-    return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
+    return {"GOMP_SPINCOUNT": "0"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 
 
 def memory() -> int:

@@ -4,14 +4,79 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 from support.command import ROOT
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
+EXTRAS = ("", *distribution("fedopt").metadata.get_all("Provides-Extra"))
+
+
+def test_the_readme_of_the_index():
+    """PyPI shows README as the package's users need it: no command is for a checkout, and nothing else is lost."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    text = readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for step in build["substitutions"]:
+        text, found = re.subn(step["pattern"], step["replacement"], text)
+        assert found, step
+    assert not re.search(r"checkout|constraints|-e [.']|<!--|pytest", text)
+    assert "pip install fedopt && .venv/bin/fedopt algo=" in text
+    assert text.count("```") == readme.count("```") - 2
+    assert re.findall("^#+ .*", text, re.MULTILINE) == re.findall("^#+ .*", readme, re.MULTILINE)
+
+
+def test_the_container_has_all_that_the_wheel_takes():
+    """It is built from the files that the Containerfile copies."""
+    copied = re.findall("^COPY (.*) ", (ROOT / "Containerfile").read_text(), re.MULTILINE)
+    paths = {word for words in copied for word in words.split()}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = [*build["packages"], *build["force-include"], "pyproject.toml", "README.md", "LICENSE"]
+    assert not [path for path in wanted if paths.isdisjoint({path, *map(str, Path(path).parents)})]
+
+
+def test_actions_are_steps_of_known_kinds():
+    """Each `run:` step of a workflow is found by scripts/workflows, whose names of jobs are the files' own."""
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "workflows", "--list"], capture_output=True, text=True)
+    told = {line.split()[0] for line in done.stdout.splitlines()}
+    files = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    jobs = {f"{file['name']}/{job}" for file in files for job, steps in file["jobs"].items() if "steps" in steps}
+    assert told == jobs
+
+
+def test_constraints_name_all_that_is_installed():
+    """Numbers depend on packages that others require, too: each package of the base and of the extras has one version."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    named = {same_name(line.split("==")[0]) for line in lines if "==" in line}
+    known, due = set(), ["fedopt"]
+    while due:
+        name = same_name(due.pop())
+        if name not in known and (found := installed_here(name)):
+            known.add(name)
+            wanted = map(Requirement, found.requires or ())
+            due += [w.name for w in wanted if not w.marker or any(w.marker.evaluate({"extra": x}) for x in EXTRAS)]
+    missing = sorted(known - named - {"fedopt", "setuptools", "pip"})
+    assert not missing
+
+
+def same_name(name):
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def installed_here(name):
+    """The package's metadata; None for one of an extra that is not installed, such as wandb."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +89,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@slow
 def test_metadata(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
@@ -34,6 +100,7 @@ def test_metadata(wheel):
     assert {"wandb", "tensorboard"} <= {*data.get_all("Provides-Extra")}
 
 
+@slow
 def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
     page = {f"fedopt/drawing/page.{name}" for name in ("html", "css", "js")}
     page |= {f"fedopt/bench/{name}.md.jinja" for name in ("index", "task")}
@@ -42,17 +109,15 @@ def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
         assert page | data <= {*archive.namelist()}
 
 
+@slow
 def test_the_readme_of_the_wheel(wheel):
-    """Has no link and no picture of the repository, no word on one, and all else of README."""
+    """Has no link and no picture of the repository, no word on one, and all else of README that users need."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
         text = message_from_bytes(archive.read(name)).get_payload(decode=True).decode()
     assert not re.findall(r"\]\((?!https?:|mailto:)[^)]*\)", text)
     assert not re.search(r"<img|<!--|figure above|docs/\.", text)
     assert "source distribution, from `docs/index.md` on" in text
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.findall("^#+ .*", text, re.MULTILINE) == re.findall("^#+ .*", readme, re.MULTILINE)
-    assert text.count("```") == readme.count("```")
     renderer = pytest.importorskip("readme_renderer.markdown")
     assert "<h1" in renderer.render(text)
 
@@ -66,6 +131,7 @@ def installed(wheel, tmp_path_factory):
     return folder
 
 
+@slow
 @pytest.mark.parametrize(
     ("command", "left"),
     [
@@ -100,6 +166,7 @@ def test_commands_of_the_wheel(command, left, installed, tmp_path):
     assert place.stdout.startswith(str(installed))
 
 
+@slow
 def test_the_contract_of_the_wheel(installed, tmp_path):
     """It takes a method of one's own outside of a checkout."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), "."]), "FEDOPT_CONTRACT_CONF": "myconf"}

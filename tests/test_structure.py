@@ -1,6 +1,8 @@
 """The house: its public names, and what answers at once imports no torch. `lint-imports` holds that imports point one way."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,74 @@ WITHOUT_TORCH = (
     ".metrics",
     ".results.identity",
 )
+
+
+LIBRARIES = ("optuna", "submitit", "plotly", "pyarrow", "pytest", "tensorboard", "wandb")  # of the extras
+BARE = f"""
+import sys
+sys.modules.update(dict.fromkeys({LIBRARIES}))
+from fedopt import *
+import fedopt.commands.run, pydoc
+pydoc.render_doc(fedopt)
+try:
+    tune("algo=fedavg problem=classification", output_dir="searches")
+except UserError as error:
+    print(error)
+sys.argv = "fedopt -m algo=fedavg problem=classification --launcher slurm".split()
+fedopt.commands.run.main()
+"""
+
+
+def test_without_extras(tmp_path):
+    """All public names can be had and their help read; what needs an extra names it in one line."""
+    command = [sys.executable, "-c", BARE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "fedopt.tune needs optuna, which is not installed; pip install 'fedopt[tune]'\n"
+    slurm = "--launcher slurm needs submitit, which is not installed; pip install 'fedopt[slurm]'"
+    assert done.stderr == f"fedopt: {slurm}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_that_cannot_be_written_is_not_mentioned(tmp_path):
+    """A command draws as elsewhere, in a folder of the system's for temporary files."""
+    home = {"HOME": "/dev/null", "XDG_CONFIG_HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "FEDOPT_PICTURES": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | home
+    run = [sys.executable, "-m", "fedopt", "algo=fedmsa", "problem=mco", "budget.rounds=2", "output_dir=run"]
+    done = subprocess.run(
+        run, cwd=tmp_path, env=environment | {"PYTHONPATH": str(PACKAGE.parent)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert not re.search("(?i)matplotlib|mkdir", done.stderr)
+    assert (tmp_path / "run" / "metrics.png").exists()
+
+
+FORKING = {"fork", "forkpty"}  # of os, pty, and as the names of multiprocessing's contexts
+WITHOUT_THREADS = {"forked.py", "torture"}  # a process of one thread that makes all of its copies, which it sees to
+
+
+def test_no_process_is_forked_beside_threads():
+    """Such a copy lacks OpenMP's threads, and waits for them for ever where OMP_NUM_THREADS is more than 1."""
+    root = PACKAGE.parent
+    scripts = [path for path in (root / "scripts").iterdir() if path.read_bytes().startswith(b"#!/usr/bin/env python")]
+    files = [*PACKAGE.rglob("*.py"), *(root / "tests").rglob("*.py"), *scripts]
+    assert not [
+        f"{file.relative_to(root)}:{node.lineno}"
+        for file in files
+        if file.name not in WITHOUT_THREADS and file != Path(__file__)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if _forks(node)
+    ]
+
+
+def _forks(node):
+    """Whether a node names a fork, or starts processes in multiprocessing's default way, which is a fork on Linux."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "ProcessPoolExecutor":
+        return len(node.args) < 2 and "mp_context" not in {keyword.arg for keyword in node.keywords}
+    if isinstance(node, ast.ImportFrom) and node.module in ("os", "pty", "multiprocessing"):
+        return not {alias.name for alias in node.names}.isdisjoint(FORKING | {"Pool", "Process"})
+    default = {"multiprocessing.Pool", "multiprocessing.Process"}
+    copies = FORKING | {f"{module}.{name}" for module in ("os", "pty") for name in FORKING} | default
+    return isinstance(node, ast.Attribute | ast.Constant) and ast.unparse(node).strip("'") in copies
 
 
 def test_imports_no_torch():

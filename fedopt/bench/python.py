@@ -13,7 +13,7 @@ from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
 from fedopt.config import TURN, with_project
-from fedopt.errors import UserError
+from fedopt.errors import UserError, need
 from fedopt.files import write_atomically, yaml_text
 from fedopt.jobs import Local
 
@@ -77,6 +77,7 @@ def tune(
         Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
+    need("fedopt.tune", "optuna", "tune")
     given = shlex.split(words) if isinstance(words, str) else [*words]
     folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed)
     with TURN:

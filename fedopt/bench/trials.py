@@ -17,7 +17,6 @@ import numpy as np
 
 from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
-from fedopt.bench.parzen import proposed
 from fedopt.bench.space import Point, Range, cube, distinct, grid, words_of
 from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
@@ -231,6 +230,8 @@ class Search:
         points, before = [Point()] if numbers.start == 0 else [], self.done[: numbers.start]
         wanted, seed = len(numbers) - len(points), self._seed(numbers.start)
         if self.how.sampler == "tpe":
+            from fedopt.bench.parzen import proposed
+
             outcomes = [(trial.point, trial.loss) for trial in before]
             new = proposed(self.ranges, outcomes, DRAWS * wanted, seed, self.how.trials)
         else:

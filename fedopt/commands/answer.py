@@ -14,7 +14,7 @@ from fedopt.config import GROUPS, NODES, one_word, with_project
 from fedopt.console import ctrl_c_kept
 from fedopt.console import say as console
 from fedopt.console.say import say
-from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest
+from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest, need
 
 if TYPE_CHECKING:
     from fedopt.jobs import Launcher
@@ -119,6 +119,7 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
     options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
     if given.launcher:
+        need(f"--launcher {given.launcher}", "submitit", "slurm")
         from fedopt.jobs import Queue
 
         return Queue(given.launcher, **options)

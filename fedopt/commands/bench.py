@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config import CONF, file_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
-from fedopt.errors import UserError
+from fedopt.errors import UserError, need
 
 SMOKE = ((1, 3, 0), 24)  # seeds and points of the smallest form
 CONTRACT = Path(__file__).parents[1] / "testing" / "test_contract.py"
@@ -27,8 +26,7 @@ def main() -> None:
 
 def _main() -> int:
     given = _arguments()
-    if find_spec("pyarrow") is None:
-        raise UserError("fedopt-bench needs pyarrow; pip install 'fedopt[bench]'")
+    need("fedopt-bench", "pyarrow", "bench")
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_release
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
@@ -71,8 +69,7 @@ def _check_contract(method: str, folders: list[str]) -> None:
 
     method: the algorithm's name. folders: the user's config folders.
     """
-    if find_spec("pytest") is None:
-        raise UserError("enter: testing the contract of algorithms needs pytest; pip install 'fedopt[testing]'")
+    need("fedopt-bench enter, which tests the contract of algorithms,", "pytest", "testing")
     place = file_of("algo", method, folders).parents[1].absolute()
     # What is imported here is imported there, and no other file of the working directory is; nor are its settings of pytest read
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}

@@ -1,7 +1,6 @@
 """The `fedopt-tune` command: search for values of each method, with the same trials for all."""
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.bench import SAMPLERS
@@ -9,7 +8,7 @@ from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, po
 from fedopt.config import CONF, key_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
-from fedopt.errors import UserError
+from fedopt.errors import need
 
 
 def main() -> None:
@@ -19,8 +18,7 @@ def main() -> None:
 
 def _main() -> int:
     given = _arguments()
-    if find_spec("optuna") is None:
-        raise UserError("fedopt-tune needs Optuna; pip install 'fedopt[tune]'")
+    need("fedopt-tune", "optuna", "tune")
     from fedopt.analysis import print_table
     from fedopt.bench import (
         How,

@@ -62,7 +62,7 @@ class Torchvision:
         """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder lacks them.
 
         Raises:
-            UserError: The files are broken, or the download fails.
+            UserError: The files are broken, the folder cannot be made, or the download fails.
         """
         path = Path(self.path)
         return replace(read_npz(path) if path.suffix else self._torchvision(path), pixels=self.pixels)
@@ -74,12 +74,16 @@ class Torchvision:
             raise UserError(f"{odd}: must be a regular file, not a pipe or device; remove it")
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()
-        socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
         above = next(folder for folder in path.parents if folder.exists())
         try:
-            with TemporaryDirectory(
-                prefix=".download-", dir=None if found else above
-            ) as work:  # a failure leaves nothing
+            temporary = TemporaryDirectory(prefix=".download-", dir=None if found else above)
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: data cannot be stored there ({error.strerror}); FEDOPT_DATA may name another folder"
+            ) from None
+        socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
+        try:
+            with temporary as work:  # a failure leaves nothing
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import pandas as pd
 
 import fedopt
 from fedopt.console import printable
-from fedopt.errors import UserError
+from fedopt.errors import UserError, need
 from fedopt.files import write_atomically
 
 
@@ -105,8 +105,7 @@ def _packed(text: str) -> str:
 
 @cache
 def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("a page of results needs plotly; pip install 'fedopt[report]'") from None
+    need("a page of results", "plotly", "report")
+    from plotly.offline import get_plotlyjs
+
     return _packed(get_plotlyjs())

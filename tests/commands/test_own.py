@@ -19,6 +19,7 @@ import torch
 from support.cases import few
 from support.command import PAIR, ROOT, code_of, fedopt
 
+from fedopt import errors
 from fedopt.commands import bench, compare
 from fedopt.commands.new import EXAMPLES, TEMPLATES, new
 from fedopt.data.partitioners import Iid
@@ -710,8 +711,8 @@ def test_a_method_breaks_the_contract_only_where_a_test_failed(code, out, err, s
 
 def test_entering_without_pytest_names_its_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "find_spec", lambda name: name != "pytest" or None)
-    assert enter(monkeypatch, capsys).endswith("needs pytest; pip install 'fedopt[testing]'\n")
+    monkeypatch.setattr(errors, "find_spec", lambda name: name != "pytest" or None)
+    assert enter(monkeypatch, capsys).endswith("needs pytest, which is not installed; pip install 'fedopt[testing]'\n")
 
 
 @pytest.mark.full

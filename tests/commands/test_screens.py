@@ -5,13 +5,10 @@ FEDOPT_SCREENS=write pytest -m '' tests/commands/test_screens.py writes them ane
 
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from support.terminal import on_terminal
-
-from fedopt.testing import harness
 
 KEPT = Path(__file__).with_name("screens")
 WIDTHS = (60, 80, 120)
@@ -56,9 +53,6 @@ def at_widths(commands, default):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where a run and a sweep were done, on a terminal of 80 columns; their screens are beside it, as run and sweep."""
-    for name in ("commands.compare", "commands.reproduce", "commands.list_", "jobs.sweep", "running.lifecycle"):
-        import_module(f"fedopt.{name}")  # not in each fork
-    harness.steps(harness.small("fedmsa", "mco"), 1)  # torch imports much when it is first used
     path = tmp_path_factory.mktemp("screens")
     return path, {(name, 80): on_terminal(NINE[name].split(), 80, path) for name in RUNS}
 

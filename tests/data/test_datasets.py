@@ -704,6 +704,16 @@ def test_missing_data_without_network(offline, tmp_path, name, shape):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_data_folder_that_cannot_be_made(offline, tmp_path):
+    """It is not the download that failed."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"file/sets: data cannot be stored there .* FEDOPT_DATA may name another"
+    ) as caught:
+        Torchvision("cifar10", root=str(tmp_path / "file" / "sets")).load()
+    assert "download" not in str(caught.value)
+
+
 def test_mnist_comes_with_fedopt(offline, monkeypatch, tmp_path):
     """Whole, without a network or a folder of data; its digest is the one that runs of 0.3 noted of the downloaded copy."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -125,7 +125,7 @@ def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("given", "threads", "spin"),
     [
-        pytest.param({}, None, "3000", marks=pytest.mark.full),
+        pytest.param({}, None, "0", marks=pytest.mark.full),
         pytest.param({"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}, 3, "7", marks=pytest.mark.full),
     ],
 )
