@@ -5,6 +5,8 @@ closed form: the error at a row that is left out is its residual / (1 - its leve
 Logistic regression is scikit-learn's, with C one of `INVERSES`, by the log loss of up to `FOLDS` folds.
 """
 
+import warnings
+
 import numpy as np
 
 from fedopt.metrics import EQUAL
@@ -12,6 +14,7 @@ from fedopt.metrics import EQUAL
 RATIOS = np.logspace(3, -3, 25)  # of ties the strongest is taken
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
+UNPENALISED = 1e6  # C of the classifier that is as good as unpenalised, and exists where classes can be separated
 MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # of all clients' rows times features: what takes about five seconds
 RANK = 1e-10  # singular values below this share of the largest are zero
 
@@ -35,7 +38,7 @@ def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return a client's log probabilities of classes by its logistic regression, ``[tests, C]``.
+    """Return a client's log probabilities of classes by its penalised and unpenalised logistic regression, ``[2, tests, C]``.
 
     Classes without rows have their smoothed share, (n_c + 1) / (n + C), and so do all classes if there are rows of one only. If
     a class has a single row, there are no folds, and C is scikit-learn's default, 1.
@@ -46,19 +49,23 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
         tests: The features of the rows to predict.
         weights: The weights of the classes, ``[C]``.
     """
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
     counts = np.bincount(y, minlength=len(weights))
     smoothed, present = (counts + 1) / (len(y) + len(weights)), np.flatnonzero(counts)
-    shares = np.tile(smoothed, (len(tests), 1))
+    shares = np.tile(smoothed, (2, len(tests), 1))
     if len(present) > 1 and len(tests):
         folds = min(FOLDS, counts[present].min())
         options = {"class_weight": {c: weights[c] for c in present}, "max_iter": 1000}
-        model = LogisticRegression(**options)
+        models = [LogisticRegression(**options), LogisticRegression(C=UNPENALISED, **options)]
         if folds > 1:
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
-            model = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
-        shares[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
+            models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # where classes can be separated
+            for its, model in zip(shares, models, strict=True):
+                its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
     return np.log(np.maximum(shares, 1e-300))
 
 

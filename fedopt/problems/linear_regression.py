@@ -110,10 +110,11 @@ class Table(Labelled):
         return True
 
     def fit_alone(self) -> Tensor:
-        """Return what a ridge of each client's own training examples predicts for the local examples, ``[n, 1]``."""
+        """Return what a ridge and least squares of each client's own training examples predict for the local examples."""
         x, y = (v.double().cpu().numpy() for v in (self.train.x[:, :-1], self.train.y))
         ridges = np.array([alone.ridge(x[rows], y[rows]) for rows in self.splits["train"]])
-        return self.predictions(self.test_set.known(), None, torch.from_numpy(ridges).to(self.train.x))
+        models = torch.from_numpy(ridges), least(*self.moments("train")[:2])
+        return torch.stack([self.predictions(self.test_set.known(), None, of.to(self.train.x)) for of in models])
 
 
 @dataclass(eq=False)

@@ -167,7 +167,7 @@ class ScoresModels(Problem):
         return False
 
     def fit_alone(self) -> Tensor:
-        """Return the outputs of each client's own model alone for its local examples, as `predictions` does."""
+        """Return the outputs for the local examples by what each client does alone, penalised and not, ``[2, n, outputs]``."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a client does alone")
 
     def parameters(self, *point: Tensor) -> Tensor:
@@ -292,11 +292,13 @@ class ScoresModels(Problem):
 
     @cached_property
     def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
-        """The outputs of models alone, the first score of each client, where it is defined, and the metrics of all rows."""
+        """The outputs of `fit_alone`; of its penalised models the first score of each client, where it is defined, and the
+        metrics of all rows.
+        """
         assert self.local_set is not None
         outputs, main = self.fit_alone(), self.scorer.client_metrics[0].name
-        values = self.scorer.scores(outputs, self.local_set.y)
-        of_clients = self.client_scores(outputs, None, True)[main][self._defined[main]]
+        values = self.scorer.scores(outputs[0], self.local_set.y)
+        of_clients = self.client_scores(outputs[0], None, True)[main][self._defined[main]]
         return outputs, of_clients, {f"alone_{name}": value for name, value in values.items()}
 
     def clients_table(self, *point: Tensor) -> Values:
@@ -312,9 +314,9 @@ class ScoresModels(Problem):
             events = local.owner[local.y.cpu().numpy() == rarest]
             found["events"] = np.bincount(events, minlength=self.clients)
             rests_on |= {name: found["events"] for name, of in self.scorer.each.items() if of == ("recall", rarest)}
-        outputs |= {"alone": self._alone[0]} if self.with_alone else {}
-        for kind, of_kind in outputs.items():
-            tuning = None if kind == "alone" else self.calibration(*point)
+        alone = dict(zip(("alone", "alone_unpenalised"), self._alone[0], strict=True)) if self.with_alone else {}
+        for kind, of_kind in (outputs | alone).items():
+            tuning = None if kind in alone else self.calibration(*point)
             for name, values in self.client_scores(of_kind, tuning).items():
                 found[f"{kind}_{name}"] = values
                 if name in rests_on:

@@ -160,15 +160,15 @@ class Labelled(ScoresModels):
         return bool(self.classes and table and numbers <= MOST_NUMBERS and self.clients <= MOST_CLIENTS)
 
     def fit_alone(self) -> Tensor:
-        """Return the log probabilities of the clients' models alone for the local examples, ``[n, C]``."""
+        """Return the log probabilities by the clients' models alone for the local examples, ``[2, n, C]``."""
         assert self.local_set is not None
         x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
         tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
         weights = np.ones(self.classes) if self._class_weight is None else self._class_weight.double().cpu().numpy()
-        outputs = np.zeros((len(tests), self.classes))
+        outputs = np.zeros((2, len(tests), self.classes))
         for i, rows in enumerate(self.splits["train"]):
             mine = self.local_set.owner == i
-            outputs[mine] = logistic(x[rows], y[rows], tests[mine], weights)
+            outputs[:, mine] = logistic(x[rows], y[rows], tests[mine], weights)
         return torch.from_numpy(outputs).to(self.train.x.device)
 
     def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:

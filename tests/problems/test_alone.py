@@ -52,15 +52,15 @@ def test_logistic_regression_alone_is_that_of_scikit_learn():
     )
     found = np.exp(alone.logistic(x, y, x[:9], weights))
     known = 1 - 1 / 83  # the smoothed share of classes with rows
-    np.testing.assert_allclose(found[:, :2], known * cv.fit(x, y).predict_proba(x[:9]), rtol=1e-6)
-    np.testing.assert_allclose(found[:, 2], 1 / 83)
+    np.testing.assert_allclose(found[0, :, :2], known * cv.fit(x, y).predict_proba(x[:9]), rtol=1e-6)
+    np.testing.assert_allclose(found[:, :, 2], 1 / 83)
     single = np.where(np.arange(80) == 0, 1, 0)  # one row of a class: no folds
     fit = LogisticRegression(**common).fit(x, single)
     np.testing.assert_allclose(
-        np.exp(alone.logistic(x, single, x[:9], weights))[:, :2], known * fit.predict_proba(x[:9])
+        np.exp(alone.logistic(x, single, x[:9], weights))[0, :, :2], known * fit.predict_proba(x[:9])
     )
     constant = np.exp(alone.logistic(x[:6], np.ones(6, dtype=int), x[:2], weights))
-    np.testing.assert_allclose(constant, [[1 / 9, 7 / 9, 1 / 9]] * 2)
+    np.testing.assert_allclose(constant[0], [[1 / 9, 7 / 9, 1 / 9]] * 2)
 
 
 def test_ties_are_reported_as_ties():
@@ -73,15 +73,18 @@ def test_ties_are_reported_as_ties():
 
 def test_alone_in_linear_regression():
     p = small("fedavg", "linear_regression", "preset=none").original
-    found = p.clients_table(*p.start())["alone_rmse"]
-    squares = []
+    found = p.clients_table(*p.start())
+    squares, unpenalised = [], []
     for i, rows in enumerate(p.splits["train"]):
         x, t = p.train.x[rows].numpy()[:, :-1], p.train.y[rows].numpy()
         tests = p.local_set.owner == i
         z, target = p.test_examples.x.numpy()[tests, :-1], p.test_examples.y.numpy()[tests]
         cv = RidgeCV(len(t) * alone.RATIOS).fit(x, t)
         squares.append((cv.predict(z) - target) ** 2)
-    np.testing.assert_allclose(found, [np.sqrt(of.mean()) for of in squares], rtol=1e-6)
+        least = np.linalg.lstsq(np.column_stack([x, np.ones(len(t))]), t, rcond=None)[0]
+        unpenalised.append(np.sqrt(np.mean((z @ least[:-1] + least[-1] - target) ** 2)))
+    np.testing.assert_allclose(found["alone_unpenalised_rmse"], unpenalised, rtol=1e-6)
+    np.testing.assert_allclose(found["alone_rmse"], [np.sqrt(of.mean()) for of in squares], rtol=1e-6)
     assert p.evaluate(*p.start())["alone_rmse"] == pytest.approx(np.sqrt(np.mean(np.concatenate(squares))))
 
 
@@ -92,7 +95,7 @@ def test_alone_in_classification():
         own = p.local_set.rows[p.local_set.owner == i]
         x, y = p.train.x.double().numpy(), p.train.y.numpy()
         scores = alone.logistic(x[rows], y[rows], x[own], np.ones(p.classes))
-        hits.append(scores.argmax(1) == y[own])
+        hits.append(scores[0].argmax(1) == y[own])
     found = p.evaluate(*p.start())
     assert found["alone_accuracy"] == pytest.approx(100 * np.mean(np.concatenate(hits)))
     images = classification()
