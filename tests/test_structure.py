@@ -90,7 +90,11 @@ WITHOUT_THREADS = {"forked.py", "torture"}  # a process of one thread that makes
 def test_no_process_is_forked_beside_threads():
     """Such a copy lacks OpenMP's threads, and waits for them for ever where OMP_NUM_THREADS is more than 1."""
     root = PACKAGE.parent
-    scripts = [path for path in (root / "scripts").iterdir() if path.read_bytes().startswith(b"#!/usr/bin/env python")]
+    scripts = [
+        path
+        for path in (root / "scripts").iterdir()
+        if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python")
+    ]
     files = [*PACKAGE.rglob("*.py"), *(root / "tests").rglob("*.py"), *scripts]
     assert not [
         f"{file.relative_to(root)}:{node.lineno}"

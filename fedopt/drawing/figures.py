@@ -209,7 +209,7 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
     scale = axis.yaxis.get_transform()
 
     def ends(values: Sequence[np.ndarray | None]) -> np.ndarray:
-        every = np.concatenate([np.atleast_1d(part) for part in values if part is not None])
+        every = np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in values if part is not None)])
         every = every[np.isfinite(every) & ((every > 0) | (axis.get_yscale() != "log"))]
         return scale.transform(np.array([every.min(), every.max()])) if len(every) else np.array([np.inf, -np.inf])
 

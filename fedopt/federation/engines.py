@@ -25,9 +25,10 @@ LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 class Stack(NamedTuple):
     """The n clients that are computed at once.
 
-    drawn: their draws. share: what differs between them, tensors with a leading dimension [n].
+    clients: their indices. drawn: their draws. share: what differs between them, tensors with a leading dimension [n].
     """
 
+    clients: np.ndarray
     drawn: dict[str, Drawn]
     share: Share
 
@@ -49,7 +50,7 @@ class OneByOne:
         client_fn, message: as in `Round.exchange`.
         """
         first: Share = tree_map(lambda t: None if t is None else t[0], stack.share)
-        share = first._replace(client=int(first.client))
+        share = first._replace(client=int(stack.clients[0]))
         return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
 

@@ -438,7 +438,7 @@ class Round:
                 own=None if own is None else own[members.tolist()],
                 key=self._keys(exchange.number, clients).to(like.device) if problem.random else None,
             )
-            yield members, Stack(drawn, share)
+            yield members, Stack(clients, drawn, share)
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
         """Bill one communication round: the bytes that each client of the cohort gets and sends back, and the clients' calls.

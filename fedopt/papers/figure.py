@@ -101,8 +101,8 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axis.set_ylim(bottom=published.y_from if cut else None)
             if published.until is not None:
                 axis.set_xlim(0, published.until)
-        for axis, x, y, colour in ends:
-            axis.plot(x, y, **END | {"color": colour})
+        for axis, x, y, colour in ends:  # a line that leaves the picture ends at its edge
+            axis.plot(x, np.clip(y, *sorted(axis.get_ylim())), **END | {"color": colour})
         # The last picture's entries come last in the legend
         if marked:
             label = "the paper's numbers, in the line's colour"

@@ -189,5 +189,5 @@ def test_calls_and_bytes():
 
 
 def test_a_trim_that_leaves_nothing():
-    with pytest.raises(UserError, match="trim=2"):
+    with pytest.raises(UserError, match="needs at least 5 clients"):
         steps(br_fedbi(ALL, "algo.rule=trimmed", "algo.trim=2"), 1)

@@ -201,8 +201,11 @@ def test_parts_of_an_epoch(epochs, B, steps):
     work = build(Keys, {"alpha": 1, "tau": f"{epochs} epochs"}, "algo").tau
     drawn = Epochs(work(0, 2), B)
     assert drawn.steps_of(splits, np.arange(2)).tolist() == steps
-    whole = Epochs(2, B).positions(np.random.default_rng(0), 12, 6, [])
-    for some, wanted in zip(drawn.positions(np.random.default_rng(0), 12, steps[0], []), whole, strict=False):
+    (whole,), (parts,) = (
+        of.sampler(np.array([12]))([np.random.default_rng(0)], [12], [count])
+        for of, count in ((Epochs(2, B), 6), (drawn, steps[0]))
+    )
+    for some, wanted in zip(parts, whole, strict=False):
         np.testing.assert_array_equal(some, wanted)
 
 

@@ -325,7 +325,7 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
     (tmp_path / "page.html").rmdir()
     page._plotly.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr("fedopt.errors.find_spec", lambda name: None)
     assert "pip install 'fedopt[report]'" in command(tmp_path / "runs")[3]
 
 
@@ -359,7 +359,7 @@ def test_tuned_beside_untuned(tmp_path):
 
 def test_two_methods_of_one_name(tmp_path, monkeypatch):
     """Neither is left out."""
-    monkeypatch.setattr(groups, "display_name", lambda algo: "FedAvg")
+    monkeypatch.setattr(groups, "display_name", lambda *_: "FedAvg")
     for name in ("one", "two"):
         record(tmp_path / name, range(5), algo={"_target_": name})
     assert [line["label"] for line in page_of([tmp_path]).sections[1].chart["lines"]] == ["one", "two"]

@@ -22,7 +22,9 @@ LAM = 0.4
 
 def problem(data=None, partitioner=UNEQUAL, **changes):
     fields = {"lam": LAM, "validation": 0.3, "weighting": "samples", "examples": 60, "features": 3, "spread": 0.5}
-    return PersonalisedRegression(World(0, partitioner, data, dtype=F64), **(fields | changes))
+    built = PersonalisedRegression(World(0, partitioner, data, dtype=F64), **(fields | changes))
+    built.deploys(own=False, common=True)
+    return built
 
 
 def schools(seed=0):

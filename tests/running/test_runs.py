@@ -343,10 +343,10 @@ def test_a_value_below_0_says_what_it_is():
 
 
 def table_in(out):
-    """The cells of a sweep's table: of its head, which a line is below, and of its rows."""
+    """The cells of a sweep's table: of its head, and of its rows."""
     lines = out.splitlines()
-    (rule,) = (k for k, line in enumerate(lines) if line.startswith("──"))
-    rows = [lines[rule - 1], *takewhile(lambda line: "  " in line.strip(), lines[rule + 1 :])]
+    (head,) = (k for k, line in enumerate(lines) if re.search(r"(^| {2,})runs( {2,}|$)", line))
+    rows = takewhile(lambda line: "  " in line.strip(), lines[head:])
     return [re.split(" {2,}", row.strip()) for row in rows]
 
 
