@@ -51,7 +51,8 @@ def compare(arguments: argparse.Namespace) -> None:
     )
     print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
     tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
-    tell(*_alone(comparison))
+    for line in _alone(comparison):
+        tell(line)
     if len(tests := tests_shown(comparison.paired)):
         phrase = str(tests.columns[1])
         short = tests.rename(columns={phrase: phrase.partition(" of ")[0]})

@@ -201,7 +201,7 @@ def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
     assert "seed3" not in folder.name
     assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
     digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
-    assert "without dataset=digits\n" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
+    assert "without dataset=digits;" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
 
 
 def test_no_words_are_answered_by_help(monkeypatch, capsys, tmp_path):
