@@ -82,7 +82,7 @@ def _print(rows: Rows, layout: Sequence[tuple[int, bool]], style: str = "") -> N
         table.add_column(width=width, justify="right" if right else "left", vertical="bottom" if style else "top")
     for row in rows:
         table.add_row(*(Text(printable(cell), style) for cell in row))
-    console = Console(width=sum(width + BETWEEN for width, _ in layout))
+    console = Console(width=sum(width + BETWEEN for width, _ in layout), force_jupyter=False)
     with console.capture() as captured:
         console.print(table)
     print(*map(str.rstrip, captured.get().splitlines()), sep="\n", flush=True)  # not `show`: bold heads are meant

@@ -176,8 +176,10 @@ class Dense:
     def _cut(self, first: int, dim: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the sizes and shapes of the parameters in a vector of that dimension that begins with the layer `first`."""
         if (first, dim) not in self._cuts:
-            last = self._ends.index(self._ends[first] + dim)
-            shapes = [shape for n, m in self._matrices[first:last] for shape in ((n, m), (n, 1))[: 1 + self._biases]]
+            end = self._ends[first] + dim
+            if end not in self._ends:
+                raise ValueError(f"a vector of {dim} numbers does not fit the network's layers, of {self.dim} numbers")
+            shapes = [shape for n, m in self._matrices[first : self._ends.index(end)] for shape in ((n, m), (n, 1))[: 1 + self._biases]]
             self._cuts[first, dim] = [n * m for n, m in shapes], shapes
         return self._cuts[first, dim]
 
