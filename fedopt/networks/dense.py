@@ -179,7 +179,8 @@ class Dense:
             end = self._ends[first] + dim
             if end not in self._ends:
                 raise ValueError(f"a vector of {dim} numbers does not fit the network's layers, of {self.dim} numbers")
-            shapes = [shape for n, m in self._matrices[first : self._ends.index(end)] for shape in ((n, m), (n, 1))[: 1 + self._biases]]
+            matrices = self._matrices[first : self._ends.index(end)]
+            shapes = [shape for n, m in matrices for shape in ((n, m), (n, 1))[: 1 + self._biases]]
             self._cuts[first, dim] = [n * m for n, m in shapes], shapes
         return self._cuts[first, dim]
 
