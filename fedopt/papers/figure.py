@@ -102,7 +102,8 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             if published.until is not None:
                 axis.set_xlim(0, published.until)
         for axis, x, y, colour in ends:  # a line that leaves the picture ends at its edge
-            axis.plot(x, np.clip(y, *sorted(axis.get_ylim())), **END | {"color": colour})
+            low, high = sorted(axis.get_ylim())
+            axis.plot(x, min(max(y, low), high), **END | {"color": colour})
         # The last picture's entries come last in the legend
         if marked:
             label = "the paper's numbers, in the line's colour"
