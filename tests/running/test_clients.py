@@ -95,10 +95,15 @@ def test_clients_csv_has_the_error_of_each_client(run, sites):
     parts, words = sites
     folder, seen = run("pfedme", *words)
     rows, (x, own), card = clients_of(folder), seen[-1], RunFolder(folder).card()
-    assert [*rows[0]] == ["client", "examples", "test_rows", *ends("own_rmse", "common_rmse", "alone_rmse")]
+    assert [*rows[0]] == [
+        "client",
+        "examples",
+        "test_rows",
+        *ends("own_rmse", "common_rmse", "alone_rmse", "alone_unpenalised_rmse"),
+    ]
     assert [row["test_rows"] for row in rows] == ["0", "20", "20"]
     assert [(row["client"], row["examples"]) for row in rows] == [("Ahus, Oslo", "20"), ("Bern", "20"), ("Cork", "20")]
-    assert {rows[0][kind] for kind in ends("own_rmse", "common_rmse", "alone_rmse")} == {""}
+    assert {rows[0][kind] for kind in ends("own_rmse", "common_rmse", "alone_rmse", "alone_unpenalised_rmse")} == {""}
     design = {of: np.column_stack([parts[f"x_{of}"], np.ones(len(parts[f"x_{of}"]))]) for of in ("train", "test")}
     assert card["client_metric"] == CLIENT_RMSE
     for i, row in enumerate(rows[1:], 1):
@@ -126,7 +131,7 @@ def test_clients_csv_has_accuracies(run):
 def test_clients_csv_of_methods_without_models_of_clients(algo, run):
     """The common model, and alone, if that is known."""
     folder, seen = run(algo, "preset=none")
-    wanted = ["client", "examples", "test_rows", *ends("common_rmse", "alone_rmse")]
+    wanted = ["client", "examples", "test_rows", *ends("common_rmse", "alone_rmse", "alone_unpenalised_rmse")]
     assert [*clients_of(folder)[0]] == wanted
     assert [*load(folder).variables] == ["x"]
     assert torch.equal(load(folder).variables["x"], seen[-1][0])
