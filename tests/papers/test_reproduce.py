@@ -942,7 +942,7 @@ def test_what_is_kept(tmp_path, experiment, command):
     (kept / "figure.svg").unlink()
     experiment("one", claims=[{**claim, "at_least": -1}, {**other, "measure": "1"}], common={"budget": {"rounds": 240}})
     first, second, _, totals = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
-    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | supported |")
+    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | supported |  |")
     assert second.endswith("|  | not measured | [not run yet] |")
     assert totals == "The paper's claims: 1 not measured, 1 supported."
     assert (kept / "figure.svg").read_bytes() == picture  # drawn again, of what is kept, and the same
