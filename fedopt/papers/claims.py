@@ -111,7 +111,7 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
     values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # note -> its seeds
     for seed, runs in seeds.items():
-        for label in dict.fromkeys(word.label for word in claim.measure.words):
+        for label in dict.fromkeys(call.label for call in claim.measure.calls):
             if label in runs.runs and runs.runs[label].status == "diverged":
                 notes.setdefault(f"{label} diverged", []).append(str(seed))
         try:

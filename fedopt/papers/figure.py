@@ -167,7 +167,6 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
     paths: the files to write. table: with the columns series, x, seed and y.
     """
-    slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
     points = published.points
     panels = {panel: [name for name in names if name in points] for panel, names in published.panels.items()}
     panels = panels if panels and all(panels.values()) else {"": list(points)}
@@ -188,10 +187,6 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
                 x, mean, low, high = mean_line(seeds.columns.to_numpy(), values, log["y"])
                 style = look(slots[names[name]])
                 axis.errorbar(x, mean, [mean - low, high - mean], label=names[name], capsize=3, **style)
-                if name in slopes and len(mean) and log["x"] and log["y"]:
-                    label = f"{names[name]}: slope {slopes[name]:g}, in the paper"
-                    line = mean[0] * (x / x[0]) ** slopes[name]
-                    axis.plot(x, line, label=label, color=style["color"], linestyle=":")
             describe(axis, _label(published.x_label, panel), _label(published.y_label, panel), panel)
             part = finite[finite["series"].isin(series)]
             axis.set(xscale="log" if log["x"] else "linear", yscale="log" if log["y"] else "linear")

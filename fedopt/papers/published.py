@@ -122,13 +122,13 @@ class Published:
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:
-            for word in measure.words:
-                kind = "series" if word.name == "fit" else "line"
-                labels += [(f"{where}: {word.name}({word.label!r})", word.label, kind)] * bool(word.label)
+            for name, label, _ in measure.calls:
+                kind = "series" if name == "fit" else "line"
+                labels += [(f"{where}: {name}({label!r})", label, kind)] * (label is not None or name == "fit")
         for text, label, kind in labels:
             present = list(self.points if kind == "series" else self.lines)
             if label not in present:
-                raise UserError(f"{text}: there is no such {kind}{nearest(label, present)}")
+                raise UserError(f"{text}: there is no such {kind}{nearest(str(label), present)}")
 
 
 class Task(NamedTuple):
