@@ -24,7 +24,7 @@ import fedopt as public
 from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
 from fedopt.papers import published
-from fedopt.papers.kept import rows_of
+from fedopt.papers.claims import rows_of
 from fedopt.results.folder import FILES
 
 WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py

@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib.scale import LogScale, ScaleBase
 
 from fedopt.analysis.runs import Groups, Recorded
@@ -153,11 +152,6 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
     windows = [slice(i - r, i + r + 1) for i, r in zip(index, reach, strict=True)]
     means = np.array([scaled[w][usable[w]].mean() if usable[i] else np.nan for i, w in enumerate(windows)])
     return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
-
-
-def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return at most ``most`` evenly spaced rows, always with the first and the last."""
-    return points.iloc[np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))]
 
 
 def from_to(counts: Collection[int]) -> str:

@@ -24,8 +24,7 @@ from fedopt.console import heard, note
 from fedopt.drawing import Page, Section, Table
 from fedopt.errors import UserError
 from fedopt.files import BROKEN, read_bytes, read_table
-from fedopt.papers.claims import COLUMNS, totals
-from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
+from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, rows_of, totals
 from fedopt.papers.published import load
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
@@ -91,7 +90,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
             tables.append(Table("The table, with the paper's numbers in brackets", cells))
     listed, place, groups, picture = list[Any](), _runs_of(folder) or folder, dict[str, list[Recorded]](), ""
     with noting(file := folder / "runs.csv"):
-        listed = rows_of(file, ("line", "seed", "run"))
+        listed = rows_of(file, RUNS)
     for row in listed:
         with suppress(*BROKEN):  # it has not begun
             run = read(place / Path(row["run"]).name, X)

@@ -33,21 +33,6 @@ Cell = tuple[str, float | None]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Headline:
-    """One line on a paper's page of results. scripts/docs computes its verdict from the experiment's claims.
-
-    figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict.
-    also: other experiments whose claims count too. about: a regular expression; only claims that match it count.
-    """
-
-    figure: str
-    says: str
-    why: str = ""
-    also: list[str] = Field(default_factory=list)
-    about: str = ""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
     """A published experiment: the node `experiment` of a file, after `fedopt.papers.where` has filled in its texts.
 
@@ -75,7 +60,10 @@ class Published:
         They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
 
     claims: see `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
-    headlines: see `Headline`. kind: the `Claim.kind` of claims that do not set one.
+    headlines: the lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims. figure:
+        the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict. also:
+        other experiments whose claims count too. about: a regular expression; only claims that match it count.
+    kind: the `Claim.kind` of claims that do not set one.
     """
 
     paper: str
@@ -101,7 +89,7 @@ class Published:
     small: dict[str, str] = Field(default_factory=dict)
     changes: dict[str, str] = Field(default_factory=dict)
     claims: list[Claim] = Field(default_factory=list)
-    headlines: list[Headline] = Field(default_factory=list)
+    headlines: list[dict[str, Any]] = Field(default_factory=list)
     kind: Kind = "paper"
 
     @model_validator(mode="after")
@@ -117,18 +105,19 @@ class Published:
         """
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
-        panels = [label for label in chain(*self.panels.values()) if label not in self.points]
-        labels = [(label, label, "line") for label in chain(panels, cells, points, self.small, self.changes)]
+        labels: list[tuple[str, str, Any]] = []  # where, kind, label
+        labels += [("", "line", label) for label in chain(cells, points, self.small, self.changes)]
+        labels += [("", "series" if self.points else "line", label) for label in chain(*self.panels.values())]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:
             for name, label, _ in measure.calls:
-                kind = "series" if name == "fit" else "line"
-                labels += [(f"{where}: {name}({label!r})", label, kind)] * (label is not None or name == "fit")
-        for text, label, kind in labels:
+                if label is not None or name == "fit":
+                    labels.append((f"{where}: {name}() of ", "series" if name == "fit" else "line", label))
+        for where, kind, label in labels:
             present = list(self.points if kind == "series" else self.lines)
             if label not in present:
-                raise UserError(f"{text}: there is no such {kind}{nearest(str(label), present)}")
+                raise UserError(f"{where}{label}: there is no such {kind}{nearest(str(label), present)}")
 
 
 class Task(NamedTuple):

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis import Recorded, beside_paper, moments, noting, print_table, read, write_table
-from fedopt.analysis.frame import frame
 from fedopt.console import tell
 from fedopt.papers import claims
-from fedopt.papers.figure import curves, draw_curves, draw_points
+from fedopt.papers.figure import curves, draw
 from fedopt.papers.measure import Measure
 from fedopt.papers.published import Published, Task, tasks
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
@@ -22,7 +21,7 @@ from fedopt.results import ENDED, RunFolder
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Plan:
     """A published experiment as one command runs it: the runs it needs, and where its results go.
 
@@ -35,12 +34,12 @@ class Plan:
 
     name: str
     published: Published
-    folders: Sequence[Path]
-    words: Sequence[str]
+    folders: Sequence[Path] = ()
+    words: Sequence[str] = ()
     runs: Path
     results: Path
-    most_seeds: int
-    with_claims: bool
+    most_seeds: int = 0
+    with_claims: bool = True
     first: int = 0
     tasks: list[Task] = field(default_factory=list)
 
@@ -87,13 +86,12 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan into its folder, and print its table and its claims.
 
-    figure.csv is always written, claims.csv if `with_claims`. An experiment with a table gets table.csv and no figure; one
-    with points gets the figure; any other gets the figure and curves.csv. Without measured values there is no figure.
+    claims.csv is written if `with_claims`. An experiment with a table gets table.csv; any other gets curves.csv, with the
+    points or the lines of the figure, and the figure. Without measured values there is no figure.
 
     formats: the formats of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
-    pictures = [plan.results / f"figure.{name}" for name in formats]
     if published.table:
         cells = _table(published, seeds)
         write_table(plan.results / "table.csv", cells)
@@ -104,20 +102,13 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
             tell(claims.sentence(row))
         tell(claims.totals(rows))
         write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
-    if published.points:
-        values = _points(published, seeds)
-        if np.isfinite(values["y"].astype(float)).any():
-            draw_points(pictures, published, values)
-    else:
-        lines: dict[str, list[Recorded]] = {}
-        for label in published.lines:
-            if runs := [ended.runs[label] for ended in seeds.values() if label in ended.runs]:
-                lines[label] = runs
-        values = _evaluations(published, lines)
-        if lines and not published.table:
-            write_table(plan.results / "curves.csv", drawn := curves(published, lines))
-            draw_curves(pictures, published, drawn)
-    write_table(plan.results / "figure.csv", values)
+    if published.table:
+        return
+    lines = {label: [of.runs[label] for of in seeds.values() if label in of.runs] for label in published.lines}
+    drawn = _points(published, seeds) if published.points else curves(published, lines)
+    write_table(plan.results / "curves.csv", drawn)
+    if np.isfinite(drawn["y" if published.points else "mean"].astype(float)).any():
+        draw([plan.results / f"figure.{name}" for name in formats], published, drawn)
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
@@ -145,20 +136,11 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(str(value) for value in values if value)) for name, values in columns.items()}
 
 
-def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
-    """Return one row per evaluation: line, seed, the figure's x and its metrics y."""
-    columns = dict.fromkeys(["line", "seed", published.x, *published.y])
-    parts = [frame(runs).assign(line=label) for label, runs in lines.items()]
-    return (pd.concat(parts) if parts else pd.DataFrame(columns=[*columns]))[[*columns]]
-
-
-def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
-    """Return seed -> value of the measure; seeds without a value are left out. names: values for `line` and `x` in the measure."""
-    values = {}
-    for seed, runs in seeds.items():
-        with suppress(Unmeasurable):
-            values[seed] = measure.value(runs, **names)
-    return values
+def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
+    """Return the value of a measure; nan if it has none. names: values for `line` and `x` in the measure."""
+    with suppress(Unmeasurable):
+        return measure.value(runs, **names)
+    return np.nan
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
@@ -166,8 +148,9 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
-            values = _measured(seeds, published.point[series], x=x, line=label)
-            rows += [(series, x, seed, values.get(seed, np.nan)) for seed, its in seeds.items() if label in its.runs]
+            of_label = {seed: runs for seed, runs in seeds.items() if label in runs.runs}
+            measure = published.point[series]
+            rows += [(series, x, seed, _value(measure, runs, x=x, line=label)) for seed, runs in of_label.items()]
     return pd.DataFrame(rows, columns=["series", "x", "seed", "y"])
 
 
@@ -176,6 +159,7 @@ def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():
-            values = list(_measured(seeds, published.cell, line=label).values())
+            values = np.array([_value(published.cell, runs, line=label) for runs in seeds.values()])
+            values = values[~np.isnan(values)]
             rows.append((row, column, paper, *moments(values), len(values)))
     return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])

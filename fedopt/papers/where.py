@@ -81,7 +81,9 @@ def _filled(node: Any, rows: Rows) -> Any:
         for key, value in node.items():
             for group in _groups(_IN_TEXT.findall(str(key)), rows):
                 if (text := _text(str(key), group)) in result:
-                    raise UserError(f"{key}: gives the key {text} twice; remove one, or add a name that tells them apart")
+                    raise UserError(
+                        f"{key}: gives the key {text} twice; remove one, or add a name that tells them apart"
+                    )
                 result[text] = _filled(value, group)
         return result
     if isinstance(node, list):
@@ -126,9 +128,13 @@ def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
     """Return the rows that have one of the values of each axis: one value, a list, or None for all."""
     for axis, values in axes.items():
         known = list(dict.fromkeys(row[axis] for row in rows if axis in row))
-        chosen = known if values is None else [str(value) for value in (values if isinstance(values, list) else [values])]
+        chosen = (
+            known if values is None else [str(value) for value in (values if isinstance(values, list) else [values])]
+        )
         if not chosen or not {*chosen} <= {*known}:
-            there = f"of {axis}, which has {', '.join(known)}" if known else f"of an axis{nearest(str(axis), [*rows[0]])}"
+            there = (
+                f"of {axis}, which has {', '.join(known)}" if known else f"of an axis{nearest(str(axis), [*rows[0]])}"
+            )
             raise UserError(f"for.{axis}={values}: must be values {there}")
         rows = [row for row in rows if row.get(axis) in chosen]
     return rows
