@@ -6,9 +6,8 @@ them. Imports no torch, except in the processes that run.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,15 +18,11 @@ from fedopt.console import show, show_table, tell
 from fedopt.console.say import say
 from fedopt.drawing import FORMATS
 from fedopt.errors import UserError
-from fedopt.files import refuse_linked
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
-from fedopt.papers import Plan, chosen, load, names, rows_of, takes
-from fedopt.papers.report import report
+from fedopt.papers import Plan, chosen, load, names, takes
+from fedopt.papers.report import MOST_SEEDS, report
 from fedopt.results import ENDED, RunFolder
-
-RUNS = "runs"  # the folder of all runs, in the output folder
-MOST_SEEDS = 10  # of the lines of a claim that is undecided
 
 
 def main() -> None:
@@ -39,15 +34,17 @@ def _main() -> int:
     given = _arguments()
     wanted = chosen(given.names or names(given.folders), given.folders)
     if given.list:
-        show_list(wanted, given.folders, given.output)
+        show_list(wanted, given.folders)
         return 0
     if not given.names:
         raise UserError("no experiment is named; choose from fedopt-reproduce --list")
-    launcher = launcher_of(given)
+    launcher, overrides = launcher_of(given), [f"hardware={given.hardware}"] if given.hardware else []
     lock = RunFolder(given.output)
     lock.open()
     try:
-        return reproduce([_plan(name, given) for name in wanted], launcher, ["png", *given.format])
+        how: Any = {"folders": given.folders, "overrides": overrides, "seeds": given.seeds, "quick": given.quick}
+        plans = [Plan(name=name, output=given.output, **how) for name in wanted]
+        return reproduce(plans, launcher, ["png", *given.format])
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
@@ -61,10 +58,8 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")
-    add("--list", action="store_true", help="show all experiments and how far they are")
+    add("--list", action="store_true", help="show all experiments, with their minutes on two cores")
     add("--seeds", type=positive, metavar="N", help="the seeds of each line (default: what the experiment says)")
-    first = "the first seed, such as one on which nothing was chosen (default: 0); results go to DIR/seeds_from_N"
-    add("--first-seed", dest="first", type=partial(positive, least=0), default=0, metavar="N", help=first)
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
     formats = f"formats of the figure besides png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
@@ -78,36 +73,6 @@ def _arguments() -> argparse.Namespace:
 
 
 # Running
-
-
-def _plan(name: str, given: argparse.Namespace) -> Plan:
-    """Return the plan of an experiment: its runs, and where they and the results go.
-
-    name: <paper>/<name>. given: the command's options. Raises UserError if the experiment's file is broken.
-    """
-    published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
-    place, seeds, title = given.output, given.seeds or published.seeds, published.title
-    if given.first:
-        place, title = place / f"seeds_from_{given.first}", f"{title}, seeds from {given.first} on"
-    if given.quick:
-        place, title = place / "quick", f"{title} (a few rounds, no result)"
-        seeds = given.seeds or 1
-        words += published.quick
-    for folder in (place / name, given.output / RUNS):
-        refuse_linked(folder, given.output)
-    plan = Plan(
-        name=name,
-        published=replace(published, title=title),
-        folders=given.folders,
-        words=words,
-        runs=given.output / RUNS,
-        results=place / name,
-        most_seeds=0 if given.quick or given.seeds else MOST_SEEDS,
-        with_claims=not given.quick,
-        first=given.first,
-    )
-    plan.add(seeds)
-    return plan
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
@@ -124,7 +89,7 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str])
         failed |= _run(plans, launcher)
     for plan in plans:
         tell(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
-        if not plan.with_claims:
+        if plan.quick:
             show("(no claim is checked)")
         report(plan, list(dict.fromkeys(formats)))
         show(f"results: {plan.results}")
@@ -151,33 +116,25 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 # What there is
 
 
-def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the experiments by paper, with their minutes and the number of their runs that have ended.
+def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
+    """Print the experiments by paper, with their minutes.
 
     Args:
         known: The names of the experiments.
         folders: The user's config folders.
-        output: The folder of all results and runs.
 
     Raises:
-        UserError: An experiment's file or runs.csv is broken.
+        UserError: An experiment's file is broken.
     """
     papers: dict[str, list[tuple[str, ...]]] = {}
     for name in known:
-        published, listed = load(name, folders), output / name / "runs.csv"
-        ended = sum(
-            RunFolder(output / RUNS / str(row["run"])).status() in ENDED
-            for row in rows_of(listed, ("line", "seed", "run"))
-            if row["line"] in published.lines and row["seed"] < published.seeds
-        )
-        needed = len(published.lines) * published.seeds
-        state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else ""
+        published = load(name, folders)
         minutes, _, on_gpu = takes(name, published, folders).partition(" ")
-        row = f"  {name}", f"{minutes:>3} min{', GPU' if on_gpu else ''}", state, published.title
+        row = f"  {name}", f"{minutes:>3} min{', GPU' if on_gpu else ''}", published.title
         papers.setdefault(published.paper, []).append(row)
     for paper, rows in papers.items():
         show(f"{paper}:")
-        show_table([""] * 4, rows)
+        show_table([""] * 3, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-from fedopt.papers.claims import rows_of as rows_of
 from fedopt.papers.published import chosen as chosen
 from fedopt.papers.published import load as load
 from fedopt.papers.published import names as names

@@ -151,20 +151,12 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
-def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
-    """Return as text the number of seeds in a row of claims.csv, and the first seed if it is not 0. word: added after the
-    number.
-    """
-    first = str(row["values"]).partition(":")[0]
-    return f"{row['seeds']}{word}" + (f" from {first} on" if first not in ("", "0") else "")
-
-
 def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of claims.csv as a line to print."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
-    count = seeds_of(row, " seed" if row["seeds"] == 1 else " seeds")
-    text = f"{row['holds']:<28} {row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
+    value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"
+    text = f"{row['holds']:<28} {row['says']}: {value}, asked {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""
     return text + (f". {row['why']}" if row["why"] else "")
@@ -174,7 +166,7 @@ def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows of claims.csv as a table of texts. It has a column for the kind unless all claims are the paper's."""
     cells = []
     for row in rows:
-        measured = f"{plus_minus(row['mean'], row['std'])} ({seeds_of(row)})" if row["seeds"] else ""
+        measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
         why = " ".join(filter(None, (row["why"], f"[{row['note']}]" if row["note"] else "")))
         cells.append({**row, "measured": measured, "why": why})
     columns = ["kind"] * any(row["kind"] != "paper" for row in rows)

@@ -67,12 +67,13 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
     how: Any = {"shared": {"sharex": True, "sharey": "col" if row_is_panel else "row"}, "note": _note(published, table)}
     marks = [claim.measure.mark(claim.paper, metrics[0], published.x) for claim in published.claims]
     marks = marks if published.transform == "none" else []
-    ends: list[tuple[Axes, float, float, str]] = []
-    marked = False
+    limits, ends, marked = [], [], False
     with pictures(paths, len(parts), columns, title=f"{published.paper}: {published.title}", **how) as axes:
         for k, (axis, (panel, metric)) in enumerate(zip(axes, parts, strict=True)):
-            rows = _rows(table, panels[panel], metric)
-            title, share = _shown(rows, metric)
+            rows = table[(table["metric"] == metric) & table["line"].isin(panels[panel])]
+            title = next(iter(rows["title"]), metric)
+            share = is_share(title, rows["mean"].to_numpy(dtype=float))
+            limits.append((axis, rows["mean"].max(), share))
             named = {names[panel][label]: of_line for label, of_line in rows.groupby("line", sort=False)}
             lines = {name: _line(published, of_line, share) for name, of_line in named.items()}
             diverged = [name for name, of_line in named.items() if of_line["diverged"].any()]
@@ -93,10 +94,9 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axis.tick_params(labelbottom=is_lowest)
             axis.set_xlabel(axis.get_xlabel() if is_lowest else "")
             axis.set_ylabel(axis.get_ylabel() if is_first else "")
-        for axis, (panel, metric) in zip(axes, parts, strict=True):  # when all that shares limits is drawn
-            rows = _rows(table, panels[panel], metric)
-            axis.set_ylim(within(axis, _shown(rows, metric)[1]))
-            if published.y_from is not None and rows["mean"].max() > published.y_from:  # not so after a few rounds
+        for axis, highest, share in limits:  # when all that shares them is drawn
+            axis.set_ylim(within(axis, share))
+            if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
                 axis.set_ylim(bottom=published.y_from)
             if published.until is not None:
                 axis.set_xlim(0, published.until)
@@ -108,16 +108,6 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axes[-1].plot([], [], color="black", label=label, **STAR | {"linestyle": ":"})
         if ends:
             axes[-1].plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")
-
-
-def _rows(table: pd.DataFrame, labels: Sequence[str], metric: str) -> pd.DataFrame:
-    return table[(table["metric"] == metric) & table["line"].isin(labels)]
-
-
-def _shown(rows: pd.DataFrame, metric: str) -> tuple[str, bool]:
-    """Return the metric's title, and whether it is a percentage."""
-    title = next(iter(rows["title"]), metric)
-    return title, is_share(title, rows["mean"].to_numpy(dtype=float))
 
 
 def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:

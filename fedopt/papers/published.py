@@ -197,9 +197,8 @@ def tasks(
     further: Sequence[str] = (),
     folders: Sequence[Path] = (),
     lines: Sequence[str] | None = None,
-    first: int = 0,
 ) -> list[Task]:
-    """Return the runs of the lines (None: all), for `seeds` seeds beginning with `first`.
+    """Return the runs of the lines (None: all), for the seeds below `seeds`.
 
     name: <paper>/<name>. further: overrides that win over a line's. Raises UserError if an override is wrong.
     """
@@ -212,7 +211,7 @@ def tasks(
                 raise UserError(f"{taken[0]}: must not be set by a line; fedopt-reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
-        for seed in range(first, first + seeds):
+        for seed in range(seeds):
             seeded = composed.changed(seed=seed)
             folder = f"{module['algo']}_{module['problem']}-{digits(seeded.nodes)}"
             needed.append(Task(line, seed, seeded, folder))

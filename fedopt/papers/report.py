@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ import pandas as pd
 
 from fedopt.analysis import Recorded, beside_paper, moments, noting, print_table, read, write_table
 from fedopt.console import tell
+from fedopt.files import refuse_linked
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw
 from fedopt.papers.measure import Measure
-from fedopt.papers.published import Published, Task, tasks
+from fedopt.papers.published import Published, Task, load, tasks
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results import ENDED, RunFolder
 
+RUNS = "runs"  # the folder of all runs, in the output folder
+MOST_SEEDS = 10  # of the lines of a claim that is undecided
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 
@@ -25,41 +28,48 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 class Plan:
     """A published experiment as one command runs it: the runs it needs, and where its results go.
 
-    name: <paper>/<name>. published: the experiment. folders: the user's config folders.
-    words: overrides that win over those of the lines.
-    runs: the folder of all runs. results: the folder of the experiment's results.
-    most_seeds: the largest number of seeds for the lines of undecided claims; 0: no seeds are added.
-    with_claims: whether claims are judged. first: the first seed. tasks: the runs needed so far; `add` extends them.
+    name: <paper>/<name>. output: the folder of all results and runs. folders: the user's config folders.
+    overrides: those that win over the lines'. seeds: the seeds of each line; None: what the experiment says, and more for the
+    lines of undecided claims. quick: a few rounds with one seed; claims are not judged.
+
+    It has the experiment as `published`, the folder of all `runs` and that of its `results`, and as `tasks` the runs needed so
+    far. Raises UserError if the experiment's file or an override is wrong.
     """
 
     name: str
-    published: Published
+    output: Path
     folders: Sequence[Path] = ()
-    words: Sequence[str] = ()
-    runs: Path
-    results: Path
-    most_seeds: int = 0
-    with_claims: bool = True
-    first: int = 0
-    tasks: list[Task] = field(default_factory=list)
+    overrides: Sequence[str] = ()
+    seeds: int | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        self.published = load(self.name, self.folders)
+        self.runs, self.results = self.output / RUNS, self.output / self.name
+        seeds = self.published.seeds
+        if self.quick:
+            self.published = replace(self.published, title=f"{self.published.title} (a few rounds, no result)")
+            self.overrides = [*self.overrides, *self.published.quick]
+            self.results, seeds = self.output / "quick" / self.name, 1
+        for folder in (self.results, self.runs):
+            refuse_linked(folder, self.output)
+        self.tasks: list[Task] = []
+        self.add(self.seeds or seeds)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs.
-
-        Raises UserError if an override is wrong.
-        """
+        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs."""
         there = {(task.line, task.seed) for task in self.tasks}
-        needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines, self.first)
+        needed = tasks(self.name, self.published, seeds, self.overrides, self.folders, lines)
         new = [task for task in needed if (task.line, task.seed) not in there]
         self.tasks += new
         return len(new)
 
     def add_undecided(self) -> int:
-        """Add seeds, up to `most_seeds`, to the lines of undecided claims; return the number of new runs.
+        """Add seeds, up to `MOST_SEEDS`, to the lines of undecided claims; return the number of new runs.
 
         A claim is skipped if none of its runs has ended, or if one took `SHORT` seconds or more.
         """
-        if not self.most_seeds:
+        if self.quick or self.seeds:
             return 0
         seeds, lines = self.ended(), []
         for claim, row in zip(self.published.claims, judged(self, seeds), strict=True):
@@ -68,7 +78,7 @@ class Plan:
             longest = max((run.table["train_seconds"].iloc[-1] for run in ended), default=SHORT)
             if claim.verdict(row["mean"], row["std"], row["seeds"]).startswith(claims.UNDECIDED) and longest < SHORT:
                 lines += about
-        return self.add(self.most_seeds, lines)
+        return self.add(MOST_SEEDS, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
         """Return seed -> the runs that have ended, for all seeds of the tasks. A run that cannot be read is left out with a
@@ -86,7 +96,7 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan into its folder, and print its table and its claims.
 
-    claims.csv is written if `with_claims`. An experiment with a table gets table.csv; any other gets curves.csv, with the
+    claims.csv is not written if the plan is `quick`. An experiment with a table gets table.csv; any other gets curves.csv, with the
     points or the lines of the figure, and the figure. Without measured values there is no figure.
 
     formats: the formats of the figure, such as png.
@@ -96,7 +106,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
         cells = _table(published, seeds)
         write_table(plan.results / "table.csv", cells)
         print_table(beside_paper(cells), caption="measured (paper)")
-    if plan.with_claims:
+    if not plan.quick:
         rows = judged(plan, seeds)
         for row in rows:
             tell(claims.sentence(row))

@@ -144,8 +144,9 @@ def structure(algo: str) -> tuple[Any, ...]:
     """
 
     def kind(value: Any) -> Any:
-        amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
-        return amount or (value if isinstance(value, str | None) else bool(value))
+        if isinstance(value, str) and value[0].isdigit():  # '5 epochs'
+            return True
+        return value if isinstance(value, str | None) else bool(value)
 
     kinds = {field: kind(value) for field, value in fields("algo", algo).items() if field[0] != "B"}
     return class_at("algo", algo), *sorted(kinds.items())
@@ -157,12 +158,10 @@ def variants() -> frozenset[str]:
 
     Algorithms are ordered by the number of files that theirs builds on, then by name.
     """
-    seen, repeated = set[tuple[Any, ...]](), set[str]()
+    first: dict[tuple[Any, ...], str] = {}
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
-        if structure(algo) in seen and is_ours("algo", algo):
-            repeated.add(algo)
-        seen.add(structure(algo))
-    return frozenset(repeated)
+        first.setdefault(structure(algo), algo)
+    return frozenset(algo for algo in {*names("algo")} - {*first.values()} if is_ours("algo", algo))
 
 
 @cache
