@@ -129,12 +129,11 @@ def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
     papers: dict[str, list[tuple[str, ...]]] = {}
     for name in known:
         published = load(name, folders)
-        minutes, _, on_gpu = takes(name, published, folders).partition(" ")
-        row = f"  {name}", f"{minutes:>3} min{', GPU' if on_gpu else ''}", published.title
+        row = f"  {name}", takes(name, published, folders), published.title
         papers.setdefault(published.paper, []).append(row)
     for paper, rows in papers.items():
         show(f"{paper}:")
-        show_table([""] * 3, rows)
+        show_table(["", "minutes", ""], rows)
 
 
 if __name__ == "__main__":

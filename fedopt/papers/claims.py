@@ -74,8 +74,6 @@ class Claim:
             raise ValueError("must have exactly one of at_least, at_most, within, equals")
         if self.of and self.within is None:
             raise ValueError("of: is the middle of a band; give within too, or remove it")
-        if self.here and self.here.count("{}") != 1:
-            raise ValueError("here must have {} once, for the value")
         return self
 
     @property

@@ -12,12 +12,9 @@ from matplotlib.axes import Axes
 
 from fedopt.analysis import Recorded, explained, is_log, lines_of, mean_line
 from fedopt.drawing import FEW, Line, describe, draw_lines, is_share, look, pictures, within
-from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
 
-NO_LINE: dict[str, Any] = {"linestyle": "none"}
-STAR = NO_LINE | {"marker": "*", "markersize": 8, "markeredgecolor": "white", "markeredgewidth": 0.4}
-END = NO_LINE | {"marker": "X", "markersize": 6, "color": "black", "clip_on": False}
+END: dict[str, Any] = {"linestyle": "none", "marker": "X", "markersize": 6, "color": "black", "clip_on": False}
 CURVES = ("line", "metric", "title", "scale", "seeds", "diverged")  # before the figure's x and the line's points
 LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 
@@ -65,9 +62,8 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
     names = {panel: _names(panel, labels) for panel, labels in panels.items()}
     slots = {name: j for j, name in enumerate(dict.fromkeys(chain(*(of.values() for of in names.values()))))}
     how: Any = {"shared": {"sharex": True, "sharey": "col" if row_is_panel else "row"}, "note": _note(published, table)}
-    marks = [claim.measure.mark(claim.paper, metrics[0], published.x) for claim in published.claims]
-    marks = marks if published.transform == "none" else []
-    limits, ends, marked = [], [], False
+    limits: list[tuple[Axes, float, bool]] = []
+    ends: list[tuple[Axes, float, float, str]] = []
     with pictures(paths, len(parts), columns, title=f"{published.paper}: {published.title}", **how) as axes:
         for k, (axis, (panel, metric)) in enumerate(zip(axes, parts, strict=True)):
             rows = table[(table["metric"] == metric) & table["line"].isin(panels[panel])]
@@ -83,10 +79,6 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             ends += [(axis, lines[name].x[-1], lines[name].mean[-1], colours.get(name, "grey")) for name in diverged]
             for name, level in published.constants.items():
                 axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
-            for mark in marks:
-                if mark and mark.metric == metric and (name := names[panel].get(mark.label)) in lines:
-                    _draw_mark(axis, mark, colours.get(name, "grey"))
-                    marked = True
             x_label, y_label = (_label(label, panel) for label in (published.x_label, published.y_label))
             title += ", squared" if published.transform == "square" else ""
             describe(axis, x_label or published.x, y_label or title, panel)
@@ -102,11 +94,7 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
                 axis.set_xlim(0, published.until)
         for axis, x, y, colour in ends:  # a line that leaves the picture ends at its edge
             axis.plot(x, np.clip(y, *sorted(axis.get_ylim())), **END | {"color": colour})
-        # The last picture's entries come last in the legend
-        if marked:
-            label = "the paper's numbers, in the line's colour"
-            axes[-1].plot([], [], color="black", label=label, **STAR | {"linestyle": ":"})
-        if ends:
+        if ends:  # last in the legend
             axes[-1].plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")
 
 
@@ -142,16 +130,6 @@ def _with_values(published: Published, runs: Sequence[Recorded], metric: str) ->
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
     return runs
-
-
-def _draw_mark(axis: Axes, mark: Mark, colour: str) -> None:
-    """Draw a number of the paper: a star if it belongs to one x, else a dotted line across the picture, or two around a range."""
-    if mark.x:
-        axis.plot(mark.x, mark.y, color=colour, clip_on=False, zorder=5, **STAR)
-    else:
-        axis.axhspan(*mark.y, color=colour, alpha=0.1, linewidth=0)
-        for y in mark.y:
-            axis.axhline(y, color=colour, linestyle=":", linewidth=0.8)
 
 
 def _label(label: str | Mapping[str, str], panel: str) -> str:

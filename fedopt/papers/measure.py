@@ -9,7 +9,6 @@ import ast
 import inspect
 import math
 import operator
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,7 +22,6 @@ from fedopt.errors import UserError, first_line, nearest
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
 METHODS = {name: method for name, method in vars(SeedRuns).items() if inspect.isfunction(method) and name[0] != "_"}
-ON_AXES = ("final", "best", "smooth", "at", "first")  # the methods whose values are on an axis of the figure
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "abs": abs,
     "min": lambda *values: min(values),
@@ -45,8 +43,6 @@ OPERATORS: dict[type, Callable[..., float]] = {
 }
 NODES = (ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call, ast.keyword)
 FAILURES = (ArithmeticError, TypeError, ValueError, RecursionError)
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
-_NUMBERS = re.compile(rf"(?:(?:about|almost) )?{_NUMBER}(?: to {_NUMBER})?(?: \(.*\))?")
 
 
 class Call(NamedTuple):
@@ -57,18 +53,6 @@ class Call(NamedTuple):
     name: str
     label: Any
     arguments: dict[str, Any]
-
-
-class Mark(NamedTuple):
-    """A number of the paper, to be drawn on a figure.
-
-    label: of the line it belongs to. x, y: ranges (from, to); x is () if the number does not belong to one x.
-    """
-
-    label: str
-    metric: str
-    x: tuple[float, ...]
-    y: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -125,27 +109,6 @@ class Measure:
         except FAILURES as error:
             raise Unmeasurable(str(error)) from None
 
-    def mark(self, paper: str, metric: str, x: str) -> Mark | None:
-        """Return the paper's number as a mark for a figure of metric against x; None if it cannot be shown there.
-
-        It can if the measure is one call of a method in `ON_AXES`, or such a call minus the paper's number.
-
-        paper: the paper's text, as in `Claim`.
-        """
-        numbers, call = numbers_in(paper), self.tree
-        match call:
-            case ast.BinOp(left, ast.Sub(), ast.Constant(number)) if (number, number) == numbers:
-                call = left
-        if numbers is None or not isinstance(call, ast.Call) or ast.unparse(call.func) not in ON_AXES:
-            return None
-        ((name, label, arguments),) = self.calls
-        if arguments.get("x", x) != x:
-            return None
-        metric = arguments.get("metric", metric)
-        if name == "first":
-            return Mark(label, metric, numbers, (arguments["target"],) * 2)
-        return Mark(label, metric, (arguments["where"],) * 2 if name == "at" else (), numbers)
-
 
 def _evaluate(
     text: str, tree: ast.expr, methods: Mapping[str, Callable[..., float]], names: Mapping[str, str | float | None]
@@ -174,13 +137,3 @@ def parsed(*names: str) -> PlainValidator:
             raise UserError(f"{where}: {error}") from None
 
     return PlainValidator(parse)
-
-
-def numbers_in(paper: str) -> tuple[float, float] | None:
-    """Parse a text such as '3 to 4' as (3.0, 4.0); a single number gives it twice.
-
-    'about' or 'almost' before it, and a remark in brackets after it, are allowed. Any other text, such as 'above', gives
-    None.
-    """
-    match = _NUMBERS.fullmatch(paper.strip())
-    return (float(match[1]), float(match[2] or match[1])) if match else None

@@ -141,14 +141,14 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """Return the wanted experiments, each once; the name of a paper stands for all its experiments. Raises UserError for an
     unknown name.
     """
-    groups: dict[str, list[str]] = {}
-    for experiment in names(folders):
-        for name in (experiment, experiment.partition("/")[0]):
-            groups.setdefault(name, []).append(experiment)
+    every, found = names(folders), list[str]()
     for name in wanted:
-        if name.strip("/") not in groups:
-            raise UserError(f"{name}: there is no such experiment{nearest(name, list(groups))}; --list shows them")
-    return list(dict.fromkeys(chain(*(groups[name.strip("/")] for name in wanted))))
+        its = [experiment for experiment in every if name.strip("/") in (experiment, experiment.partition("/")[0])]
+        if not its:
+            near = nearest(name, [*every, *(experiment.partition("/")[0] for experiment in every)])
+            raise UserError(f"{name}: there is no such experiment{near}; --list shows them")
+        found += its
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

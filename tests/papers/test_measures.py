@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 from support.cases import few
-from support.experiments import FEDMSA, values
+from support.experiments import values
 from support.records import record
 
-from fedopt.config.build import build
-from fedopt.papers import published
 from fedopt.papers.measure import Measure
 from fedopt.papers.seed_runs import Unmeasurable
 
@@ -96,39 +94,3 @@ def test_measures_that_could_never_work(measure, said, experiment, command):
     assert result.err.startswith("fedopt: experiment/test/one.yaml: claim 'it': ")
     assert said in result.err
     assert result.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("measure", "paper", "x", "y"),
-    [
-        ("at('A', 500)", "about 91.5", (500, 500), (91.5, 91.5)),
-        ("at('A', 500, x='round') - 87.5", "87.5", (500, 500), (87.5, 87.5)),
-        ("best('A')", "91 to 92", (), (91, 92)),
-        ("smooth('A', 3, 'distance')", "-1 (tuned)", (), (-1, -1)),
-        ("first('A', 90)", "about 250", (250, 250), (90, 90)),
-    ],
-)
-def test_what_the_paper_has_is_on_the_axes(measure, paper, x, y):
-    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
-    node = {**FEDMSA, "lines": {"A": []}, "x": "round", "claims": [claim]}
-    (claim,) = build(published.Published, node, "experiment").claims
-    assert claim.measure.mark(claim.paper, "distance", "round") == ("A", "distance", x, y)
-
-
-@pytest.mark.parametrize(
-    ("measure", "paper"),
-    [
-        ("final('A')", "above"),
-        ("final('A')", "87.5 against 91"),
-        ("final('A') - 3", "87.5"),  # a difference, not the value
-        ("final('A') - final('B')", "4"),
-        ("first('A', 90, x='bytes')", "250"),  # another axis
-        ("per_round('A', 'comm_rounds')", "3"),
-        ("log10(final('A'))", "3"),
-    ],
-)
-def test_what_is_on_no_axis_is_not_drawn(measure, paper):
-    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
-    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "claims": [claim]}
-    (claim,) = build(published.Published, node, "experiment").claims
-    assert claim.measure.mark(claim.paper, "distance", "round") is None

@@ -110,22 +110,6 @@ def test_points(tmp_path, experiment, command, made):
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == ("K", "calls", "log")
 
 
-def test_the_papers_numbers_are_drawn(tmp_path, made):
-    runs = {label: [read_run(record(tmp_path / label, (10, 90, 94)), "round")] for label in "AB"}
-    numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
-    stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
-    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
-    described = build(published.Published, node, "experiment")
-    draw_curves([tmp_path / "a.png"], described, curves(described, runs))
-    (axes,) = made[0].axes
-    (star,) = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]
-    assert (star.get_xdata()[0], star.get_ydata()[0]) == (10, 91)
-    assert star.get_color() == axes.lines[0].get_color()
-    (band,) = axes.patches
-    assert (band.get_y(), band.get_height()) == (92, 1)
-    assert axes.get_legend_handles_labels()[1] == ["A", "B", "the paper's numbers, in the line's colour"]
-
-
 @pytest.mark.parametrize(
     ("metric", "values", "scale"),
     [("distance", (100, 1), "log"), ("distance", (4, 1), "linear"), ("test_accuracy", (0.1, 90), "linear")],
