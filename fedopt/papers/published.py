@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from fedopt.config import Composed, compose, key_of, options
@@ -92,17 +92,14 @@ class Published:
     headlines: list[dict[str, Any]] = Field(default_factory=list)
     kind: Kind = "paper"
 
-    @model_validator(mode="after")
-    def _points_are_measured(self) -> "Published":
-        if set(self.points) != set(self.point):
-            raise ValueError("points and point must have the same series")
-        return self
-
     def check_labels(self) -> None:
         """Check the labels in panels, table, points, measures, small and changes.
 
-        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`.
+        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`, or if `points` and
+        `point` have other series.
         """
+        if set(self.points) != set(self.point):
+            raise UserError("points and point must have the same series")
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         labels: list[tuple[str, str, Any]] = []  # where, kind, label

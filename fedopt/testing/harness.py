@@ -82,12 +82,6 @@ if unknown := ", ".join(sorted(named - {*names("algo"), *names("problem")})):
 
 
 @cache
-def node(group: str, name: str) -> dict[str, Any]:
-    """Return the node of a config group when this option is chosen."""
-    return config(f"{group}={name}")[group]
-
-
-@cache
 def class_at(group: str, name: str) -> Any:
     return imported(class_path(group, name, FOLDERS[1:]), str(file_of(group, name, FOLDERS[1:])))
 

@@ -105,7 +105,7 @@ MISTAKES_IN_NAMES = [
         "claim 'a': 'mean(1)' cannot be evaluated: there is no mean()",
     ),
     ({"claims": [{"says": "a", "measure": {"min": "final('A')"}, "at_least": 0}]}, "cannot be evaluated"),
-    ({"cell": "finl(line)"}, "cell: there is no finl(), did you mean final?"),
+    ({"cell": "finl(line)"}, "cell: 'finl(line)' cannot be evaluated: there is no finl(), did you mean final?"),
     ({"points": {"s": {1: "FedMSA"}}, "point": "final(lin)"}, "point: 'final(lin)' cannot be evaluated: 'lin' is not"),
     ({"points": {"s": {1: "FedMSA"}}, "point": "fit(line)"}, "point: fit() of None: there is no such series"),
     ({"points": {"s": {1: "FedMSA"}}}, "points and point must have the same series"),

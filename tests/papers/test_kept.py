@@ -23,7 +23,8 @@ def keep(tmp_path, monkeypatch):
     def run(*arguments):
         monkeypatch.chdir(tmp_path)
         SCRIPT["main"](["test/one", "--into", "kept", "--config-dir", "conf", *arguments])
-        return pd.read_csv(tmp_path / "kept/test/one/claims.csv", keep_default_na=False).to_dict("records")
+        file, empty = tmp_path / "kept/test/one/claims.csv", {"mean": "", "std": ""}
+        return pd.read_csv(file, keep_default_na=False, na_values=empty).to_dict("records")
 
     return run
 
