@@ -117,7 +117,7 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
-    """Print the experiments by paper, with their minutes.
+    """Print the experiments, with their minutes.
 
     Args:
         known: The names of the experiments.
@@ -126,14 +126,11 @@ def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
     Raises:
         UserError: An experiment's file is broken.
     """
-    papers: dict[str, list[tuple[str, ...]]] = {}
+    rows = []
     for name in known:
         published = load(name, folders)
-        row = f"  {name}", takes(name, published, folders), published.title
-        papers.setdefault(published.paper, []).append(row)
-    for paper, rows in papers.items():
-        show(f"{paper}:")
-        show_table(["", "minutes", ""], rows)
+        rows.append((name, takes(name, published, folders), f"{published.paper}: {published.title}"))
+    show_table(["experiment", "minutes", "what"], rows)
 
 
 if __name__ == "__main__":

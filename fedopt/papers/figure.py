@@ -16,6 +16,7 @@ from fedopt.papers.published import Published
 
 END: dict[str, Any] = {"linestyle": "none", "marker": "X", "markersize": 6, "color": "black", "clip_on": False}
 CURVES = ("line", "metric", "title", "scale", "seeds", "diverged")  # before the figure's x and the line's points
+BAND = ("mean", "low", "high")
 LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 
 
@@ -27,17 +28,18 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
     lines: label -> runs.
     """
-    parts = [pd.DataFrame(columns=[*CURVES, published.x, "mean", "low", "high"])]
+    parts = []
     for metric in published.y:
         groups = {label: its for label, runs in lines.items() if (its := _with_values(published, runs, metric))}
-        log = bool(groups) and is_log(groups, metric, LOGARITHMIC[published.scale])
-        for label, line in lines_of(groups, metric, log=log).lines.items() if groups else ():
+        if not groups:
+            continue
+        log = is_log(groups, metric, LOGARITHMIC[published.scale])
+        for label, line in lines_of(groups, metric, log=log).lines.items():
             runs = groups[label]
             title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
             facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)
-            part = pd.DataFrame(dict(zip((published.x, "mean", "low", "high"), line, strict=True)))
-            parts.append(part.assign(**dict(zip(CURVES, facts, strict=True)))[[*parts[0]]])
-    return pd.concat(parts[1:] or parts)
+            parts.append(pd.DataFrame(dict(zip((*CURVES, published.x, *BAND), (*facts, *line), strict=True))))
+    return pd.concat(parts) if parts else pd.DataFrame(columns=[*CURVES, published.x, *BAND])
 
 
 def draw(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
@@ -70,7 +72,7 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             title = next(iter(rows["title"]), metric)
             share = is_share(title, rows["mean"].to_numpy(dtype=float))
             limits.append((axis, rows["mean"].max(), share))
-            named = {names[panel][label]: of_line for label, of_line in rows.groupby("line", sort=False)}
+            named = {names[panel][str(label)]: of_line for label, of_line in rows.groupby("line", sort=False)}
             lines = {name: _line(published, of_line, share) for name, of_line in named.items()}
             diverged = [name for name, of_line in named.items() if of_line["diverged"].any()]
             axis.set_yscale(next(iter(rows["scale"]), "linear"))
@@ -93,13 +95,14 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             if published.until is not None:
                 axis.set_xlim(0, published.until)
         for axis, x, y, colour in ends:  # a line that leaves the picture ends at its edge
-            axis.plot(x, np.clip(y, *sorted(axis.get_ylim())), **END | {"color": colour})
+            low, high = sorted(axis.get_ylim())
+            axis.plot(x, np.clip(y, low, high), **END | {"color": colour})
         if ends:  # last in the legend
             axes[-1].plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")
 
 
 def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
-    line = Line(*points[[published.x, "mean", "low", "high"]].to_numpy(dtype=float).T)
+    line = Line(*points[[published.x, *BAND]].to_numpy(dtype=float).T)
     return line.clipped() if share else line
 
 
