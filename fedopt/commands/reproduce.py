@@ -21,7 +21,7 @@ from fedopt.errors import UserError
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
 from fedopt.papers import Plan, chosen, load, names, takes
-from fedopt.papers.report import MOST_SEEDS, report
+from fedopt.papers.report import report
 from fedopt.results import ENDED, RunFolder
 
 
@@ -85,7 +85,7 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str])
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
-        tell(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+        tell(f"{more} runs more for claims that are undecided")
         failed |= _run(plans, launcher)
     for plan in plans:
         tell(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")

@@ -173,7 +173,7 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     experiment("one", lines={"one": "algo.K=1", "two": "algo.K=2"}, claims=[doubtful, clear])
     folder = tmp_path / "outputs/reproduce/test/one"
     for more in (
-        "2 runs more, with up to 4 seeds, for claims that are undecided",
+        "2 runs more for claims that are undecided",
         "6 of 6 runs have been done already",
     ):
         result = command("test/one")
