@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.groups import first_metric, legend_labels, repeats
 from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
-from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting
+from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting, problem_name
 from fedopt.analysis.stats import by_ratio
 from fedopt.analysis.summary import paired_by, shown_table, tests_shown
 from fedopt.analysis.tables import mean_text
@@ -25,20 +26,16 @@ from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER, RunFolder
 
-if TYPE_CHECKING:
-    from fedopt.analysis.comparison import Comparison
-
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
 SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
 
-def sections(comparison: "Comparison", title: str = "") -> list[Section]:
+def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
     """Return one page section per problem. title: a text to put before the problem's name."""
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
-        name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
         legend = legend_labels(runs)
         groups = {legend[label]: list(members) for label, members in runs.items()}
         slots = {legend[label]: slot for label, slot in comparison.slots.items() if label in legend}
@@ -46,7 +43,7 @@ def sections(comparison: "Comparison", title: str = "") -> list[Section]:
         facts = [LINES] if any(len(members) > 1 for members in groups.values()) else []
         shared = [line for line in next(iter(views.values()))[1] if all(line in notes for _, notes in views.values())]
         views = {y: (tables, [line for line in notes if line not in shared]) for y, (tables, notes) in views.items()}
-        heading = ": ".join(filter(None, [title, name]))
+        heading = ": ".join(filter(None, [title, problem_name(problem)]))
         parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), shared))
     return parts
 
@@ -80,13 +77,13 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
 
 def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
     """Return the first cells of a run's row, why it failed or diverged, and its folder. keys: as of `Recorded`."""
-    problem = [keys[key] for key in PROBLEM if keys.get(key, "none") != "none"]
-    names = {"method": display_name(keys.get("algo", ABSENT)), "problem": ", ".join(problem) or ABSENT}
+    problem = problem_name(tuple(keys.get(key, ABSENT) for key in PROBLEM)) or ABSENT
+    names = {"method": display_name(keys.get("algo", ABSENT)), "problem": problem}
     facts = {"state": RunFolder(folder).seen() or ABSENT, **names, "seed": keys.get("seed", ABSENT)}
     return {**facts, "why": RunFolder(folder).summary().get("error", ""), "folder": str(folder)}
 
 
-def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
+def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
     """Return the interactive chart (every metric against every cost), and metric -> (tables, notes)."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
@@ -126,23 +123,20 @@ def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
     return [[None if math.isnan(value) else float(f"{value:.6g}") for value in part] for part in finite]
 
 
-def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
+def _view(c: GroupedRuns) -> tuple[list[Table], list[str]]:
     """Return (tables, notes) of a comparison: its table with t-intervals, the paired tests, and what makes it unequal."""
-    shown, best = shown_table(c)
-    shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
+    shown = shown_table(c, first="line")
     ends, log = (
         [[run.last(c.metric, c.at) for run in runs] for runs in c.groups.values()],
         by_ratio(c.groups, c.metric, c.at),
     )
     head = f"95 % t-interval of the {'geometric ' if log else ''}mean of last values"
     if max(map(len, ends)) > 1:
-        shown[head], best[head] = [_interval(values, log) for values in ends], False
+        shown.cells[head], shown.bold[head] = [_interval(values, log) for values in ends], False
     with heard() as notes:
         tested = c.paired
-    tables = [Table("Last and best values", shown, best)]
     how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
-    tables.append(Table(how, tests_shown(tested)))
-    return tables, [*unequal(c.by, c.groups, c.metric, c.at), *notes]
+    return [shown, Table(how, tests_shown(tested))], [*unequal(c.by, c.groups, c.metric, c.at), *notes]
 
 
 def _interval(values: Sequence[float], log: bool) -> str:

@@ -45,7 +45,6 @@ class Recorded:
         table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
-        elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
         bad: The round of the evaluation at which the run diverged; nan if it did not.
         departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
         solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
@@ -61,7 +60,6 @@ class Recorded:
     table: pd.DataFrame
     tuned: bool = False
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
-    elsewhere: str = ""
     bad: float = np.nan
     departures: Sequence[str] = ()
     solves: Hashable = None
@@ -147,6 +145,11 @@ def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recor
     return on
 
 
+def problem_name(problem: tuple[str, ...]) -> str:
+    """Return (problem, data set) as text, without a data set that the problem lacks."""
+    return ", ".join(part for part in problem if part not in (ABSENT, "none"))
+
+
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
     """Return all runs that can be read, without copies of the same run. Notes name what is left out.
 
@@ -156,8 +159,10 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
         exclude: Shell patterns. A run is left out if one matches its path, or the name of any folder on the path.
 
     Raises:
-        UserError: A path does not exist, or no run is left.
+        UserError: A path does not exist, no run is left, or `x` is no cost axis.
     """
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
     if not runs:
@@ -291,7 +296,6 @@ def read(folder: Path, x: str) -> Recorded:
         table,
         tuned.effective,
         sources,
-        " ".join(tuned.beside),
         table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
         card.get("departures", ()),
         _solves(card, keys),

@@ -5,21 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.runs import ABSENT
 from fedopt.analysis.tables import alike, in_bytes, latex, markdown, mean_text, plus_minus, unit_of_bytes, write_table
 from fedopt.analysis.unequal import amount
+from fedopt.drawing import Table
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER
-
-if TYPE_CHECKING:
-    from fedopt.analysis.comparison import Comparison
 
 # Of the tables that people read
 COLUMNS = ("runs", "seeds", "status", "spent", "final", "test", "best", "test_at_best", "to_target", "reached")
@@ -40,19 +39,24 @@ class Measured(NamedTuple):
 
 
 def shown_table(
-    comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None, short: bool = False
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table of a comparison as text, and a boolean table of the same shape: whether a cell is the best on its
-        problem, among groups without a run in progress.
+    comparison: GroupedRuns,
+    columns: Sequence[str] = (),
+    decimals: int | None = None,
+    short: bool = False,
+    first: str = "",
+) -> Table:
+    """Return the table of a comparison as text. A cell is bold if it is the best on its problem, among groups without a run in
+        progress.
 
     Args:
         comparison: The comparison.
         columns: As in `Comparison.write`.
         decimals: As in `Comparison.write`.
         short: Whether the heads are short names, such as best, in place of phrases such as best test accuracy (%).
+        first: The head of the column of labels. Empty: the keys that define the groups.
 
     Raises:
-        UserError: A column needs a target or a metric with a better direction, or the decimals are not from 0 to 15.
+        UserError: The comparison lacks a column, or the decimals are not from 0 to 15.
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
@@ -80,15 +84,12 @@ def shown_table(
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     present = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in present]:
-        if missing[0].startswith("test"):
-            raise UserError(f"--columns={missing[0]} needs a metric of validation; choose one, --metric val_...")
-        if missing[0] == "best":
-            described.check_goal("--columns=best")
-        raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
+        needs = "to_target and reached need --target, test and test_at_best a metric of validation rows"
+        raise UserError(f"--columns={missing[0]}: the columns of this table are {', '.join(present)}; {needs}")
     over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in comparison.groups.values()])
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": comparison.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
-    shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})
+    shown = pd.DataFrame({first or ", ".join(comparison.by): rows["label"].astype(str)})
     best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
     for name in columns or [name for name in present if not tells_nothing.get(name)]:
         if name in counts:
@@ -110,7 +111,7 @@ def shown_table(
         mean = mean.where(over)
         problems = pd.Series([run.problem for run in runs])
         shown[head], best[head] = cells, _best(mean, std, show, problems, sign)
-    return shown, best
+    return Table("Last and best values", shown, best)
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
@@ -142,9 +143,7 @@ def paired_by(tested: pd.DataFrame) -> str:
     return f"paired by {', '.join(each)}"
 
 
-def write_shown(
-    base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None
-) -> Path:
+def write_shown(base: Path, name: str, table: pd.DataFrame, shown: Table) -> Path:
     """Write a table in one format, and return the file's path.
 
     Args:
@@ -152,11 +151,11 @@ def write_shown(
         name: The format: csv, latex or markdown.
         table: The values, for CSV.
         shown: The same as text, for the other formats.
-        best: [rows, columns], which cells are bold. None: no cell.
     """
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)
         return path
     path, made = (base.with_suffix(".tex"), latex) if name == "latex" else (base.with_suffix(".md"), markdown)
-    write_atomically(path, f"{made(shown, best).rstrip()}\n".encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"{made(shown.cells, shown.bold).rstrip()}\n".encode())
     return path
