@@ -99,8 +99,8 @@ def test_data_of_several_splits_do_not_tell_groups_apart(tmp_path, command):
     _, csv, _, err = command(tmp_path / "runs")
     assert (list(csv["algo"]), list(csv["runs"])) == (["fedavg", "fedmsa"], [6, 6])
     assert "differ in" not in err
-    rows = [{"run": str(j), "status": "finished", "dataset.split_seed": j, "data": str(j)} for j in range(3)]
-    shown = sweeps.finals_of(rows, ["loss"] * 3, {"0": 1.0, "1": 2.0, "2": 3.0}, ["dataset.split_seed", "data"])
+    rows = pd.DataFrame({"status": "finished", "dataset.split_seed": [0, 1, 2], "data": ["0", "1", "2"]})
+    shown = sweeps.finals_of(rows, [("loss", 1.0), ("loss", 2.0), ("loss", 3.0)], ["dataset.split_seed", "data"])
     assert (list(shown["runs"]), list(shown["final loss"])) == (["3"], ["2.0 ± 1.0"])
 
 
