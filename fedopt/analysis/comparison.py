@@ -1,10 +1,8 @@
 """Comparison of groups of runs: their tables as files, their figure and their page. Imports no torch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from fedopt.analysis.groups import (
 from fedopt.analysis.lines import explained, is_log, lines_of
 from fedopt.analysis.page import all_runs, sections
 from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, problem_name
-from fedopt.analysis.stats import moments
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
@@ -66,7 +63,7 @@ class Comparison(GroupedRuns):
         logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
-        text = explained(*members, how.smooth, how.band, self.x)
+        text = explained(*members, self.x, how)
         if max(members[0]) > 1 and any(run.status not in OVER for runs in lines for run in runs):
             text += "; runs that have not finished count as far as they have got"
         return text
@@ -165,7 +162,7 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
         begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
-    drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band, how.logx) for groups in problems.values()]
+    drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
     for axis, begins, limits in (
         ("x", how.logx, how.xlim),
         ("y", any(isinstance(of.scale, LogScale) for of in drawn), how.ylim),
@@ -253,16 +250,13 @@ def _slots(c: Comparison, named: bool) -> dict[str, int]:
 
     named: Whether the user has named lines, whose order counts then.
     """
-    legend, ranks = legend_labels(c.groups), dict[str, list[int]]()
-    for runs in by_problem(c.groups).values():
-        ends = {
-            label: c.described.sign * moments([run.last(c.metric, c.at) for run in runs[label]])[0] for label in runs
-        }
-        for rank, label in enumerate(sorted(runs, key=lambda label: (math.isnan(ends[label]), ends[label]))):
-            ranks.setdefault(legend[label], []).append(rank)
+    legend = legend_labels(c.groups)
     if named:
         return {label: min(c.slots[other] for other in legend if legend[other] == legend[label]) for label in legend}
     methods = [*dict.fromkeys(legend.values())]
     if len(methods) > figures.STRONG:
-        methods.sort(key=lambda method: fmean(ranks[method]))
+        problems = [problem_name(runs[0].problem) for runs in c.groups.values()]
+        ends = c.described.sign * c.table[f"final_{c.metric}_mean"]
+        ranks = ends.groupby(problems).rank(method="first", na_option="bottom")
+        methods = [*ranks.groupby([*legend.values()], sort=False).mean().sort_values(kind="stable").index]
     return {label: methods.index(method) for label, method in legend.items()}

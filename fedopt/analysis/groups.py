@@ -178,22 +178,16 @@ def labels_of(
     Raises:
         UserError: A name has no =, or two groups would have the same name.
     """
-    groups = groups if stay is None else _telling(by, groups, stay)
-    parts, exact = _parts(by, _shortened(groups)), _parts(by, groups)
+    parts = _parts(by, _shortened(groups if stay is None else _telling(by, groups, stay)))
     labels = [", ".join(words) or (f"no {' or '.join(by)}" if by else ABSENT) for words in parts]
     shown = list(dict.fromkeys([*labels, *chain(*parts)]))
-    old_names = dict(zip([*map(", ".join, exact), *chain(*exact)], [*labels, *chain(*parts)], strict=True))
-    pairs = [pair for group in groups for pair in zip(by, group, strict=True)]
-    old_names |= {f"{key}={value}": value for key, value in pairs if key in CHOSEN}
-    old_names |= {name: name for name in shown}
     new_names: dict[str, str] = {}
     places: dict[str, int] = {}
     for place, text in enumerate(names):
         if "=" not in text:
             raise UserError(f"--names={text}: must be OLD=NEW, where OLD is one of {', '.join(shown)}")
-        if old := max((name for name in old_names if text.startswith(f"{name}=")), key=len, default=""):
-            new_names[old_names[old]] = text[len(old) + 1 :]
-            places.setdefault(old_names[old], place)
+        if old := max((name for name in shown if text.startswith(f"{name}=")), key=len, default=""):
+            new_names[old], places[old] = text[len(old) + 1 :], place
         else:
             note(f"--names={text}: no line has this name; there are {'; '.join(shown)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()

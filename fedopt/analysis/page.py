@@ -13,15 +13,14 @@ import pandas as pd
 
 from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.groups import first_metric, legend_labels, repeats
-from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
+from fedopt.analysis.lines import BANDS, is_log, lines_of
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting, problem_name
-from fedopt.analysis.stats import by_ratio
 from fedopt.analysis.summary import paired_by, shown_table, tests_shown
 from fedopt.analysis.tables import mean_text
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config import display_name
 from fedopt.console import counted, heard, order, printable
-from fedopt.drawing import Section, Table, look, styled
+from fedopt.drawing import PlotStyle, Section, Table, look, styled
 from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER, RunFolder
@@ -114,7 +113,7 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
     groups: label -> runs. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
-    lines = lines_of(known, y, x, log).drawn if known else {}
+    lines = lines_of(known, y, x, PlotStyle(logy=log)).drawn if known else {}
     return [_points(lines[k][: 4 if len(runs) > 1 else 2]) if k in lines else None for k, runs in groups.items()]
 
 
@@ -124,30 +123,14 @@ def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
 
 
 def _view(c: GroupedRuns) -> tuple[list[Table], list[str]]:
-    """Return (tables, notes) of a comparison: its table with t-intervals, the paired tests, and what makes it unequal."""
-    shown = shown_table(c, first="line")
-    ends, log = (
-        [[run.last(c.metric, c.at) for run in runs] for runs in c.groups.values()],
-        by_ratio(c.groups, c.metric, c.at),
-    )
-    head = f"95 % t-interval of the {'geometric ' if log else ''}mean of last values"
-    if max(map(len, ends)) > 1:
-        shown.cells[head], shown.bold[head] = [_interval(values, log) for values in ends], False
+    """Return (tables, notes) of a comparison: its table, the paired tests, and what makes it unequal."""
     with heard() as notes:
         tested = c.paired
     how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
-    return [shown, Table(how, tests_shown(tested))], [*unequal(c.by, c.groups, c.metric, c.at), *notes]
-
-
-def _interval(values: Sequence[float], log: bool) -> str:
-    """Format the 95 % t-interval of the mean of [n] values; with ``log``, of their geometric mean.
-
-    Returns `ABSENT` for fewer than two values, or if one is not finite.
-    """
-    if len(values) < 2 or not np.isfinite(values).all():
-        return ABSENT
-    _, _, low, high = mean_line(np.zeros(1), np.ma.array(values)[:, None], log, "ci")
-    return f"{float(low[0]):.4g} to {float(high[0]):.4g}"  # type: ignore[index]
+    return [shown_table(c, first="line"), Table(how, tests_shown(tested))], [
+        *unequal(c.by, c.groups, c.metric, c.at),
+        *notes,
+    ]
 
 
 def _differences(groups: Runs) -> Table:

@@ -178,8 +178,16 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
     Raises UserError for a missing path.
     """
     skipped: dict[str, list[str]] = {}
-    runs = []
-    folders = list(_folders(paths, skipped))
+    runs, places = list[Recorded](), dict[Path, Path]()
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder; give one that holds runs")
+        marks = {"config.yaml", "metrics.csv", "summary.json"}
+        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
+        if not inside:
+            skipped.setdefault(NO_RUN, []).append(str(path))
+        places |= {folder.resolve(): folder for folder in inside}
+    folders = [*places.values()]
     for pattern in exclude:
         kept = [folder for folder in folders if not any(fnmatch(n, pattern) for n in (str(folder), *folder.parts))]
         note(f"--exclude={pattern}: {len(folders) - len(kept)} of {counted(len(folders), 'folder')} left out")
@@ -225,28 +233,9 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
     return [run for run in runs if run.folder in counting]
 
 
-def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
-    """Yield all run folders below the paths, each once.
-
-    skipped: reason -> folders; paths without a run are added to it in place. Raises UserError for a missing path.
-    """
-    folders: dict[Path, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such folder; give one that holds runs")
-        marks = {"config.yaml", "metrics.csv", "summary.json"}
-        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
-        if not inside:
-            skipped.setdefault(NO_RUN, []).append(str(path))
-        folders |= {folder.resolve(): folder for folder in inside}
-    yield from folders.values()
-
-
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     """Print a note on the skipped folders, if there are any. skipped: reason -> folders."""
-    reasons = []
-    for why, folders in skipped.items():
-        reasons.append(f"{some(folders, NAMED)} ({why})")
+    reasons = [f"{some(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 

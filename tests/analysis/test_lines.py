@@ -8,13 +8,13 @@ from support.records import record
 import fedopt
 from fedopt.analysis import lines
 from fedopt.analysis.runs import read as read_run
-from fedopt.drawing import figures
+from fedopt.drawing import PlotStyle, figures
 from fedopt.metrics import Metric
 
 
 def curve(*runs, log=False, **options):
-    read = [read_run(run, "round") for run in runs]
-    return [list(part) for part in lines.line_of(read, "distance", figures.named_scale(log), **options)]
+    read, how = [read_run(run, "round") for run in runs], PlotStyle(**options)
+    return [list(part) for part in lines.line_of(read, "distance", figures.named_scale(log), how=how)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
