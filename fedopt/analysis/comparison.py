@@ -30,7 +30,6 @@ from fedopt.console import html_text, note, order
 from fedopt.drawing import Page, PlotStyle, Table, figures
 from fedopt.errors import UserError
 from fedopt.metrics import selected, validates
-from fedopt.results import OVER
 
 TABLES = ("csv", "latex", "markdown")
 
@@ -63,10 +62,7 @@ class Comparison(GroupedRuns):
         logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
-        text = explained(*members, self.x, how)
-        if max(members[0]) > 1 and any(run.status not in OVER for runs in lines for run in runs):
-            text += "; runs that have not finished count as far as they have got"
-        return text
+        return explained(*members, self.x, how)
 
     def draw(self, *paths: str | Path, ax: Axes | Sequence[Axes] | None = None, **how_drawn: Any) -> Any:
         """Write a figure with one picture per problem; in it each group is a line (the mean over runs) with a band.

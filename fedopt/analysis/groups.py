@@ -131,9 +131,8 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
     If the groups are on several problems, the label of a group does not repeat its problem, which a picture's title has.
-    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that there are no departures and that the groups can
-    still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
-    departures. If two labels would be equal, all stay unchanged.
+    If a label is long, keys are dropped from the last to the first while the labels stay different, but for departures. If two
+    labels would be equal, all stay unchanged.
     """
     parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     problems = [runs[0].problem for runs in groups.values()]
@@ -143,9 +142,6 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
         text = ", ".join(display_name(part, folders) if part == algo else part for part in kept)
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
-        tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
-        short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
-        parts = short if not stay and _differ(short, problems) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
         for key in [key for key in reversed(keys) if key not in stay]:
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]

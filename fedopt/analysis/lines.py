@@ -78,22 +78,21 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
         metric: A column of metrics.csv.
         scale: The scale of the y axis. If it is logarithmic, means are geometric, and values of 0 or less are nan.
         x: The cost axis. Empty: that of the runs.
-        how: The options of the figure. With `smooth`, the values of each run are first replaced by centred means. If the x axis
-            is logarithmic, a cost of 0 is placed at half the smallest other one. With one run the band has no width.
+        how: The options of the figure. If the x axis is logarithmic, a cost of 0 is placed at half the smallest other one. With
+            one run the band has no width.
     """
     along, shown, log = named_scale(how.logx).get_transform(), scale.get_transform(), isinstance(scale, LogScale)
-    points = [_smoothed(run.cost(x), run.values(metric), how.smooth, log) for run in runs]
-    costs = [cost for cost, _ in points]
+    costs, values = [run.cost(x) for run in runs], [run.values(metric) for run in runs]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     union = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
     least = min(union[union > 0], default=1) / 2 if how.logx else -np.inf
     places = [along.transform(np.maximum(cost, least)) for cost in (union, *costs)]
-    heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for _, value in points]
+    heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for value in values]
     between = (np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True))
-    values = np.array([*map(shown.inverted().transform, between)])
-    return mean_line(union, np.ma.array(values, mask=[union > cost[-1] for cost in costs]), log, how.band)
+    means = np.array([*map(shown.inverted().transform, between)])
+    return mean_line(union, np.ma.array(means, mask=[union > cost[-1] for cost in costs]), log, how.band)
 
 
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
@@ -123,23 +122,6 @@ def median_line(x: np.ndarray, values: np.ndarray) -> Line:
     """
     ordered = np.sort(values, axis=0)
     return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
-
-
-def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return costs and values after centred means over n evaluations; nan stays nan.
-
-    With ``log``, means of values are geometric. Costs are averaged too, so that a straight line stays straight with uneven
-    spacing. Near the ends the window shrinks on both sides, so the line begins and ends where the run does.
-    """
-    if n == 1:
-        return cost, values
-    index = np.arange(len(values))
-    reach = np.minimum(n // 2, np.minimum(index, index[::-1]))
-    usable = np.isfinite(values) & ((values > 0) | (not log))
-    scaled = np.log(values, where=usable, out=np.full(len(values), np.nan)) if log else values
-    windows = [slice(i - r, i + r + 1) for i, r in zip(index, reach, strict=True)]
-    means = np.array([scaled[w][usable[w]].mean() if usable[i] else np.nan for i, w in enumerate(windows)])
-    return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
 
 
 def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -172,6 +154,4 @@ def explained(
         text = (
             f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[how.band]}{scale}"
         )
-    if how.smooth > 1:
-        text += f"; values: {'geometric ' if log else ''}means of {how.smooth} evaluations, centred"
     return f"{text}; x: {COSTS[x].meaning}" if x in COSTS else text

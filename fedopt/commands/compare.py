@@ -106,7 +106,6 @@ def _arguments() -> argparse.Namespace:
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
     digits = "decimals of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
-    add("--smooth", type=int, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     bands = "standard deviation, standard error, 95%% t-interval, or extremes"
     add("--band", choices=[*BANDS], default="std", help=bands)
     add("--legend", choices=LEGENDS, default=LEGENDS[0], help=f"where the legend is (default: {LEGENDS[0]})")

@@ -6,12 +6,6 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 
-def odd(number: int) -> int:
-    if number < 1 or number % 2 == 0:
-        raise ValueError(f"{number} must be an odd number, such as 1, 3 or 5")
-    return number
-
-
 def _rising(limits: tuple[float, float]) -> tuple[float, float]:
     if not limits[0] < limits[1]:
         raise ValueError("must have the lower end first")
@@ -28,7 +22,6 @@ class PlotStyle:
     """How a comparison is drawn.
 
     Args:
-        smooth: An odd number; values are replaced by centred means over this many evaluations. 1: no smoothing.
         xlim, ylim: The ends of the axes, (low, high). None: fitted to the values.
         logx: Whether the x axis is logarithmic; points at x = 0 are then left out.
         logy: Whether the y axis is logarithmic. None: it is if the values span decades.
@@ -40,7 +33,6 @@ class PlotStyle:
         font: The font size, 4 to 60 points. None: 8 points.
     """
 
-    smooth: Annotated[int, AfterValidator(odd)] = 1
     xlim: Limits | None = None
     ylim: Limits | None = None
     logx: bool = False

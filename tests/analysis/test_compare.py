@@ -114,8 +114,6 @@ def test_chosen_groups(tmp_path, command):
         (["--at", "-1"], "--at=-1: the first evaluation of"),
         (["--format", "png,gif"], "png, pdf, svg"),
         (["--table", "latx"], "csv, latex, markdown, did you mean latex?"),
-        (["--smooth", "0"], "odd number"),
-        (["--smooth", "4"], "odd number"),
         (["--target", "nan"], "finite number"),
         (["--at", "inf"], "finite number"),
         (["--at", "many"], "--at: invalid number value: 'many'"),

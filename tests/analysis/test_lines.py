@@ -53,22 +53,6 @@ def test_geometric_means_on_a_logarithmic_axis(tmp_path):
     assert curve(reached, log=True)[1] == [pytest.approx(4), pytest.approx(np.nan, nan_ok=True)]
 
 
-def test_smoothing(tmp_path):
-    """Centred means, which begin and end where the run does; what is not finite stays so."""
-    run = record(tmp_path / "0", (0, 4, 14, "inf", 2), metric="distance")
-    assert curve(run, smooth=3)[1] == pytest.approx([0, 6, 9, np.nan, 2], nan_ok=True)
-    powers = record(tmp_path / "1", (1, 10, 10_000), metric="distance")
-    assert curve(powers, smooth=3, log=True)[1] == pytest.approx([1, 10 ** (5 / 3), 10_000])
-
-
-def test_a_straight_line_stays_one_when_evaluations_are_not_spaced_evenly(tmp_path):
-    run = record(tmp_path / "0", (0, 10, 20, 30, 40, 50, 60), metric="distance")  # in rounds 0, 10, ...
-    lines = (run / "metrics.csv").read_text().splitlines()
-    (run / "metrics.csv").write_text("\n".join([*lines[:3], *lines[5:]]) + "\n")  # in rounds 0, 10, 40, 50, 60
-    x, mean, *_ = curve(run, smooth=3)
-    assert x == pytest.approx(mean)
-
-
 def test_lines_are_straight_on_the_axes(tmp_path, drawn):
     """On logarithmic ones and around 0: seeds on one line are on it between evaluations too, in rounds 5, 10, 15 as in 20."""
     fives = record(tmp_path / "0", (100, 10, 1, 0.1, 0.01), metric="distance", every=5)

@@ -1,6 +1,5 @@
 """The page that fedopt-report writes, opened in Chromium, which clicks on it."""
 
-import json
 import re
 import shutil
 import sys
@@ -331,17 +330,6 @@ def test_long_labels_say_what_tells_lines_apart(tmp_path):
     section = page_of([tmp_path / "long"]).sections[1]  # tables and notes call the lines so, too
     assert section.views["test_accuracy"][0][0].cells["line"].tolist() == long
     assert [*section.tables[0].cells] == ["key", *long]
-
-
-def test_tuned_beside_untuned(tmp_path):
-    """One of the many keys in which they differ would be taken for the only one."""
-    for k, how in enumerate(("untuned", "tuned")):
-        keys = {f"step_of_the_variable_{name}": k for name in "xyz"}
-        run = record(tmp_path / how, range(5), algo={**FEDAVG, **keys})
-        card = json.loads((run / "run.json").read_text())
-        tuned = {"name": "fedavg/mco", "keys": [f"algo.{key}" for key in keys]}
-        (run / "run.json").write_text(json.dumps(card | ({"tuned": tuned} if how == "tuned" else {})))
-    assert [line["label"] for line in page_of([tmp_path]).sections[1].chart["lines"]] == ["untuned", "tuned"]
 
 
 def test_two_methods_of_one_name(tmp_path, monkeypatch):
