@@ -159,12 +159,8 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
-    for axis, begins, limits in (
-        ("x", how.logx, how.xlim),
-        ("y", any(isinstance(of.scale, LogScale) for of in drawn), how.ylim),
-    ):
-        if begins and limits and limits[0] <= 0:
-            raise UserError(f"--{axis}lim: a logarithmic axis must begin above 0; use --no-log{axis} for a linear one")
+    if how.ylim and how.ylim[0] <= 0 and any(isinstance(of.scale, LogScale) for of in drawn):
+        raise UserError("--ylim: a logarithmic axis must begin above 0; use --no-logy for a linear one")
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
         shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
         slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
@@ -182,8 +178,6 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
         if c.at is not None:
             thin = 0.7 * axes.lines[0].get_linewidth()
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
-        if how.logx:
-            axes.set_xscale("log")
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
     return pd.concat(parts)

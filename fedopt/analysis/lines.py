@@ -78,19 +78,16 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
         metric: A column of metrics.csv.
         scale: The scale of the y axis. If it is logarithmic, means are geometric, and values of 0 or less are nan.
         x: The cost axis. Empty: that of the runs.
-        how: The options of the figure. If the x axis is logarithmic, a cost of 0 is placed at half the smallest other one. With
-            one run the band has no width.
+        how: The options of the figure. With one run the band has no width.
     """
-    along, shown, log = named_scale(how.logx).get_transform(), scale.get_transform(), isinstance(scale, LogScale)
+    shown, log = scale.get_transform(), isinstance(scale, LogScale)
     costs, values = [run.cost(x) for run in runs], [run.values(metric) for run in runs]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     union = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    least = min(union[union > 0], default=1) / 2 if how.logx else -np.inf
-    places = [along.transform(np.maximum(cost, least)) for cost in (union, *costs)]
     heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for value in values]
-    between = (np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True))
+    between = (np.interp(union, *run) for run in zip(costs, heights, strict=True))
     means = np.array([*map(shown.inverted().transform, between)])
     return mean_line(union, np.ma.array(means, mask=[union > cost[-1] for cost in costs]), log, how.band)
 

@@ -40,10 +40,9 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
         slots = {legend[label]: slot for label, slot in comparison.slots.items() if label in legend}
         chart, views = _drawn(replace(comparison, groups=groups, slots=slots))
         facts = [LINES] if any(len(members) > 1 for members in groups.values()) else []
-        shared = [line for line in next(iter(views.values()))[1] if all(line in notes for _, notes in views.values())]
-        views = {y: (tables, [line for line in notes if line not in shared]) for y, (tables, notes) in views.items()}
+        notes = [*unequal(comparison.by, groups, comparison.metric, comparison.at)]
         heading = ": ".join(filter(None, [title, problem_name(problem)]))
-        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), shared))
+        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), notes))
     return parts
 
 
@@ -101,7 +100,10 @@ def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table],
         if by_y.groups:
             chart["ys"][y], chart["logs"][y] = by_y.described.title, is_log(groups, y)
             chart["curves"][y] = {x: _curves(have, y, x, chart["logs"][y]) for x in xs}
-            views[y] = _view(by_y)
+            with heard() as notes:
+                tested = by_y.paired
+            how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
+            views[y] = [shown_table(by_y, first="line"), Table(how, tests_shown(tested))], notes
     return chart, views
 
 
@@ -120,17 +122,6 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
 def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
     finite = (np.where(np.isfinite(part), part, np.nan) for part in line if part is not None)
     return [[None if math.isnan(value) else float(f"{value:.6g}") for value in part] for part in finite]
-
-
-def _view(c: GroupedRuns) -> tuple[list[Table], list[str]]:
-    """Return (tables, notes) of a comparison: its table, the paired tests, and what makes it unequal."""
-    with heard() as notes:
-        tested = c.paired
-    how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
-    return [shown_table(c, first="line"), Table(how, tests_shown(tested))], [
-        *unequal(c.by, c.groups, c.metric, c.at),
-        *notes,
-    ]
 
 
 def _differences(groups: Runs) -> Table:

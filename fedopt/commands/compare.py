@@ -115,7 +115,6 @@ def _arguments() -> argparse.Namespace:
     add("--font", type=number, metavar="POINTS", help=f"the size of letters (default: {STYLE['font.size']})")
     for axis in "xy":
         add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
-    add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")
     logy = "a logarithmic y axis (default: where values span decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
     add("--title", default="", help="the text above the picture")

@@ -23,7 +23,6 @@ class PlotStyle:
 
     Args:
         xlim, ylim: The ends of the axes, (low, high). None: fitted to the values.
-        logx: Whether the x axis is logarithmic; points at x = 0 are then left out.
         logy: Whether the y axis is logarithmic. None: it is if the values span decades.
         title: The text above the figure.
         legend: Where the legend is placed.
@@ -35,7 +34,6 @@ class PlotStyle:
 
     xlim: Limits | None = None
     ylim: Limits | None = None
-    logx: bool = False
     logy: bool | None = None
     title: str = ""
     legend: Literal["above", "inside", "none"] = "above"

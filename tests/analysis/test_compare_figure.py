@@ -220,13 +220,13 @@ def test_percentages_have_the_ends_of_percentages(band, tmp_path, command, drawn
 
 
 @pytest.mark.pictures
-def test_limits_and_logarithm_of_x(tmp_path, command, drawn):
-    record(tmp_path / "runs" / "a", (1, 2, 3))
-    command(tmp_path / "runs", "--xlim", "5,20", "--logx")
+def test_limits(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "a", (1, 2, 300), metric="distance")
+    command(tmp_path / "runs", "--xlim", "5,20", "--ylim", "1,10")
     axes = drawn[-1].axes[0]
-    assert (axes.get_xscale(), axes.get_xlim()) == ("log", (5, 20))
-    result = command(tmp_path / "runs", "--xlim", "0,20", "--logx")
-    assert "--xlim: a logarithmic axis must begin above 0; use --no-logx" in result[-1]
+    assert (axes.get_xlim(), axes.get_ylim()) == ((5, 20), (1, 10))
+    result = command(tmp_path / "runs", "--ylim", "0,20")
+    assert "--ylim: a logarithmic axis must begin above 0; use --no-logy" in result[-1]
 
 
 @pytest.mark.full

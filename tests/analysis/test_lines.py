@@ -58,14 +58,6 @@ def test_lines_are_straight_on_the_axes(tmp_path, drawn):
     fives = record(tmp_path / "0", (100, 10, 1, 0.1, 0.01), metric="distance", every=5)
     twenties = record(tmp_path / "1", (100, 0.01), metric="distance", every=20)
     assert curve(fives, twenties, log=True)[1] == pytest.approx([100, 10, 1, 0.1, 0.01])
-    powers = record(tmp_path / "2", (9, 0.1, 0.05, 0.025), metric="distance")  # 1 / x in rounds 10, 20, 40
-    lines_ = (powers / "metrics.csv").read_text().splitlines()
-    (powers / "metrics.csv").write_text("\n".join([*lines_[:4], lines_[4].replace("30,60", "40,80")]) + "\n")
-    ends = record(tmp_path / "3", (9, 0.1, 0.025), metric="distance")
-    lines_ = (ends / "metrics.csv").read_text().splitlines()
-    (ends / "metrics.csv").write_text("\n".join([*lines_[:3], lines_[3].replace("20,40", "40,80")]) + "\n")
-    x, mean, *_ = curve(powers, ends, log=True, logx=True)
-    assert (x, mean) == (pytest.approx([0, 10, 20, 40]), pytest.approx([9, 0.1, 0.05, 0.025]))
     symlog = SymmetricalLogTransform(10, 1e-3, 1)
     below = symlog.inverted().transform(np.linspace(symlog.transform(100), symlog.transform(-1e-3), 5))
     for every, values in ((5, below), (20, below[[0, -1]])):

@@ -354,7 +354,7 @@ def test_sixty_lines(command, opened, tmp_path):
         assert labels[0] == "FedAvg, K=1, rate_of_the_step_of_x=0"
         assert len({*labels}) == 60
         assert tab.locator(".legend").bounding_box()["height"] < 300
-        folded = tab.locator("[data-y=test_accuracy] > .notes")
+        folded = tab.locator("section > .notes").last
         assert not folded.locator("li").first.is_visible()
         folded.locator("summary").click()
         assert folded.locator("li").first.is_visible()
