@@ -140,7 +140,7 @@ class Comparison(GroupedRuns):
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
-    def _across(self, table: pd.DataFrame, missing: object) -> pd.DataFrame:
+    def _across(self, table: pd.DataFrame, missing: str | bool) -> pd.DataFrame:
         """Return a table of groups with a row per method instead, and its columns for each problem side by side."""
         legend, parts = legend_labels(self.groups), []
         values = table.iloc[:, 1:].set_axis([*legend.values()])

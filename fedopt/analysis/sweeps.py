@@ -98,8 +98,8 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
         keys = [key for key in keys if key != "data"]
     keys = [key for key in keys if not repeats(key)]
     groups: dict[tuple[str, ...], list[int]] = {}
-    for i, values in enumerate(zip(*(cells[key] for key in keys), strict=True) if keys else [()] * len(cells)):
-        groups.setdefault((*values, names[0] if len(names) == 1 else lasts[i][0]), []).append(i)
+    for i, options in enumerate(cells[keys].to_numpy().tolist()):
+        groups.setdefault((*options, names[0] if len(names) == 1 else lasts[i][0]), []).append(i)
     shown = []
     for (*values, metric), its in groups.items():
         counts = Counter(cells["status"].iloc[its])

@@ -42,10 +42,10 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         if max(counts.shape) <= NUMBERS:
             for (place, c), count in np.ndenumerate(counts):
                 colour = "black" if count > counts.max() / 2 else "white"
-                axes.text(clients[place], c, str(count), color=colour, ha="center", va="center")
+                axes.text(float(clients[place]), c, str(count), color=colour, ha="center", va="center")
         axes.set_ylabel("class")
         if n <= NAMES:
-            axes.set_yticks(range(n), [_short(name) for name in class_names] or range(n))
+            axes.set_yticks(range(n), [_short(name) for name in class_names] or [*map(str, range(n))])
         if names:
             axes.set_xticks(clients, names, rotation="vertical")
         elif split.names:
