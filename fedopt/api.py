@@ -350,13 +350,14 @@ def compare(
     Raises:
         UserError: There is nothing to compare, or a name, key or value does not fit the runs.
     """
-    from fedopt.analysis import compared
+    from fedopt.analysis import compared, usable
 
     folders = _folders_of(runs)
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
     with _mistakes_said():
-        return compared(folders, metric, x, target, group_by, renamed, at, exclude, label)
+        read = usable(folders, x, exclude)
+        return compared(read, metric=metric, target=target, group_by=group_by, names=renamed, at=at, label=label)
 
 
 def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":

@@ -4,6 +4,8 @@ An entry stays for one minor version after the one that removed its name.
 """
 
 _ALONE = "was removed; set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
+_SMOOTH = "was removed; smooth the table of fedopt.frame with pandas, such as by rolling(5, center=True).mean()"
+_LOOKS = "was removed; draw on matplotlib axes of any style and scale with comparison.draw(ax=...)"
 
 REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, or a Python name with its package
     # in 0.5, so until 0.6
@@ -17,6 +19,9 @@ REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, 
     "--keep": "was removed; scripts/keep copies the results of fedopt-reproduce to docs/results",
     "--first-seed": "was removed; take more seeds with --seeds N",
     "--prune": "was removed; a search runs all of its trials to the end",
+    "--smooth": _SMOOTH,
+    "smooth": _SMOOTH,
+    **dict.fromkeys(["--style", "--slides", "--logx", "style", "slides", "logx"], _LOOKS),
     "--again": "was removed; widen the range and search again if a best value is at its edge",
 }
 

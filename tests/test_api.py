@@ -665,8 +665,6 @@ def test_drawing_on_given_axes(tmp_path):
     [
         ({"legend": "left"}, "legend=left: "),
         ({"legend": False}, "legend="),
-        ({"smooth": 2}, "2.*odd number"),
-        ({"smooth": -3}, "-3.*odd number"),
         ({"ylim": 0.1}, "ylim=0.1: "),
         ({"ylim": "0,100"}, "ylim=0,100: "),
         ({"ylim": (1, 2, 3)}, "ylim"),

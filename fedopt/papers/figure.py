@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import Recorded, explained, is_log, lines_of, mean_line
-from fedopt.drawing import FEW, Line, describe, draw_lines, is_share, look, pictures, within
+from fedopt.drawing import FEW, Line, PlotStyle, describe, draw_lines, is_share, look, pictures, within
 from fedopt.papers.published import Published
 
 END: dict[str, Any] = {"linestyle": "none", "marker": "X", "markersize": 6, "color": "black", "clip_on": False}
@@ -34,7 +34,7 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
         if not groups:
             continue
         log = is_log(groups, metric, LOGARITHMIC[published.scale])
-        for label, line in lines_of(groups, metric, log=log).lines.items():
+        for label, line in lines_of(groups, metric, how=PlotStyle(logy=log)).lines.items():
             runs = groups[label]
             title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
             facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)

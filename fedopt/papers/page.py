@@ -53,7 +53,7 @@ def page(paths: Sequence[Path]) -> Page:
             if run.folder.resolve() not in taken:
                 problems.setdefault(run.problem, []).append(run)
         for members in problems.values():
-            shown += sections(compared((), runs=members))
+            shown += sections(compared(members))
         for path in skipped.pop(NO_RUN, []):
             if not _results([Path(path)]):
                 note(f"{path}: {NO_RUN}")
@@ -104,7 +104,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
     parts = [Section(title, facts, picture, tables=tables)]
     with noting(folder / "runs.csv"):
         if metric := first_metric(runs):
-            parts += sections(Comparison(default_keys(runs), groups, metric, X, None), name)
+            parts += sections(Comparison(default_keys(runs), groups, metric, X), name)
     return parts
 
 
