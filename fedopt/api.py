@@ -204,7 +204,6 @@ def run(
     start: Result | str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
     quiet: bool = False,
-    interrupt: Literal["raise", "return"] = "raise",
     **values: Any,
 ) -> Result:
     """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
@@ -222,18 +221,14 @@ def run(
         start: A run, or its folder. The new run begins at its last checkpoint, as with the key ``from``.
         folders: Your config folders, like ``--config-dir``.
         quiet: If true, no progress is shown.
-        interrupt: What to do after Ctrl-C, when the run has written a checkpoint: ``raise`` KeyboardInterrupt, or ``return``
-            the run.
         values: Overrides as keyword arguments, which win over ``words``: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``.
             Texts need no quotes.
 
     Raises:
         UserError: A mistake that the command would answer in one line.
         Exception: What ``on_eval`` raises.
-        KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``raise``.
+        KeyboardInterrupt: Ctrl-C was pressed. The run has written a checkpoint.
     """
-    if interrupt not in ("raise", "return"):
-        raise UserError(f"interrupt={interrupt}: must be raise or return")
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row")
     if isinstance(start, Result) and start.which == "best":
@@ -253,8 +248,7 @@ def run(
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
         say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")
-        if interrupt == "raise":
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
     return Result(folder.path)
 
 

@@ -18,7 +18,6 @@ COMMANDS = {
     "fedopt list commands": "all commands",
     "fedopt list TOPIC": "algorithms, problems, data sets, ...; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
-    "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare outputs": "compare runs: tables and curves",
     "fedopt-report DIR...": "a page of results",

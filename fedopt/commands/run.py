@@ -36,8 +36,8 @@ def main() -> None:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = ["--help", *arguments[1:]]
-    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["trust"], ["export"]):
-        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm"), "trust": ("new", "trust")}
+    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["export"]):
+        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0

@@ -28,6 +28,14 @@ from fedopt.config.fits import other_solution as other_solution
 from fedopt.config.hydra import TURN as TURN
 from fedopt.config.merging import check_choices as check_choices
 from fedopt.config.merging import refuse_mistyped as refuse_mistyped
+from fedopt.config.overrides import command_line as command_line
+from fedopt.config.overrides import extra_folders as extra_folders
+from fedopt.config.overrides import key_of as key_of
+from fedopt.config.overrides import last_of_each as last_of_each
+from fedopt.config.overrides import of_folder as of_folder
+from fedopt.config.overrides import parsed as parsed
+from fedopt.config.overrides import quoted as quoted
+from fedopt.config.overrides import words_of as words_of
 from fedopt.config.patterns import Markov as Markov
 from fedopt.config.patterns import Pattern as Pattern
 from fedopt.config.project import TYPED as TYPED
@@ -50,12 +58,3 @@ from fedopt.config.tuned import NODES as NODES
 from fedopt.config.tuned import Tuned as Tuned
 from fedopt.config.tuned import tuned_names as tuned_names
 from fedopt.config.tuned import tuned_values as tuned_values
-from fedopt.config.words import command_line as command_line
-from fedopt.config.words import extra_folders as extra_folders
-from fedopt.config.words import key_of as key_of
-from fedopt.config.words import last_of_each as last_of_each
-from fedopt.config.words import of_folder as of_folder
-from fedopt.config.words import one_word as one_word
-from fedopt.config.words import parsed as parsed
-from fedopt.config.words import quoted as quoted
-from fedopt.config.words import words_of as words_of

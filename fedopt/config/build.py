@@ -121,8 +121,8 @@ def imported(path: Any, word: str) -> Any:
     except (Exception, SystemExit) as error:
         top = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == top:
-            why = f"there is no module {top}, neither installed nor on PYTHONPATH; if {top}.py is in this folder and you trust it, "
-            why += "run `fedopt trust` once"
+            why = f"there is no module {top}, neither installed nor on PYTHONPATH; if {top}.py is in this folder, "
+            why += 'write python_path = "." into its fedopt.toml'
         else:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
             why = "".join(f"{line_of(frame.filename, frame.lineno)}: " for frame in frames[-1:])

@@ -13,9 +13,9 @@ from fedopt.config.classes import about
 from fedopt.config.files import CONF, ROLE, Folders, chain, content, flat, meanings, values_of
 from fedopt.config.fits import refuse_misfit
 from fedopt.config.merging import explained, merged, plain, put
+from fedopt.config.overrides import key_of, literal, parsed, quoted
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned
-from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.deprecated import REMOVED
 from fedopt.errors import UserError, nearest
 

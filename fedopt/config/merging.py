@@ -18,9 +18,9 @@ from fedopt.config.explain import explain
 from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options, setting_of
 from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
-from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
+from fedopt.config.overrides import key_of, parsed
+from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
-from fedopt.config.words import key_of, parsed
 from fedopt.errors import UserError, first_line, nearest, unknown
 
 
@@ -66,8 +66,6 @@ def merged(
     if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
         refuse_mistyped(words)
         raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{choice(lacking, chosen, folders)}")
-    if config.output_dir is not None and "output_dir" not in map(key_of, words):
-        refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     if equal := experiment.get("equal"):
         _set_equal(config, chosen["algo"], equal, folders)
@@ -208,13 +206,10 @@ def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
         or references expand to far too much.
     """
     try:
-        nodes = OmegaConf.to_container(config, resolve=False)
-        if resolve and "${" in str(nodes):
-            refuse_expanding(nodes)
-            nodes = OmegaConf.to_container(config, resolve=True)
+        nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
         raise UserError(
-            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); name an existing key"
+            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); give a value, or name another key"
         ) from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

@@ -598,7 +598,7 @@ def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
     (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, *PAIR, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert "if elsewhere.py is in this folder and you trust it, run `fedopt trust` once" in result.err
+    assert 'if elsewhere.py is in this folder, write python_path = "." into its fedopt.toml' in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):

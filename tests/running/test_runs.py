@@ -26,7 +26,7 @@ from fedopt import run as api_run
 from fedopt.analysis.sweeps import differences
 from fedopt.commands.run import _last_line
 from fedopt.config.composed import compose
-from fedopt.config.words import quoted
+from fedopt.config.overrides import quoted
 from fedopt.console.bar import Bar
 from fedopt.drawing import figures
 from fedopt.errors import UserError
