@@ -9,11 +9,10 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatchcase
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,15 @@ from rich.filesize import decimal
 
 from fedopt.commands.answer import Parser
 from fedopt.config import flat, outputs
-from fedopt.console import as_number, columns, counted, fits, note, order, printable, show, show_table
+from fedopt.console import as_number, columns, counted, note, order, printable, show, show_table
 from fedopt.errors import UserError, nearest, some
 from fedopt.jobs import queued
 from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 
 Row = dict[str, Any]
 COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "date", "size", "folder")
-NUMBERS = ("seed", "value", "time", "size")  # flush right
-LEFT_OUT = ("size", "time", "metric", "date")  # in this order on narrow terminals: the others tell runs apart
+SHOWN = ("status", "algo", "problem", "seed", "metric", "value", "date", "folder")
+NUMBERS = ("seed", "value")  # flush right
 SEARCH = "search.json"  # is in the folder of a search
 
 
@@ -51,7 +50,7 @@ def ls(arguments: list[str]) -> None:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
         _print(_searches_folded(rows))
-        _advise(rows, runs, given.paths)
+        _advise(rows, given)
     else:
         begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
         wanted = f" with {' '.join(given.filters)}" if given.filters else ""
@@ -100,19 +99,9 @@ def _delete(path: Path) -> bool:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"fedopt {name}", description=description)
-    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
+    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed* or 'date=2026-05-*'"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
-    parser.add_argument("--since", type=_date, metavar="DATE", help="only runs begun from here on, such as 2026-05-31")
-    parser.add_argument("--before", type=_date, metavar="DATE", help="only runs begun before this")
     return parser
-
-
-def _date(text: str) -> str:
-    """Return a date, with or without a time, as rows have it; a `type` for argparse."""
-    try:
-        return datetime.fromisoformat(text).isoformat(" ", "minutes")
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} must be a date, such as 2026-05-31 or 2026-05-31T18:00") from None
 
 
 def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
@@ -141,8 +130,7 @@ def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Ro
             raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
     for key, _, wanted in (word.partition("=") for word in given.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
-    since, before = given.since or "", given.before or "9999"
-    return runs, [row for row in rows if since <= (row["date"] or "") < before]
+    return runs, rows
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
@@ -249,25 +237,14 @@ def _searches_folded(rows: Sequence[Row]) -> list[Row]:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    """Print the rows, with as many columns as fit the terminal if folders are below. Why a run failed is below it."""
-
-    def table(names: Sequence[str]) -> tuple[Sequence[str], list[list[str]], Sequence[str]]:
-        return names, [[_cell(name, row[name]) for name in names] for row in rows], NUMBERS
-
-    names = list(COLUMNS)
-    for name in LEFT_OUT:
-        if not fits(*table(names[:-1])):
-            names.remove(name)
-    show_table(*table(names), below=[[printable(row["error"])[: columns() - 4]] for row in rows])
+    """Print the rows. Why a run failed is below its row."""
+    cells = [[_cell(name, row[name]) for name in SHOWN] for row in rows]
+    show_table(SHOWN, cells, NUMBERS, [[printable(row["error"])[: columns() - 4]] for row in rows])
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if name == "size":
-        return decimal(value)
-    if name == "time":
-        return f"{value:.3g} s" if value < 60 else str(timedelta(seconds=round(value)))
     return f"{value:.4g}" if name == "value" else str(value)
 
 
@@ -276,32 +253,27 @@ def _counts(rows: Sequence[Row]) -> str:
     return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
 
 
-def _advise(rows: Sequence[Row], runs: Sequence[Row], paths: Sequence[str]) -> None:
-    """Print how many runs there are, commands that compare those of each problem, and one that resumes an interrupted run.
+def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
+    """Print how many runs there are, a command that compares them, and one that resumes an interrupted run.
 
-    Trials of a search are not compared: they have seeds of their own, and bad values. A command names the highest folders that
-    hold no run of another problem.
+    Trials of a search are not compared: they have seeds of their own, and bad values. The command names the runs that filters
+    choose; without filters, folders that hold some.
 
     Args:
         rows: The runs that are shown.
-        runs: All runs.
-        paths: The folders of the command.
+        given: The arguments, as `_chosen` leaves them.
     """
     show(_counts(rows))
-    together: dict[tuple[Any, ...], list[Path]] = {}  # what the runs of a comparison have in common -> their folders
-    for row in rows:
-        if row["search"] is None and row["status"] not in ("failed", "queued"):
-            together.setdefault((row["problem"], row["chosen"].get("dataset")), []).append(row["folder"])
-    for folders in [folders for folders in together.values() if len(folders) > 1]:
-        others = [row["folder"] for row in runs if row["status"] != "failed" and row["folder"] not in {*folders}]
-        taken = {place for folder in others for place in (folder, *folder.parents)}
-        tops = dict.fromkeys(_top(folder, taken, paths) for folder in folders)
-        show(f"to compare: fedopt-compare {shlex.join(map(str, tops))}")
-    if stopped := [row["folder"] for row in rows if row["status"] == "interrupted" and row["search"] is None]:
+    own = [row for row in rows if row["search"] is None]
+    compared = [row["folder"] for row in own if row["status"] not in ("failed", "queued")]
+    if len(compared) > 1:
+        places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
+        show(f"to compare: fedopt-compare {shlex.join(map(str, dict.fromkeys(places)))}")
+    if stopped := [row["folder"] for row in own if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
 
 
-def _top(folder: Path, taken: Container[Path], paths: Sequence[str]) -> Path:
-    """Return the highest folder above a run's, inside one of the paths, that is not taken; else the run's own folder."""
-    inside = (place for place in (folder, *folder.parents) if any(place.is_relative_to(path) for path in paths))
-    return [folder, *takewhile(lambda place: place not in taken, inside)][-1]
+def _below(folder: Path, paths: Sequence[str]) -> Path:
+    """Return the folder above a run's that is directly below one of the paths; the run's own folder if it is the path."""
+    path = next(path for path in paths if folder.is_relative_to(path))
+    return Path(path, *folder.relative_to(path).parts[:1])
