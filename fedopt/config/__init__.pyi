@@ -18,6 +18,7 @@ from fedopt.config.files import class_path as class_path
 from fedopt.config.files import comments as comments
 from fedopt.config.files import content as content
 from fedopt.config.files import display_name as display_name
+from fedopt.config.files import experimental as experimental
 from fedopt.config.files import file_of as file_of
 from fedopt.config.files import flat as flat
 from fedopt.config.files import meanings as meanings
