@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.config import TURN, last_of_each, of_folder, with_project, words_of
-from fedopt.console import counted, ctrl_c_kept, html_text
+from fedopt.console import counted, ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results import RunFolder
@@ -57,18 +57,6 @@ class Result:
         except UserError:
             state = "which cannot be read"
         return f"Result({str(self.folder)!r}, {state})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the folder, the status, and the last values."""
-        cells: dict[str, Any] = {"run": self.folder}
-        try:
-            chosen = self._folder.card().get("chosen", {})
-            cells |= {group: chosen.get(group) for group in ("algo", "problem")} | {"status": self.status}
-            cells |= {name: f"{value:.5g}" for name, value in self.final.items()}
-        except UserError as error:
-            cells[""] = error
-        rows = (f"<tr><th>{html_text(name)}</th><td>{html_text(str(cell))}</td></tr>" for name, cell in cells.items())
-        return f"<table>{''.join(rows)}</table>"
 
     @property
     def config(self) -> dict[str, Any]:

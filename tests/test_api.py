@@ -427,7 +427,7 @@ def test_ctrl_c(times):
         assert (run.status, run.summary["round"]) == ("interrupted", 1)
         run = api.run([*TINY, "resume=true"], on_eval=pressed, output_dir="run", quiet=True)
         assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
-    with pytest.raises(api.UserError, match="interrupt: was removed; fedopt.run raises KeyboardInterrupt"):
+    with pytest.raises(api.UserError, match=r"interrupt: was removed; fedopt\.run raises KeyboardInterrupt"):
         api.run(TINY, interrupt="return")
 
 
@@ -613,7 +613,7 @@ def test_compare(monkeypatch, capsys):
 
 
 def test_tables_in_notebooks(tmp_path):
-    """Labels and names of folders are texts there, and stand there in full."""
+    """Labels are texts there, and stand there in full."""
     runs = [api.run([*TINY, f"algo.K={K}"], output_dir=tmp_path / f"<i>{K}", quiet=True) for K in (1, 5)]
     long = "<script>" + 30 * "long" + " end"
     table = api.compare(runs, metric="distance", names={"algo.K=5": long})._repr_html_()
@@ -621,13 +621,6 @@ def test_tables_in_notebooks(tmp_path):
     assert "<script" not in table
     assert table.count("<tr") == 3
     assert "<b>" in table  # the best one
-    shown = runs[0]._repr_html_()
-    assert "&lt;i&gt;1" in shown
-    assert "<i>" not in shown
-    assert "fedmsa" in shown
-    assert f"{runs[0].final['distance']:.5g}" in shown
-    shutil.rmtree(runs[0].folder)
-    assert "there is no run in it" in runs[0]._repr_html_()
 
 
 def test_drawing_on_given_axes(tmp_path):

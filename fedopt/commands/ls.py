@@ -37,10 +37,10 @@ def ls(arguments: list[str]) -> None:
 
     Raises UserError for a folder, a column or a key that does not exist.
     """
-    parser = _parser("ls", "The runs in folders, at any depth. The trials of a search share a line.")
+    parser = _parser("ls", "The runs in folders, at any depth. A search is one line; its folder lists its trials.")
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
-    parser.add_argument("--json", action="store_true", help="print JSON: all columns, each trial of a search")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
     given = parser.parse_intermixed_args(arguments)
     runs, rows = _chosen(given, given.sort)
     values = [(row, _value(row, given.sort or "folder")) for row in rows]
@@ -49,7 +49,7 @@ def ls(arguments: list[str]) -> None:
     if given.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
-        _print(_searches_folded(rows))
+        _print(rows)
         _advise(rows, given)
     else:
         begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
@@ -66,7 +66,7 @@ def rm(arguments: list[str]) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     given = parser.parse_intermixed_args(arguments)
     given.words = given.words or ["status=failed"]
-    rows = [row for row in _chosen(given)[1] if row["search"] is None]  # a search would run its trials again
+    rows = [row for row in _chosen(given)[1] if row["status"] != "search"]  # it would run its trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
         note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
@@ -99,7 +99,8 @@ def _delete(path: Path) -> bool:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"fedopt {name}", description=description)
-    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed* or 'date=2026-05-*'"
+    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as "
+    what += "algo=fed* or 'date=2026-05-*'"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
     return parser
 
@@ -134,24 +135,21 @@ def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Ro
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
-    """Yield a row (see `_row`) for each run in the folders, each run once. Symbolic links are not followed.
+    """Yield a row (see `_row`) for each run in the folders, each run once, and one for each search.
 
-    The status is None if summary.json cannot be read. Raises UserError for a missing folder.
+    Symbolic links are not followed. The status is None if summary.json cannot be read. Raises UserError for a missing folder.
     """
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
             raise UserError(f"{path}: there is no such folder; give one that holds runs")
-        searches: list[Path] = []
-        for place, _, files in os.walk(path):
+        for place, inside, files in os.walk(path):
             if SEARCH in files and place != path:
-                searches.append(Path(place))
-            if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
+                inside.clear()  # its trials have seeds of their own, and bad values by design
+                yield _row(Path(place), ()) | {"status": "search"}
+            elif {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
-                row = _row(Path(place), files)
-                for search in (search for search in searches if search in row["folder"].parents):
-                    row["search"] = search / row["folder"].relative_to(search).parts[0]
-                yield row
+                yield _row(Path(place), files)
 
 
 def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
@@ -169,7 +167,7 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
 
 
 def _row(path: Path, files: Sequence[str]) -> Row:
-    """Return the columns of a run, the options that it chose, and `search`: None, or of which search it is a trial."""
+    """Return the columns of a run, why it failed, and the options that it chose."""
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
     for name in files:
@@ -192,7 +190,6 @@ def _row(path: Path, files: Sequence[str]) -> Row:
         "folder": path,
         "error": summary.get("error", "") if status == "failed" else "",
         "chosen": chosen,
-        "search": None,
     }
 
 
@@ -221,21 +218,6 @@ def _matches(value: Any, wanted: str) -> bool:
     return fnmatchcase(words.get(str(value), str(value)), wanted)
 
 
-def _searches_folded(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with one row for all trials of an algorithm in a search."""
-    groups: dict[Path, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["search"] or row["folder"], []).append(row)
-    folded = []
-    for folder, members in groups.items():
-        row = members[0]
-        if row["search"]:
-            row = row | {"status": "search", "seed": None, "value": None, "folder": folder, "error": _counts(members)}
-            row |= {name: sum(member[name] or 0 for member in members) for name in ("time", "size")}
-        folded.append(row)
-    return folded
-
-
 def _print(rows: Sequence[Row]) -> None:
     """Print the rows. Why a run failed is below its row."""
     cells = [[_cell(name, row[name]) for name in SHOWN] for row in rows]
@@ -256,20 +238,18 @@ def _counts(rows: Sequence[Row]) -> str:
 def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
     """Print how many runs there are, a command that compares them, and one that resumes an interrupted run.
 
-    Trials of a search are not compared: they have seeds of their own, and bad values. The command names the runs that filters
-    choose; without filters, folders that hold some.
+    The command names the runs that filters choose; without filters, folders that hold some.
 
     Args:
         rows: The runs that are shown.
         given: The arguments, as `_chosen` leaves them.
     """
     show(_counts(rows))
-    own = [row for row in rows if row["search"] is None]
-    compared = [row["folder"] for row in own if row["status"] not in ("failed", "queued")]
+    compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
         places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
         show(f"to compare: fedopt-compare {shlex.join(map(str, dict.fromkeys(places)))}")
-    if stopped := [row["folder"] for row in own if row["status"] == "interrupted"]:
+    if stopped := [row["folder"] for row in rows if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
 
 

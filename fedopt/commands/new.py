@@ -29,7 +29,8 @@ def new(arguments: list[str]) -> None:
     """Write the files of a new algorithm or problem, and print how to run them: `fedopt new algo NAME`.
 
     The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the project's folder. CONFIG is myconf, or
-    the folder that fedopt.toml names. If there is no fedopt.toml, one is written. Nothing is overwritten. Raises UserError for a name or class that cannot be used.
+    the folder that fedopt.toml names. If there is no fedopt.toml, one is written. Nothing is overwritten.
+    Raises UserError for a name or class that cannot be used.
     """
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")

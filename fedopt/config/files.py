@@ -57,7 +57,7 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return how certain a method's equations are, one of `CHECKED` or `EXPERIMENTAL`, from the comment below its title; empty if there is none."""
+    """Return where a method's equations are from, of `CHECKED` or `EXPERIMENTAL`; empty if no comment below its title says it."""
     said = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in said if (label := line.partition(";")[0]) in (*CHECKED, *EXPERIMENTAL)), "")
 

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config.classes import SETTINGS, about
 from fedopt.config.explain import explain
@@ -76,9 +76,7 @@ def merged(
             raise UserError(f"{word}: cannot be set as a whole; set its keys, {key}.KEY=VALUE")
         try:
             put(config, key, value)
-        except (ConfigAttributeError, ConfigKeyError):
-            raise
-        except (OmegaConfBaseException, TypeError, ValueError):
+        except (TypeError, ValueError):
             raise UserError(f"{word}: this key cannot hold such a value; fedopt --help shows its type") from None
     limits = {
         o.key_or_group
@@ -174,11 +172,6 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
         group, _, name = word.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
         if names and name and "," not in name and name.strip("'\"") not in names:
-            if other := next((kind for kind in GROUPS if group in GROUPS and name in options(kind, folders)), ""):
-                raise UserError(
-                    f"{group}={name}: {name} is an option of {other}: use {other}={name}, or {group}= with "
-                    f"one of {', '.join(names)}"
-                )
             raise UserError(unknown(group, name, names))
 
 

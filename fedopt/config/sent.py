@@ -5,13 +5,12 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
-from fedopt.config.files import CONF, GROUPS
+from fedopt.config.files import CONF, GROUPS, content, text_of
 from fedopt.errors import UserError
-from fedopt.files import config_text
 
 
 def refuse_hydra(overrides: Iterable[str]) -> None:
@@ -52,20 +51,14 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     group = inside.parts[0]
     if group != "tuned" and (CONF / inside).exists():
         raise UserError(f"{path}: would have no effect, since fedopt has a file of this name; choose another name")
-    text, node = "", None
-    # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
-    with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError):
-        text = config_text(path)
-        node = yaml.load(text, get_yaml_loader())
-    content = node if isinstance(node, dict) else {}
-    if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(content)):
+    node: dict[str, Any] = {}
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # Hydra says so where the file is chosen
+        node = content(path)
+    if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(node)):
         only = "in a file, a value may only refer to another key, such as ${seed}"
         raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
-    header = "".join(line for line in text.splitlines() if "@package" in line)
-    if "hydra" in inside.parts[:-1] or "hydra" in f"{[*content]} {content.get('defaults')} {header}":
-        raise UserError(f"{path}: configures Hydra, which could run code; remove every mention of hydra from it")
-    whole = group == "experiment" or (group in GROUPS and isinstance(content.get(group), dict))
-    if whole and content and not header:
+    whole = group == "experiment" or (group in GROUPS and isinstance(node.get(group), dict))
+    if whole and node and "@package" not in text_of(path):
         raise UserError(
             f"{path}: must begin with the line '# @package _global_', since its keys are those of the whole config; add this line"
         )

@@ -157,24 +157,18 @@ def test_json(runs, monkeypatch, capsys):
     assert row == dict(zip(names, values, strict=True))
 
 
-def test_trials_of_a_search_are_one_line(runs, monkeypatch, capsys):
-    """For each method; inside the search's folder, a line each."""
+def test_a_search_is_one_line(runs, monkeypatch, capsys):
+    """Inside its folder each trial has one."""
     search = runs / "outputs" / "tune" / "fedmsa_mco"
     for k in range(30):
         record(search / "fedmsa" / f"trial{k:03}" / "seed1000", "diverged" if k % 3 else "finished", seed=1000)
     (search / "search.json").write_text("{}")
-    monkeypatch.setattr("fedopt.console.say.PIPED", 80)
+    monkeypatch.setattr("fedopt.console.say.PIPED", 140)
     lines = fedopt(monkeypatch, capsys, "ls").out.splitlines()
-    (place,) = (k for k, line in enumerate(lines) if line.startswith("search "))
-    assert lines[place].split() == ["search", "fedmsa", "mco", "-", "distance", "-", "2026-05-03", "10:20"]
-    assert lines[place + 1 : place + 3] == [
-        "    outputs/tune/fedmsa_mco/fedmsa",
-        "    30 runs: 10 finished, 20 diverged",
-    ]
-    assert "33 runs: 21 diverged, 11 finished, 1 interrupted" in lines
-    assert len(lines) == 1 + 3 * 2 + 3 + 3
+    (line,) = [line.split() for line in lines if line.startswith("search ")]
+    assert line == ["search", "-", "-", "-", "-", "-", "-", "outputs/tune/fedmsa_mco"]
+    assert "4 runs: 1 diverged, 1 finished, 1 interrupted, 1 search" in lines
     assert fedopt(monkeypatch, capsys, "ls", str(search)).out.count("/seed1000\n") == 30
-    assert len(json.loads(fedopt(monkeypatch, capsys, "ls", "--json").out)) == 33
 
 
 def test_advice_compares_no_trials(runs, monkeypatch, capsys):
