@@ -381,12 +381,10 @@ class Mine:
 def test_mistakes_from_python():
     with pytest.raises(api.UserError, match=r"^algo=.*: several values are a sweep; use fedopt.sweep$"):
         api.run(algo=["fedmsa", "soba"], problem="mco")
-    with pytest.raises(api.UserError, match=r"^seed=.*; fedopt -m seed=0,1 runs several, in Python fedopt.sweep"):
+    with pytest.raises(api.UserError, match=r"^seed=.*; a sweep takes several values, .*in Python fedopt.sweep"):
         api.run(TINY, seed=[0, 1])
     for algo in (Mine, Mine()):
-        with pytest.raises(
-            api.UserError, match=r"^algo: Mine is a class; give the name of a config, such as `fedopt new algo NAME`"
-        ):
+        with pytest.raises(api.UserError, match=r"^algo=.*Mine.*: must be a number, a text"):
             api.run(algo=algo, problem="mco")
     with pytest.raises(api.UserError, match="must be overrides"):
         api.run([1])

@@ -45,14 +45,13 @@ def show_list(arguments: list[str]) -> None:
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
     given = parser.parse_args(arguments)
     check_folders(tuple(given.folders))
-    names = {word: topic for topic, group in TOPICS.items() for word in (group, f"{group}s", topic, topic.rstrip("s"))}
-    topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
+    topic = next((topic for topic, group in TOPICS.items() if given.topic == group), given.topic)
     group = TOPICS.get(topic or "", "")
     if given.topic is None:
         counts = {name: f"{len(options(of, given.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
-    elif topic is None:
+    elif topic not in topics:
         near = nearest(given.topic, topics)
         raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
     elif topic == "commands":

@@ -73,10 +73,10 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
         )
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]} exists already, and is not overwritten; choose another name")
-    if name in options(kind):
-        raise UserError(f"{name}: fedopt has {kind}={name} already; choose another name")
-    if name in sys.stdlib_module_names or find_spec(name):
-        raise UserError(f"{name}: a Python module of this name is installed; choose another name")
+    if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
+        raise UserError(
+            f"{name}: fedopt has {kind}={name}, or a Python module of this name is installed; choose another name"
+        )
 
 
 def _camel(name: str) -> str:

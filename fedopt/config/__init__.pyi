@@ -25,7 +25,6 @@ from fedopt.config.files import meanings as meanings
 from fedopt.config.files import options as options
 from fedopt.config.files import title as title
 from fedopt.config.files import values_of as values_of
-from fedopt.config.fits import other_solution as other_solution
 from fedopt.config.hydra import TURN as TURN
 from fedopt.config.merging import check_choices as check_choices
 from fedopt.config.merging import refuse_mistyped as refuse_mistyped

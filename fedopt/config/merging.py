@@ -122,12 +122,8 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     name, values = tuned_values(wanted, chosen, folders)
     done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
     others = {*GROUPS} - {"algo"}  # an option that was chosen may lack the key
-    there = (
-        k
-        for k in values
-        if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
-    )
-    values = {key: values[key] for key in there}
+    lacking = {key for key in values if OmegaConf.select(config, key, default=MISSING) == MISSING}
+    values = {key: value for key, value in values.items() if key.partition(".")[0] not in others or key not in lacking}
     beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     pair = f"{chosen['algo']} on {chosen['problem']}"
     if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data

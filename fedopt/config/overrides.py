@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
@@ -67,7 +66,7 @@ def quoted(text: str) -> str:
 
     A reference such as ${seed} in it is still replaced by the value.
     """
-    if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
+    if re.fullmatch(r"(?!(null|true|false|inf|nan)$)[./]*[a-z_][\w./-]*", text, re.ASCII | re.IGNORECASE):
         return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
@@ -123,18 +122,7 @@ def _written(key: str, value: Any) -> str:
         return f"[{','.join(_written(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
         return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
-    if key in GROUPS:
-        name = getattr(value, "__name__", type(value).__name__)
-        raise UserError(f"{key}: {name} is a class; give the name of a config, such as `fedopt new {key} NAME` writes")
     raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
-
-
-def _means_more(text: str) -> bool:
-    """Tell whether an unquoted text would be read as a number, a truth value or null."""
-    with suppress(ValueError):
-        float(text)
-        return True
-    return text.lower() in ("null", "true", "false")
 
 
 def of_folder(word: str) -> str:

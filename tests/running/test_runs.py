@@ -666,10 +666,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         assert said in Path(algo, "log.txt").read_text().splitlines()[0]
     digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
     said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
-    assert (
-        "; tuned values: fedavg/classification, for other data or another model, without dataset=digits problem.model=so"
-        in said
-    )
+    assert "; tuned values: fedavg/classification (found without dataset=digits problem.model=softmax, so" in said
     usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
     assert str(compose(usual).tuned) == "tuned values: fedavg/classification"
     fedopt(monkeypatch, capsys, *digits, "output_dir=first")
