@@ -282,14 +282,13 @@ def test_mistakes_in_the_config_are_told_by_their_keys(monkeypatch, capsys, tmp_
         assert (result.code, said in result.err.splitlines()[-1]) == (2, True), result.err
 
 
-KEYS = "the keys are the fields of my_sgd_{}.MySgd, "
 HEADLESS = "must begin with the line"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
     "a field without a key": (
         "py",
         "    eta: float",
         "    eta: float\n    mu: float",
-        f"algo.mu: is missing; {KEYS}eta, mu, B",
+        "algo.mu: is missing; the keys are eta, mu, B",
     ),
     "a key without a field": ("yaml", "eta:", "etta:", "algo.etta: there is no such key, did you mean eta?"),
     "a mistyped class": (
