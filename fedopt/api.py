@@ -220,10 +220,7 @@ def run(
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(
-            f"start: {start.folder} was loaded with which=best, and a run can only begin at the last "
-            f"checkpoint; load it without which=best"
-        )
+        raise UserError(f"start: {start.folder}: a run begins at the last checkpoint; load it without which=best")
     places = {"output_dir": output_dir, "from": start}
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])

@@ -22,6 +22,7 @@ from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
 from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.metrics import LIMITS
 
 
 @contextmanager
@@ -78,12 +79,9 @@ def merged(
             put(config, key, value)
         except (TypeError, ValueError):
             raise UserError(f"{word}: this key cannot hold such a value; fedopt --help shows its type") from None
-    limits = {
-        o.key_or_group
-        for o in setting.values()
-        if o.key_or_group.startswith("budget.") and o.key_or_group != "budget.until" and o.value() is not None
-    }
-    if limits and "budget.rounds" not in map(key_of, words):
+    by_key = {override.key_or_group: override.value() for override in setting.values()}
+    limited = any(by_key.get(f"budget.{name}") is not None for name in LIMITS)
+    if limited and "budget.rounds" not in map(key_of, words):
         config.budget.rounds = None  # what the command does not ask for ends no run
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
