@@ -42,11 +42,6 @@ def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), belo
             show_folded(text, INDENT)
 
 
-def fits(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> bool:
-    """Return whether all columns of a table fit the terminal next to each other. The arguments are those of `show_table`."""
-    return _widths(heads, rows, right) is not None
-
-
 def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int] | None:
     """Return the widths of the columns; None if they do not fit the terminal without breaking a word."""
     least, most = list[int](), list[int]()
