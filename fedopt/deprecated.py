@@ -4,6 +4,7 @@ An entry stays for one minor version after the one that removed its name.
 """
 
 _ALONE = "was removed; set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
+_FORMAT = "was removed; convert the file in a few lines (docs/own-data.md, Other formats) and choose dataset=npz"
 
 REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, or a Python name with its package
     # in 0.5, so until 0.6
@@ -11,6 +12,8 @@ REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, 
     "problem.alone_step": _ALONE,
     "problem.alone_steps": _ALONE,
     "logger=mlflow": "was removed; choose logger=wandb or logger=tensorboard",
+    "dataset=leaf": _FORMAT,
+    "dataset=libsvm": _FORMAT,
     "--schema": "was removed; fedopt --help KEY explains a key",
     "--live": "was removed; run fedopt-report again to renew the page",
     "--prune": "was removed; a search runs all of its trials to the end",

@@ -54,9 +54,8 @@ class Torchvision:
     def path(self) -> str:
         """The .npz file, or the folder of torchvision's files, that the data are read from or downloaded to."""
         npz = data_folder(self.root) / f"{self.name}.npz"
-        if self.name == "mnist":
-            return str(npz if npz.exists() else SHIPPED / npz.name)
-        return str(npz if npz.exists() else npz.with_name(DOWNLOADED[self.name][0]))
+        other = SHIPPED / npz.name if self.name == "mnist" else npz.with_name(DOWNLOADED[self.name][0])
+        return str(npz if npz.exists() else other)
 
     def load(self) -> LabelledData:
         """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder lacks them.
@@ -75,9 +74,7 @@ class Torchvision:
         above = next(folder for folder in path.parents if folder.exists())
         socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
         try:
-            with TemporaryDirectory(
-                prefix=".download-", dir=None if found else above
-            ) as work:  # a failure leaves nothing
+            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # nothing is left
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)

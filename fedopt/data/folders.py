@@ -73,10 +73,8 @@ class Folder:
         images = [first, *map(self._open, files[1:])]
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:
-                sizes = [f"{height} x {width}" for width, height in (image.size, first.size)]
-                raise UserError(
-                    f"{file}: has {sizes[0]} pixels, and {files[0]} has {sizes[1]}; scale all with dataset.size=N"
-                )
+                other = f"{files[0]} has {first.height} x {first.width}; scale all with dataset.size=N"
+                raise UserError(f"{file}: has {image.height} x {image.width} pixels, and {other}")
         mode = "RGB" if any(image.mode == "RGB" for image in images) else "L"
         return np.stack([np.asarray(image.convert(mode)) for image in images])
 

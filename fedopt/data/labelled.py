@@ -154,15 +154,13 @@ class LabelledData:
             return self.without_validation().normalisation()
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
+        if self.pixels == "unit":
+            largest = np.abs(self.x_train).max(0 if self.x_train.ndim == 2 else None).astype(np.float64)
+            return np.zeros(self.x_train.shape[1]), np.full(self.x_train.shape[1], np.where(largest > 0, largest, 1))
         if self.x_train.ndim == 2:
             x, constant = self.x_train.astype(np.float64, copy=False), self._constant
-            if self.pixels == "unit":
-                largest = np.maximum(x.max(0), -x.min(0))
-                return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
-        if self.pixels == "unit":
-            return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
         if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
             counts = np.zeros((channels, 256), dtype=np.int64)
             for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):

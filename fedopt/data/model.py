@@ -200,9 +200,8 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     frame = frame.rename(columns=lambda column: spelt(str(column)))
     there = frame.columns.tolist()
     if lacking := [name for name in names if there.count(name) != 1]:
-        others = f" (and {some(lacking[1:], SHOWN)})" if lacking[1:] else ""
         near = nearest(lacking[0], there)
-        raise UserError(f"column {lacking[0]}{others}: must be in the table once{near}; name it as in training")
+        raise UserError(f"column {some(lacking, SHOWN)}: must be in the table once{near}; name it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 

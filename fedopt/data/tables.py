@@ -117,8 +117,7 @@ class Csv:
         if not features:
             others = ", ".join([*roles.values(), *dropped])
             raise UserError(f"{path}: has no columns besides {others}; it must have features too")
-        lists = {"features": features, "drop": dropped}
-        named = [*roles.items(), *((key, column) for key, columns in lists.items() for column in columns)]
+        named = [*roles.items(), *(("features", name) for name in features), *(("drop", name) for name in dropped)]
         used = [column for _, column in named]
         for key, column in named:
             if column not in table.columns:

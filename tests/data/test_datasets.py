@@ -154,7 +154,7 @@ def test_real_targets_are_for_problems_that_ask_for_them(saved):
     assert data.real
     assert data.y_train.tolist() == y.tolist()
     assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(UserError, match=rf"{path}: y_train is float64 \[12\]; it must be .* about classes"):
+    with pytest.raises(UserError, match=rf"{path}: y has floating-point numbers, and .* classes; give whole numbers"):
         world.load()
 
 
@@ -244,7 +244,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             ROWS.replace(",a,", ",,"),
             {"client": "hospital"},
-            r"row 2 below.*names.*nan \(and 9 more",
+            r"row 2 below.*names.*nan is empty.*\(10 such cells",
         ),
         (
             ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"),
@@ -576,7 +576,6 @@ def test_constant_images_normalise_without_a_warning():
         ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train \[12, 3, 8, 6\].*dataset.channels=first"),
         ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64 .*dataset.tokens=true"),
         ({"client_train": np.zeros(11, int)}, "client_train"),
-        ({"client_train": np.zeros(12)}, "client_train.*whole numbers.*texts"),
     ],
 )
 def test_wrong_arrays_are_refused(saved, changes, message):
