@@ -210,7 +210,7 @@ def _labels(
     kinds = {part.dtype.kind for part in labels}
     if kinds == {"U"}:
         numbers, names = numbered(np.concatenate(labels), f"{path}: y")
-        return (*np.split(numbers, [len(y)]), names)
+        return numbers[: len(y)], numbers[len(y) :], names
     if kinds <= {*"iub"}:
         least, most = min(part.min() for part in labels), max(part.max() for part in labels)
         if least < 0 or most >= MOST_CLASSES:

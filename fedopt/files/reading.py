@@ -29,7 +29,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len({*keys}) < len(keys):
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key {max(keys, key=keys.count)} occurs twice")
-        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+        return super().construct_mapping(node, deep)
 
 
 Loader.yaml_implicit_resolvers = {
