@@ -58,7 +58,7 @@ def refuse_links(paths: Iterable[Path]) -> None:
     """Raise UserError if one of these paths is a symbolic link, or neither a file nor a folder: writing would go elsewhere."""
     for path in paths:
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-            why = "is a link, or not a regular file, so that writing would go elsewhere"
+            why = "is a link, or not a regular file, so that writing could go elsewhere"
             raise UserError(f"{path}: {why}; remove it, or choose another folder")
 
 
