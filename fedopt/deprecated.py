@@ -6,6 +6,7 @@ An entry stays for one minor version after the one that removed its name.
 _ALONE = "was removed; set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
 _SMOOTH = "was removed; smooth the table of fedopt.frame with pandas, such as by rolling(5, center=True).mean()"
 _LOOKS = "was removed; draw on matplotlib axes of any style and scale with comparison.draw(ax=...)"
+_FORMAT = "was removed; convert the file in a few lines (docs/own-data.md, Other formats) and choose dataset=npz"
 
 REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, or a Python name with its package
     # in 0.5, so until 0.6
@@ -15,6 +16,8 @@ REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, 
     "logger=mlflow": "was removed; choose logger=wandb or logger=tensorboard",
     "trust": 'was removed; a fedopt.toml with the line python_path = "." lets commands import Python files of its folder',
     "interrupt": "was removed; fedopt.run raises KeyboardInterrupt, and fedopt.load(output_dir) returns the run",
+    "dataset=leaf": _FORMAT,
+    "dataset=libsvm": _FORMAT,
     "--schema": "was removed; fedopt --help KEY explains a key",
     "--long": "was removed; fedopt list algorithms CLASS shows full titles and where equations are from",
     "--live": "was removed; run fedopt-report again to renew the page",

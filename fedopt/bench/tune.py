@@ -14,7 +14,7 @@ from fedopt.bench.trials import FIRST_SEED, How, Search
 from fedopt.config import NODES, compose, flat, key_of, parsed, refuse_mistyped
 from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
-from fedopt.files import read_json, refuse_inner_links
+from fedopt.files import read_json, refuse_links
 from fedopt.jobs import Job, Launcher, Outcome, run_all
 from fedopt.metrics import LIMITS, selected, validates
 from fedopt.results import OVER, RunFolder
@@ -123,7 +123,7 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
         Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    refuse_inner_links(folder)
+    refuse_links(folder.rglob("*"))
     lock = RunFolder(folder)
     lock.open()
     with closing(lock), closing(Bar(stream=sys.stdout)) as bar:

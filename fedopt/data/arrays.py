@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from fedopt.data.labelled import SHOWN, LabelledData
-from fedopt.data.names import identifiers, numbered, one_number
+from fedopt.data.names import identifiers, numbered
 from fedopt.decimals import exact
 from fedopt.errors import UserError, first_line, some
 from fedopt.machine import memory
@@ -17,9 +17,6 @@ from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
-PACKED = (".gz", ".npz")
-MOST_UNCHECKED = 2**30  # bytes of memory that packed data may need, whatever the size of their file
-MOST_TIMES = 500  # beyond that: how many times its size
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
@@ -43,43 +40,34 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; give the path of an .npz with {', '.join(KEYS)}")
-    arrays, key = {}, "the archive"
     try:
         with ZipFile(path) as archive:
-            refuse_larger(path, 1.4 * sum(array.file_size for array in archive.infolist()))  # bytes become float32
+            refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            for key in [key for key in ARRAYS if key in archive]:
-                arrays[key] = archive[key]
+            arrays = {key: np.asarray(archive[key]) for key in ARRAYS if key in archive}
             unread = ", ".join(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
         hint = "if the file is damaged, copy it again; save texts with .astype('U'), not as objects"
-        raise UserError(f"{path}: cannot be read as .npz ({key}: {first_line(error)}); {hint}") from None
-    missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
-    if missing:
+        raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); {hint}") from None
+    if missing := [key for key in KEYS if key not in arrays]:
         raise UserError(f"{path}: lacks the arrays {', '.join(missing)}; save {', '.join(KEYS)} with numpy.savez")
     data = checked(arrays, path, channels, tokens)
     note = f"the arrays {unread} are ignored; fedopt reads {', '.join(ARRAYS)}"
-    return replace(data, notes=(*data.notes, *[note] * bool(unread)))
+    return replace(data, notes=(*data.notes, note)) if unread else data
 
 
-def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
-    """Raise UserError if data would need more memory than the machine has, or, packed, far more than the size of their file.
+def refuse_larger(path: Path, size: float) -> None:
+    """Raise UserError if data would need more memory than the machine has.
 
     Args:
         path: The file, for the message.
         size: The bytes of its text or its arrays. Five times as many are needed, for copies.
-        numbers: How many numbers its text has. Each is taken to need 48 bytes, a measured value with a margin of a fifth.
     """
-    needed = 5 * size + 48 * numbers
-    data, about = f"{size / 1e9:.3g} GB of data", f"about {needed / 1e9:.3g} GB of memory"
-    if needed > memory():
-        has = f"this machine has {memory() / 1e9:.3g} GB; use fewer examples, or a machine with more memory"
-        raise UserError(f"{path}: {data} need {about}, and {has}")
-    if path.suffix in PACKED and needed > max(MOST_UNCHECKED, MOST_TIMES * path.stat().st_size):
-        why = f"{data} need {about}, more than {MOST_TIMES} times the size of this file"
-        raise UserError(f"{path}: {why}; if you trust it, unpack it first (gunzip), or save it with numpy.savez")
+    if 5 * size > memory():
+        needed, has = (f"{number / 1e9:.3g} GB" for number in (5 * size, memory()))
+        raise UserError(f"{path}: needs about {needed} of memory, and this machine has {has}; use fewer examples")
 
 
 def divided(
@@ -133,8 +121,8 @@ def checked(
 ) -> LabelledData:
     """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
-    Labels that are texts, or -1 and 1, are numbered in their order. Booleans and floats that are whole numbers become
-    integers; other finite floats stay, as targets of a regression. Clients are normalised by `identifiers`.
+    Labels that are texts are the names of classes, and are numbered in their order; whole numbers are the numbers of classes;
+    floating-point numbers are the targets of a regression. Clients are normalised by `identifiers`.
 
     Args:
         arrays: The arrays by their names in an .npz; see `read_npz`.
@@ -149,29 +137,27 @@ def checked(
         UserError: A shape, a type, a label, a value or a client's name does not fit. The message names the file and the
             array.
     """
-    arrays, named, notes = _numbered(arrays, path)
-    names = names or named
-    x, y = _examples(arrays, "train", path, channels, tokens, missing)
-    x_test, y_test = _examples(arrays, "test", path, channels, tokens, missing)
+    x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, missing) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
         raise UserError(
             f"{path}: x_train has examples {kinds[0]}, and x_test {kinds[1]}; give both the same shape and type"
         )
-    for key, labels in zip(CLIENTS, (y, y_test), strict=True):
-        if key in arrays and (arrays[key].shape != labels.shape or arrays[key].dtype.kind not in "iuU"):
-            raise UserError(f"{path}: {key} must have {len(labels)} whole numbers or texts, one for each example")
+    counts = {"train": len(x), "test": len(x_test)}
+    for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
+        wanted = counts[key.rpartition("_")[2]]
+        if arrays[key].shape != (wanted,):
+            raise UserError(f"{path}: {key} is {list(arrays[key].shape)}; it must be [{wanted}], one for each example")
     validates = arrays.get(VALIDATES)
     if validates is not None:
-        if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
-            raise UserError(f"{path}: {VALIDATES} must have {len(y)} values true or false, and both must occur")
+        if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
+            raise UserError(f"{path}: {VALIDATES} must have values true or false, and both must occur")
         validates = validates.astype(bool)
-    if y.dtype.kind != "f":
-        notes += _classes_told(y, y_test, names, path)
+    y, y_test, names = _labels(arrays["y_train"], arrays["y_test"], names, path)
+    notes = _classes_told(y, y_test, names, path) if y.dtype.kind != "f" else ()
     data = LabelledData(
         x, y, x_test, y_test, validates=validates, class_names=names, feature_names=features, notes=notes
     )
-    data = replace(data, notes=(*notes, *data.rounding()))
     return with_owners(data, f"{path}: client", *map(arrays.get, CLIENTS))
 
 
@@ -181,89 +167,71 @@ def with_owners(
     """Return the data with the client that each example belongs to. Names are normalised by `identifiers`.
 
     Args:
-        data: The data. Owners that they have already are replaced, or removed if both arrays are None.
-        where: Where the names stand, for messages.
-        owners, owners_test: The names or numbers of the clients of the training and of the test examples, [n] each. None:
-            these examples get no owners.
+        data: The data. Owners that they have already are replaced, or removed if ``owners`` is None.
+        where: Where the names are, for messages.
+        owners: The names or numbers of the clients of the training examples, ``[n]``.
+        owners_test: Those of the test examples. None: they get no owners.
 
     Raises:
         UserError: `identifiers` refuses a name.
     """
-    given = [names for names in (owners, owners_test) if names is not None]
-    if not given:
+    if owners is None:
         return replace(data, owners=None, owners_test=None)
-    if len({names.dtype.kind for names in given}) > 1:
-        given = [names.astype(str) for names in given]
-    names = identifiers(np.concatenate(given), where)
-    parts = iter(np.split(names, [len(given[0])]))
-    owners, owners_test = (None if part is None else next(parts) for part in (owners, owners_test))
-    notes = one_number(np.unique(names).tolist(), "clients") if names.dtype.kind == "U" else []
-    return replace(data, owners=owners, owners_test=owners_test, notes=(*data.notes, *notes))
+    names = identifiers(owners if owners_test is None else np.concatenate([owners, owners_test]), where)
+    of_test = None if owners_test is None else names[len(owners) :]
+    return replace(data, owners=names[: len(owners)], owners_test=of_test)
 
 
 def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return notes on classes without training examples, and on class names that are one number in two spellings (7, 007).
+    """Return a note on classes without training examples. Raises UserError if all training examples are of one class.
 
-    Raises UserError if all training examples are of one class.
     y, y_test: [n] classes of training and test examples. names: the names of the classes, or empty. path: for the message.
     """
-    counts = [np.bincount(labels, minlength=max(y.max(), y_test.max()) + 1) for labels in (y, y_test)]
-    of = lambda wanted: [names[c] if names else str(c) for c in np.flatnonzero(wanted)]  # noqa: E731
-    if len(alone := of(counts[0])) < 2:
+    counts = np.bincount(y, minlength=max(y.max(), y_test.max()) + 1)
+    shown = np.array(names or range(len(counts)))
+    if np.count_nonzero(counts) < 2:
         raise UserError(
-            f"{path}: all training examples are of the class {alone[0]}; give examples of two or more classes"
+            f"{path}: all training examples are of the class {shown[y[0]]}; give examples of two or more classes"
         )
-    notes = one_number(names, "classes")
-    for classes, said in (
-        (of((counts[0] == 0) & (counts[1] > 0)), "no training example, only test examples, are of the class"),
-        (of(counts[0] + counts[1] == 0), f"classes are 0 to {len(counts[0]) - 1}, and no example is of the class"),
-    ):
-        if classes:
-            notes.append(f"{said} {some(classes, SHOWN)}")
-    return tuple(notes)
+    if counts.all():
+        return ()
+    return (f"no training example is of the class {some(shown[counts == 0], SHOWN)}",)
 
 
-def _numbered(
-    arrays: dict[str, np.ndarray], path: Path
-) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
-    """Return the arrays with labels as integers if that is unambiguous, the names of the classes, and notes on both.
+def _labels(
+    y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return the labels of training and of test examples, numbers of classes or real targets, and the names of the classes.
 
-    The names are empty if labels are numbers from 0. Boolean features become float32. path: the file, for messages.
+    y, y_test: the labels as in the file. names: if they are numbers of named classes. path: the file, for messages. Raises
+        UserError for other labels than texts, whole numbers and floating-point numbers.
     """
-    arrays, notes, names = dict(arrays), list[str](), tuple[str, ...]()
-    labels = {key: arrays[key] for key in KEYS if key[0] == "y"}
-    if any(y.ndim == 2 and y.shape[1] == 1 for y in labels.values()):
-        labels = {key: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for key, y in labels.items()}
-        notes.append("labels of shape [n, 1] are read as [n]")
-    kinds = {y.dtype.kind if y.ndim == 1 and y.size else "" for y in labels.values()}
-    if "" not in kinds and (kinds == {"U"} or kinds <= {*"ifb"}):
-        together = np.concatenate(list(labels.values()))
-        values = np.unique(together)
-        if kinds == {"U"} or values.tolist() == [-1, 1]:
-            numbers, names = numbered(together, f"{path}: y")
-            labels = dict(zip(labels, np.split(numbers, [len(labels["y_train"])]), strict=True))
-            shown = some((f"{name} is {number}" for number, name in enumerate(names)), SHOWN)
-            notes.append(f"classes are numbered: {shown}")
-        elif "i" not in kinds and np.isin(values, np.arange(MOST_CLASSES)).all():
-            labels = {key: y.astype(np.int64) for key, y in labels.items()}
-            notes.append("labels, which are not integers in the file, are read as whole numbers")
-        elif "f" in kinds and "b" not in kinds:  # real numbers
-            labels = {key: y.astype(np.float64) for key, y in labels.items()}
-    if any(arrays[key].dtype == bool for key in KEYS if key[0] == "x"):
-        notes.append("features that are true or false are read as 1 and 0")
-        arrays |= {key: arrays[key].astype(np.float32) for key in KEYS if arrays[key].dtype == bool and key[0] == "x"}
-    return arrays | labels, names, tuple(notes)
+    labels = [y, y_test]
+    kinds = {part.dtype.kind for part in labels}
+    if kinds == {"U"}:
+        numbers, names = numbered(np.concatenate(labels), f"{path}: y")
+        return numbers[: len(y)], numbers[len(y) :], names
+    if kinds <= {*"iub"}:
+        least, most = min(part.min() for part in labels), max(part.max() for part in labels)
+        if least < 0 or most >= MOST_CLASSES:
+            raise UserError(f"{path}: y is {least} to {most}; number the classes from 0 to at most {MOST_CLASSES - 1}")
+        return y.astype(np.int64), y_test.astype(np.int64), names
+    if not kinds <= {*"iuf"}:
+        types = f"y_train is {y.dtype}, and y_test {y_test.dtype}"
+        raise UserError(
+            f"{path}: {types}; give texts or whole numbers for classes, or floating-point numbers as targets"
+        )
+    if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
+        raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; mend them")
+    return y.astype(np.float64), y_test.astype(np.float64), names
 
 
-def _examples(
-    arrays: dict[str, np.ndarray], split: str, path: Path, channels: Channels | None, tokens: bool, missing: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Check x and y of one split and return them in the form of `LabelledData`.
+def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, missing: bool) -> np.ndarray:
+    """Check the x of one split and return it in the form of `LabelledData`.
 
-    split: train or test. The other arguments are those of `checked`. Raises UserError for shapes, types and values that do
-        not fit.
+    where: the file and the array, for messages. The other arguments are those of `checked`. Raises UserError for shapes,
+        types and values that do not fit.
     """
-    x, y, where = arrays[f"x_{split}"], arrays[f"y_{split}"], f"{path}: x_{split}"
     floating = np.issubdtype(x.dtype, np.floating)
     if tokens:
         wanted = "[n, length] whole numbers, 0 or more, with dataset.tokens=true"
@@ -271,18 +239,8 @@ def _examples(
     else:
         wanted = "[n, h, w], [n, h, w, channels] or [n, features], uint8 or floating point; token ids need dataset.tokens=true"
         fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
-    if not fits:
+    if not fits or not x.size:
         raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
-    real = y.dtype == np.float64 and bool((np.abs(y) <= MOST_MAGNITUDE).all())
-    if y.ndim != 1 or not (real or np.issubdtype(y.dtype, np.integer)):
-        raise UserError(f"{path}: y_{split} is {y.dtype} {list(y.shape)}; it must be [n] whole numbers")
-    if len(x) != len(y) or not x.size:
-        shapes = f"{list(x.shape)}, and y_{split} {list(y.shape)}"
-        raise UserError(f"{where} is {shapes}; give both the same number of examples, at least one")
-    if not real and not 0 <= y.min() <= y.max() < MOST_CLASSES:
-        raise UserError(
-            f"{path}: y_{split} is {y.min()} to {y.max()}; number the classes from 0 to at most {MOST_CLASSES - 1}"
-        )
     if floating:  # in this machine's byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
         known = np.nan_to_num(x) if missing else x
@@ -298,4 +256,4 @@ def _examples(
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim == 3:
         x = x[:, None]
-    return np.ascontiguousarray(x), y if real else y.astype(np.int64)
+    return np.ascontiguousarray(x)

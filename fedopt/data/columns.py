@@ -24,9 +24,7 @@ def refuse_cells(table: pd.DataFrame, wrong: pd.DataFrame, path: Path, why: str)
     if len(cells := np.argwhere(np.asarray(wrong))):
         row, column = cells[0]
         cell = f"row {row + 1} below the names, column {table.columns[column]}: {table.iloc[row, column]}"
-        raise UserError(
-            f"{path}: {cell} (and {len(cells) - 1} more) {why}" if len(cells) > 1 else f"{path}: {cell} {why}"
-        )
+        raise UserError(f"{path}: {cell} {why} ({len(cells)} such cells)")
 
 
 def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
@@ -68,7 +66,8 @@ def noted(data: LabelledData, label: str) -> list[str]:
 
     label: the label's name.
     """
-    found, every = dict[str, list[str]](), -(-len(data.y_train) // MOST_ROWS)
+    found = dict[str, list[str]]()
+    every = -(-len(data.y_train) // MOST_ROWS)
     for name, column in zip(data.feature_names, data.x_train.T, strict=True):
         known = ~np.isnan(column)
         values, labels = column[known], data.y_train[known]

@@ -54,9 +54,8 @@ class Torchvision:
     def path(self) -> str:
         """The .npz file, or the folder of torchvision's files, that the data are read from or downloaded to."""
         npz = data_folder(self.root) / f"{self.name}.npz"
-        if self.name == "mnist":
-            return str(npz if npz.exists() else SHIPPED / npz.name)
-        return str(npz if npz.exists() else npz.with_name(DOWNLOADED[self.name][0]))
+        other = SHIPPED / npz.name if self.name == "mnist" else npz.with_name(DOWNLOADED[self.name][0])
+        return str(npz if npz.exists() else other)
 
     def load(self) -> LabelledData:
         """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder lacks them.
@@ -70,32 +69,23 @@ class Torchvision:
     def _torchvision(self, path: Path) -> LabelledData:
         from fedopt.networks import torchvision
 
-        if odd := next((inner for inner in path.rglob("*") if not (inner.is_file() or inner.is_dir())), None):
-            raise UserError(f"{odd}: must be a regular file, not a pipe or device; remove it")
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()
         above = next(folder for folder in path.parents if folder.exists())
-        try:
-            temporary = TemporaryDirectory(prefix=".download-", dir=None if found else above)
-        except OSError as error:
-            raise UserError(
-                f"{path.parent}: data cannot be stored there ({error.strerror}); FEDOPT_DATA may name another folder"
-            ) from None
         socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
         try:
-            with temporary as work:  # a failure leaves nothing
+            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # nothing is left
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Path(work, path.name).rename(path)
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
-            what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and the download failed"
+            what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and cannot be downloaded"
             _, shape, source = DOWNLOADED[self.name]
             raise UserError(
-                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); make {self.name}.npz from the files "
-                f"of {source} and "
-                f"put it there: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole numbers. "
-                "FEDOPT_DATA may name another folder. dataset=mnist and dataset=digits need no download"
+                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); make {self.name}.npz from the files of "
+                f"{source} and put it there: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole "
+                "numbers. FEDOPT_DATA may name another folder. dataset=mnist and dataset=digits need no download"
             ) from None
         finally:
             socket.setdefaulttimeout(before)

@@ -154,15 +154,13 @@ class LabelledData:
             return self.without_validation().normalisation()
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
+        if self.pixels == "unit":
+            largest = np.abs(self.x_train).max(0 if self.x_train.ndim == 2 else None).astype(np.float64)
+            return np.zeros(self.x_train.shape[1]), np.full(self.x_train.shape[1], np.where(largest > 0, largest, 1))
         if self.x_train.ndim == 2:
             x, constant = self.x_train.astype(np.float64, copy=False), self._constant
-            if self.pixels == "unit":
-                largest = np.maximum(x.max(0), -x.min(0))
-                return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
-        if self.pixels == "unit":
-            return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
         if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
             counts = np.zeros((channels, 256), dtype=np.int64)
             for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
@@ -180,28 +178,14 @@ class LabelledData:
 
         Rounding is judged by the column's own magnitude, and by the widest range of all columns.
         """
-        least, most = self._bounds
+        axes = (0, *range(2, self.x_train.ndim))
+        least, most = (
+            of(self.x_train, axes).astype(np.float64) for of in (np.fmin.reduce, np.fmax.reduce)
+        )  # not of nan
         eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
         range_of = most - least
         own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
         return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
-
-    @property
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest and the largest value of each column or channel, as float64."""
-        axes = (0, *range(2, self.x_train.ndim))
-        least, most = np.fmin.reduce(self.x_train, axes), np.fmax.reduce(self.x_train, axes)  # of values that are known
-        return least.astype(np.float64), most.astype(np.float64)
-
-    def rounding(self) -> list[str]:
-        """Return a note that names the columns or channels that vary by rounding alone, which are not standardised; [] if there
-        are none.
-        """
-        floating = self.x_train.dtype.kind == "f"
-        columns = np.flatnonzero(self._constant & np.less(*self._bounds)).tolist() if floating else []
-        which = some((self.feature_names[c] if self.feature_names else c for c in columns), SHOWN)
-        what = "columns" if self.x_train.ndim == 2 else "channels"
-        return [f"{what} {which} vary by rounding alone, and are not divided by their deviation"] if columns else []
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """Pool all examples and divide them at random into new training and test examples.

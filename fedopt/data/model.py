@@ -18,7 +18,7 @@ from torch.nn.utils import vector_to_parameters
 from fedopt.config import with_project
 from fedopt.data.examples import tuned
 from fedopt.data.names import spelt
-from fedopt.errors import UserError, first_line, nearest, some
+from fedopt.errors import UserError, nearest, some
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
 from fedopt.networks import Normalised, Tuning, flat, own
@@ -28,7 +28,7 @@ LINEAR = ("linear", "softmax")  # the networks that are one matrix, and perhaps 
 NUMBERS = {"means": "mean", "deviations": "std", "coefficients": "network.1.0.weight", "intercept": "network.1.0.bias"}
 NUMBERS |= {"scale": "scale", "shift": "shift"}  # in JSON: the tensor of a linear model
 AT_ONCE = 2048  # examples, which bounds memory
-SHOWN = 4  # columns in a message
+SHOWN, MOST_SHOWN = 4, 300  # columns, and letters of an error, in a message
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -200,9 +200,8 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     frame = frame.rename(columns=lambda column: spelt(str(column)))
     there = frame.columns.tolist()
     if lacking := [name for name in names if there.count(name) != 1]:
-        others = f" (and {some(lacking[1:], SHOWN)})" if lacking[1:] else ""
         near = nearest(lacking[0], there)
-        raise UserError(f"column {lacking[0]}{others}: must be in the table once{near}; name it as in training")
+        raise UserError(f"column {some(lacking, SHOWN)}: must be in the table once{near}; name it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 
@@ -221,7 +220,7 @@ def load_model(path: str | Path) -> Model:
     Example:
         ``fedopt.load_model("aue.json").predict(pd.read_csv("new.csv"))``
     """
-    file, why = Path(path), ""
+    file = Path(path)
     try:
         in_json = file.suffix == ".json"
         content = read_bytes(file, LARGEST_JSON if in_json else memory() // 3, links=True)
@@ -235,7 +234,8 @@ def load_model(path: str | Path) -> Model:
         first = error.errors(include_url=False)[0]
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (*BROKEN, AttributeError, SafetensorError, RuntimeError, MemoryError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error).removeprefix(f"{path}: ")
+        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
+        why = " ".join(said.split())[:MOST_SHOWN]  # torch has several lines
     raise UserError(f"{path}: is no model that can be read ({why}); write it again with `fedopt export RUN`")
 
 
@@ -244,9 +244,7 @@ def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     entries = json.loads(content)
     lists = {key: entries.pop(name) for name, key in NUMBERS.items() if name in entries}
     numbers = {key: torch.tensor(list_, dtype=torch.float64) for key, list_ in lists.items()}
-    for name in ("mean", "std"):
-        fits = numbers[name].numel() == np.prod(entries["shape"])
-        numbers[name] = numbers[name].view(entries["shape"]) if fits else numbers[name]
+    numbers |= {name: numbers[name].view(entries["shape"]) for name in ("mean", "std")}
     return entries, numbers
 
 
@@ -260,26 +258,20 @@ def _of_safetensors(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
     """Return the model of a card with these tensors.
 
-    Raises ValueError if their names, shapes or numbers do not fit. Memory is taken for the tensors alone.
+    Raises ValueError or RuntimeError if their names, shapes or numbers do not fit. Memory is taken for the tensors alone.
     """
-    names, outputs = {key: name for name, key in NUMBERS.items()}, len(card.classes) or 1
+    outputs = len(card.classes) or 1
     model = Model(_network(card, outputs), None, card)
     for pair, shape in ((("mean", "std"), card.shape), (("scale", "shift"), [outputs])):
         for name in pair if {*pair} & {*tensors} else ():
             setattr(model, name, torch.empty(shape, device="meta"))
-    wanted = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
-    wanted |= {name: [card.shape[0]] for name in ("features", "fill") if getattr(card, name)}
-    found = {key: list(tensor.shape) for key, tensor in tensors.items()}
-    found |= {name: [len(getattr(card, name))] for name in ("features", "fill") if getattr(card, name)}
-    differ = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
-    faults = [f"{names.get(key, key)} is {found.get(key, 'absent')}, not {wanted.get(key, 'absent')}" for key in differ]
-    odd = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
-    faults += [f"{names.get(key, key)} has numbers that are not finite" for key in odd]
-    if "std" in tensors and not (tensors["std"] > 0).all():
-        faults.append("deviations must be larger than 0")
-    if faults:
-        raise ValueError(faults[0])
     model.load_state_dict(tensors, assign=True)
+    if any(values and len(values) != card.shape[0] for values in (card.features, card.fill)):
+        raise ValueError("its features do not fit the shape of an example")
+    if not all(tensor.isfinite().all() for tensor in tensors.values()) or (
+        "std" in tensors and tensors["std"].min() <= 0
+    ):
+        raise ValueError("it has numbers that are not finite, or deviations that are not positive")
     return model
 
 

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.data.arrays import with_owners
 from fedopt.data.labelled import LabelledData
-from fedopt.data.names import LONGEST, spelt
+from fedopt.data.names import LONGEST
 from fedopt.data.ragged import cut
 from fedopt.decimals import exact
 from fedopt.errors import UserError, first_line
@@ -60,15 +60,9 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
     if sizes.min() < least:
         few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
         raise UserError(f"{key}: gives {few}, and must give each client at least {least}")
-    rows = np.concatenate(arrays)
-    if rows.min() < 0 or rows.max() >= count:
-        raise UserError(f"{key}: must return indices from 0 to {count - 1}, not {rows.min()} to {rows.max()}")
-    times = np.bincount(rows, minlength=count)
-    if (wrong := times != 1).any():
-        row = wrong.argmax()
-        raise UserError(
-            f"{key}: returns index {row} {times[row]} times; each example must belong to exactly one client"
-        )
+    rows = np.sort(np.concatenate(arrays))
+    if not np.array_equal(rows, np.arange(count)):
+        raise UserError(f"{key}: must return each index from 0 to {count - 1} exactly once, for one client")
 
 
 def _check(clients: int, count: int, least: int) -> None:
@@ -162,28 +156,19 @@ class ByColumn:
             names = self._read(path, train, len(data.y_test))
             return with_owners(data, str(path), names[:train], names[train:] if len(names) > train else None)
         if data.owners is None:
-            how = (
-                "set partitioner.file=FILE, dataset.client=COLUMN with dataset=csv, save client_train in an .npz, or "
-                "use dataset=leaf"
-            )
+            how = "set partitioner.file=FILE, dataset.client=COLUMN with dataset=csv, or save client_train in an .npz"
             raise UserError(f"partitioner=by_column: these data do not say which client an example belongs to; {how}")
         return data
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
+        wanted = f"have a client's name on each line, {train} for the training examples, or {train + test} with the test examples"
         try:
-            text = read_text(path, LONGEST * (train + test), links=True)
-        except (OSError, UserError) as error:
+            names = read_text(path, LONGEST * (train + test), links=True).removesuffix("\n").split("\n")
+            if len(names) not in (train, train + test):
+                raise ValueError(f"it has {len(names)} lines")
+        except (OSError, UserError, ValueError) as error:
             why = first_line(error).removeprefix(f"{path}: ")
-            raise UserError(
-                f"partitioner.file={path}: cannot be read ({why}); give a text file with a client's name on each line"
-            ) from None
-        names = [spelt(name) for name in text.removesuffix("\n").split("\n")]
-        if len(names) not in (train, train + test) or "" in names:
-            has = f"has {len(names) - names.count('')} names"
-            wanted = (
-                f"write one on each line, {train} for the training examples, or {train + test} with the test examples"
-            )
-            raise UserError(f"partitioner.file={path}: {has}; {wanted}")
+            raise UserError(f"partitioner.file={path}: must {wanted} ({why})") from None
         return np.array(names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:

@@ -84,10 +84,8 @@ class World:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
         if data.real and not real:
-            raise UserError(
-                f"{getattr(self.dataset, 'path', 'dataset')}: y_train is {data.y_train.dtype} [{len(data.y_train)}]; it "
-                "must be [n] whole numbers, since this problem is about classes"
-            )
+            what = "y has floating-point numbers, and this problem is about classes; give whole numbers or texts"
+            raise UserError(f"{getattr(self.dataset, 'path', 'dataset')}: {what}")
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())

@@ -7,17 +7,14 @@ from fedopt.files.reading import Loader as Loader
 from fedopt.files.reading import config_text as config_text
 from fedopt.files.reading import decoded as decoded
 from fedopt.files.reading import expanded as expanded
-from fedopt.files.reading import lines_of as lines_of
 from fedopt.files.reading import opened as opened
 from fedopt.files.reading import read_as as read_as
 from fedopt.files.reading import read_bytes as read_bytes
 from fedopt.files.reading import read_config as read_config
 from fedopt.files.reading import read_json as read_json
-from fedopt.files.reading import read_start as read_start
 from fedopt.files.reading import read_text as read_text
 from fedopt.files.tables import read_table as read_table
 from fedopt.files.writing import PART as PART
-from fedopt.files.writing import refuse_inner_links as refuse_inner_links
 from fedopt.files.writing import refuse_linked as refuse_linked
 from fedopt.files.writing import refuse_links as refuse_links
 from fedopt.files.writing import write_atomically as write_atomically

@@ -54,36 +54,14 @@ def write_whole(file: int, content: bytes) -> None:
         content = content[os.write(file, content) :]
 
 
-def refuse_inner_links(folder: Path) -> None:
-    """Raise UserError if a folder holds, at any depth, a symbolic link or something other than a file or folder.
-
-    Writing there could go elsewhere. Hard links pass.
-    """
-    for inside, folders, files in os.walk(folder):
-        for path in (Path(inside, name) for name in (*folders, *files)):
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise UserError(
-                    f"{path}: is a link, or not a regular file, so that writing could go elsewhere; remove "
-                    f"it, or choose another folder"
-                )
-
-
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of these paths is a symbolic or hard link, or not a regular file: writing to it would write
-    elsewhere too.
-    """
-    for file in paths:
-        if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
-            raise UserError(
-                f"{file}: is a link, or not a regular file, so that writing would go elsewhere; choose "
-                f"another output_dir"
-            )
+    """Raise UserError if one of these paths is a symbolic link, or neither a file nor a folder: writing would go elsewhere."""
+    for path in paths:
+        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+            why = "is a link, or not a regular file, so that writing could go elsewhere"
+            raise UserError(f"{path}: {why}; remove it, or choose another folder")
 
 
 def refuse_linked(folder: Path, root: Path) -> None:
     """Raise UserError if a folder below ``root``, or a folder between them, is a link: writing there would go elsewhere."""
-    for place in (folder, *folder.parents):
-        if place == root:
-            return
-        if place.is_symlink():
-            raise UserError(f"{place}: is a link, so that writing would go elsewhere; put the folder itself there")
+    refuse_links(place for place in (folder, *folder.parents) if root in place.parents)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.errors import UserError
-from fedopt.files import read_start, write_whole
+from fedopt.files import read_bytes, write_whole
 from fedopt.metrics import COUNTS
 
 
@@ -88,8 +88,8 @@ class MetricsFile:
 
 
 def rows_hash(path: Path, size: int) -> str:
-    """Return the hash of the first ``size`` bytes of a file; of no bytes if it is shorter.
+    """Return the hash of the first ``size`` bytes of a file.
 
     Raises OSError and UserError as `opened` does.
     """
-    return hashlib.sha256(read_start(path, size)).hexdigest()
+    return hashlib.sha256(read_bytes(path)[:size]).hexdigest()

@@ -352,7 +352,7 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(
+    wanted = {"missing": "no such file", "pickled": "Object arrays", "incomplete": "y_test"}.get(
         kind, "cannot be read as .npz"
     )
     result = fedopt(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -333,28 +332,15 @@ def test_methods_have_names_of_their_own():
 # Files of YAML
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("seed: 010", "number; write"),
-        ("seed: -0_7", "line 2: -0_7"),
-        ("budget: {rounds: 1:30}", "line 2: 1:30"),
-        ("budget:\n  rounds: 0b11", "line 3: 0b11"),
-        ("algo: {eta: 1:30.5}", "line 2: 1:30.5"),
-        ("seed: 1\nseed: 2", "key seed"),
-        ("algo: {eta: 1, eta: 2}", "key eta"),
-        ("seed: " + "9" * 5000, "line 2: a number has 5,000 digits"),
-    ],
-)
-def test_numbers_and_keys_of_every_yaml_file(text, said, tmp_path):
-    """Also in files that are not chosen, and in those that other commands read."""
-    for group in ("experiment", "tuned", "bench"):
-        path = tmp_path / group / group / "x.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(f"# @package _global_\n{text}\n")
-        for read in (content, read_config, lambda _, at=tmp_path / group: compose(MINE, [at])):
-            with pytest.raises(UserError, match=re.escape(said)):
-                read(path)
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2", "algo: {seed: 1, seed: 2}"])
+def test_keys_that_occur_twice(text, tmp_path):
+    """Also in files that other commands read."""
+    path = tmp_path / "experiment" / "x.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# @package _global_\n{text}\n")
+    for read in (content, read_config, lambda _: compose([*MINE, "experiment=x"], [tmp_path])):
+        with pytest.raises((UserError, yaml.YAMLError), match=r"key seed"):
+            read(path)
 
 
 MINE = ["algo=fedavg", "problem=quadratic_minimisation"]

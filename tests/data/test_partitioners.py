@@ -347,16 +347,14 @@ class Given:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([range(5), range(5, 8), range(8, 11)], "returns index 11 0 times"),
-        ([range(6), range(5, 8), range(8, 12)], "returns index 5 2 times"),
+        ([range(5), range(5, 8), range(8, 11)], "must return each index from 0 to 11 exactly once"),
+        ([range(6), range(5, 8), range(8, 12)], "must return each index from 0 to 11"),
         ([range(6), [], range(6, 12)], "gives client 1 only 0.*12 examples.*1"),
         ([range(6), range(6, 12)], r"returns 2 clients.*partitioner\.clients=3"),
-        ([range(6), range(6, 12), [12]], "must return indices from 0 to 11, not 0 to 12"),
-        ([range(6), range(6, 11), [-1]], "must return indices from 0 to 11, not -1 to 10"),
+        ([range(6), range(6, 11), [12]], "must return each index from 0 to 11"),
         ([range(6), range(6, 11), [11.0]], "must return a list with an array"),
         ([[range(4)], [range(4, 8)], [range(8, 12)]], "must return a list"),
         (None, "must return a list"),
-        ([], "must return a list"),
     ],
 )
 def test_what_is_no_division(parts, message):
@@ -419,11 +417,11 @@ def test_by_a_file(numbers, ends, tmp_path):
     whole = world.load().redivided(0.5, np.random.default_rng(0))
     owner = dict(enumerate([*names, *"abab"]))
     assert [str(name) for name in whole.owners] == [owner[int(x)] for x in whole.x_train[:, 0]]
-    for text, message in (("a\nb", "has 2 names"), ("a\n" * 5 + "\n" + "a\n" * 6, "has 11 names")):
+    for text, message in (("a\nb", "it has 2 lines"), ("a\n" * 5 + "\n" + "a\n" * 6, "row 6: a name must have 1 to")):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             world.load()
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"must have a client.s name on each line"):
         World(0, ByColumn(file=str(tmp_path)), Given()).load()
 
 

@@ -77,13 +77,12 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
 # Links, and files of others
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
 @pytest.mark.parametrize("name", [*FILES, *(f"{name}.part" for name in FILES)])
-def test_links_are_not_written_through(name, link, monkeypatch, capsys, tmp_path):
+def test_links_are_not_written_through(name, monkeypatch, capsys, tmp_path):
     victim, folder = tmp_path / "victim", tmp_path / "run"
     victim.write_text("precious")
     folder.mkdir()
-    link(victim, folder / name)
+    (folder / name).symlink_to(victim)
     result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={folder}")
     assert victim.read_text() == "precious"
     assert result.code == 0 if name.endswith(".part") else result.code == 2

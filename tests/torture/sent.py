@@ -253,7 +253,7 @@ def by_kind_of_file(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, li
     """A pipe, a device, a folder or a link in place of a file that is read."""
     shutil.copytree(run_folder() / "out", cwd / "out")
     names = ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors", "memory.0", ".lock"]
-    path = cwd / rng.choice([*(f"out/{name}" for name in names), "owners.txt", "t.csv", "d.npz", "l.txt", "l.json"])
+    path = cwd / rng.choice([*(f"out/{name}" for name in names), "owners.txt", "t.csv", "d.npz"])
     path.unlink(missing_ok=True)
     how = rng.choice(["pipe", "device", "folder", "nowhere"])
     if how == "pipe":
@@ -267,8 +267,6 @@ def by_kind_of_file(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, li
         "owners.txt": ["dataset=digits", "partitioner=by_column", "partitioner.file=owners.txt"],
         "t.csv": ["dataset=csv", "dataset.path=t.csv", "dataset.label=y"],
         "d.npz": ["dataset=npz", "dataset.path=d.npz"],
-        "l.txt": ["dataset=libsvm", "dataset.path=l.txt"],
-        "l.json": ["dataset=leaf", "dataset.path=l.json"],
     }
     if path.name in words:
         return "fedopt", [*classify, *words[path.name]]
