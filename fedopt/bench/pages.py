@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment
 
-from fedopt.analysis import markdown, median_line, print_table, write_table
+from fedopt.analysis import markdown, print_table, write_table
 from fedopt.bench.rank import (
     BAND,
-    BUDGETS,
     FIRM,
     SEARCH,
     Searches,
@@ -23,27 +22,23 @@ from fedopt.bench.rank import (
     first,
     goals_of,
     searches_of,
-    spent,
     worth,
 )
 from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task, tasks
-from fedopt.config import Folders, certainty
+from fedopt.config import certainty
 from fedopt.console import markdown_cell, printable
 from fedopt.drawing import Line, figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
-SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 PHASE = "phase"  # a board of many small tasks, which have no page and no rank
 WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
 
 Judged = Mapping[str, Mapping[str, Searches]]  # task -> currency -> its searches
 
 
-def write_pages(
-    table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path, folders: Folders = ()
-) -> None:
+def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path) -> None:
     """Rank the methods on the chosen tasks, and print the tables. Write pages, tables as CSV, and pictures.
 
     Args:
@@ -51,7 +46,6 @@ def write_pages(
         chosen: The tasks.
         entries: All entries.
         place: The folder to write into.
-        folders: The user's config folders.
 
     Raises:
         UserError: A row is of a task whose rules have changed since.
@@ -69,14 +63,16 @@ def write_pages(
     references = [name for name in kept["method"].unique() if name in entries and entries[name].reference]
     firsts = pd.DataFrame([_firsts(task, judged[task.name], _unranked([task], references)) for task in chosen])
     print_table(firsts, [], "who is first on each task")
-    nulls, answers = _answers(judged, chosen, tasks([], [*map(str, folders)]))
+    nulls, answers = _answers(judged, chosen, tasks([], entries.folders))
     tables, boards = {"claims": answers, "nulls": nulls, "firsts": firsts}, list[dict[str, Any]]()
     shown, curves = [task for task in chosen if task.board != PHASE], list[pd.DataFrame]()
     for name in dict.fromkeys(task.board for task in shown):
         here = [task for task in shown if task.board == name]
         unranked, suffix = _unranked(here, references), name.replace(" ", "_")
         curves.append(_best_of(here, judged, parts, unranked, place / f"best_of_{suffix}.svg"))
-        scores = {currency: board({t.name: judged[t.name][currency] for t in here}, unranked) for currency in CURRENCIES}
+        scores = {
+            currency: board({t.name: judged[t.name][currency] for t in here}, unranked) for currency in CURRENCIES
+        }
         scores = {by: ranked[_judged_by(by, ranked["method"], references)] for by, ranked in scores.items()}
         tables |= {f"scores_{suffix}_{currency}": ranked for currency, ranked in scores.items()}
         title = f"{name.capitalize()}: {', '.join(task.name for task in here)}"
@@ -90,7 +86,9 @@ def write_pages(
         write_table(place / f"{name}.csv", rows)
     told = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
     runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, search=SEARCH, band=BAND, firm=FIRM, **told)
+    _fill(
+        "index", place / "index.md", runs=runs, shown=shown, boards=boards, search=SEARCH, band=BAND, firm=FIRM, **told
+    )
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
@@ -194,21 +192,20 @@ def _best_of(
     here: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], unranked: Sequence[str], path: Path
 ) -> pd.DataFrame:
     """Draw and return the best-of-k curves of the tasks of a board, by communication rounds."""
-    curves = {
-        task.name: best_of(task, parts[task.name], judged[task.name]["comm_rounds"].reached, SIZES) for task in here
-    }
-    table = pd.concat([rows.assign(task=name) for name, rows in curves.items()], ignore_index=True)
+    table = pd.concat(
+        [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
+    )
     table = table[~table["method"].isin(unranked)]
     best = table.groupby("method")["score"].max().sort_values(ascending=False)
     ranked = {str(method): j for j, method in enumerate(best.index)}  # the order of colours
     with figures.pictures([path], len(here), min(len(here), 2)) as axes:
-        for axis, (name, of_task) in zip(axes, table.groupby("task", sort=False), strict=True):
+        for axis, task in zip(axes, here, strict=True):
             lines = {
                 str(method): Line(*rows[["points", "score", "low", "high"]].to_numpy().T)
-                for method, rows in of_task.groupby("method", sort=False)
+                for method, rows in table[table["task"] == task.name].groupby("method", sort=False)
             }
             figures.draw_lines(axis, lines, ranked)
-            figures.describe(axis, "points of a search", "score by rounds", str(name))
+            figures.describe(axis, "points of a search", "score by rounds", task.name)
     return table
 
 
@@ -216,9 +213,14 @@ def _best_of(
 
 
 def _page(
-    task: Task, table: pd.DataFrame, by: Mapping[str, Searches], entries: Entries, references: Sequence[str], place: Path
+    task: Task,
+    table: pd.DataFrame,
+    by: Mapping[str, Searches],
+    entries: Entries,
+    references: Sequence[str],
+    place: Path,
 ) -> None:
-    """Write the page of a task: rules, curves, scores, and targets reached."""
+    """Write the page of a task: rules, scores, and targets reached."""
     scores, goals = list[str](), list[str]()
     for currency, searches in by.items():
         every = pd.Series(searches.methods)
@@ -239,8 +241,14 @@ def _page(
         scores.append(markdown(_texts(ordered)))
         shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
         goals.append(markdown(shares.rename_axis(head).reset_index()))
-    _draw_task(task, table, by, references, place / f"{task.name}.svg")
-    _fill("task", place / f"{task.name}.md", task=task, floors=markdown(_texts(_floors(task, table))), scores=scores, goals=goals)
+    _fill(
+        "task",
+        place / f"{task.name}.md",
+        task=task,
+        floors=markdown(_texts(_floors(task, table))),
+        scores=scores,
+        goals=goals,
+    )
 
 
 def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:
@@ -258,36 +266,3 @@ def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     how.insert(0, "best value held", sign * held)
     how["runs"] = ends["method"].value_counts().astype(str)
     return how.rename_axis(columns=None).reset_index()
-
-
-def _draw_task(
-    task: Task, table: pd.DataFrame, by: Mapping[str, Searches], references: Sequence[str], path: Path
-) -> None:
-    """Draw the metric against the share of each budget, for the point that searches choose most often."""
-    best = {name: -np.median(by["calls"].scores(name)) for name in by["calls"].methods}
-    places = {name: j for j, name in enumerate(sorted(best, key=lambda name: best[name]))}
-    reports, drawn = table[table["kind"] == "report"], [*CURRENCIES][:4]
-    with figures.pictures([path], len(drawn)) as axes:
-        for axis, currency in zip(axes, drawn, strict=True):
-            every, lines = pd.Series(by[currency].methods), {}
-            for name in every[_judged_by(currency, every, references)]:
-                point = int(by[currency].chance[name].argmax()) + 1
-                own = reports[(reports["method"] == name) & (reports["point"] == point)]
-                if runs := [_at_shares(run, task, currency) for _, run in own.groupby("seed")]:
-                    lines[name] = median_line(SHARES, np.array(runs))
-            axis.set(xscale="log", yscale="log" if task.relative else "linear")
-            figures.draw_lines(axis, lines, places)
-            metric = task.metric + (", over that at the start" if task.relative else "")
-            figures.describe(axis, "share of the budget", metric, NAMES[currency].partition(",")[0])
-            if task.relative:
-                axis.set_ylim(task.targets[-1] / 3, 3)
-            for target in task.targets:
-                axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
-
-
-def _at_shares(run: pd.DataFrame, task: Task, currency: str) -> np.ndarray:
-    """Return the last value by the time each of `SHARES` of the budget was spent, [shares]; a run that was stopped keeps it."""
-    values = run["value"].to_numpy(float)
-    values = values / (values[0] if task.relative else 1.0)
-    places = np.searchsorted(spent(run, currency) / task.limit(currency), SHARES, side="right") - 1
-    return np.nan_to_num(values[places], nan=np.inf if task.targets[-1] < task.targets[0] else -np.inf)

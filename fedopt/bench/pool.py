@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.bench.rank import SEARCH, chances, hits, values_of
-from fedopt.bench.release import COLUMNS, COUNTS, NAMES, read_table, rounded, write_table
+from fedopt.bench.release import COLUMNS, COUNTS, read_table, rounded, write_table
 from fedopt.bench.space import Point, words_of
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED, ended
@@ -39,14 +39,14 @@ class Pools:
         entries: All entries.
         folders: The user's config folders.
         seeds: The number of seeds of each point of the pool, of a report, and of the control with equal clients.
-        points: The number of points of each pool; None: as the task says.
+        most: The largest number of points of a pool, whatever the task says.
     """
 
     out: Path
     entries: Entries
     folders: Sequence[str] = ()
     seeds: tuple[int, int, int] = (2, 10, 5)
-    points: int | None = None
+    most: int = 10_000
 
     def kept(self, task: Task, name: str) -> Path:
         """Return the file with the table of an entry on a task."""
@@ -62,7 +62,7 @@ class Pools:
         missing = [self.entries[name] for name in names if not self._is_kept(task, name)]
         for entry in missing:
             compose(task.command(entry, {}), self.folders)  # says what is wrong with it before anything runs
-        pools = {entry.name: self._points(task, entry) for entry in missing}
+        pools = {entry.name: self.entries.points(task, entry)[: self.most + 1] for entry in missing}
         of_pool = [
             run
             for entry in missing
@@ -73,7 +73,7 @@ class Pools:
         reports = list[Run]()
         for entry in missing:
             points = pools[entry.name]
-            tried = self._table([run for run in of_pool if run.entry is entry], task)
+            tried = pd.concat([run.rows(task) for run in of_pool if run.entry is entry], ignore_index=True)
             for number in [0, *chosen(task, tried)]:
                 reports += self._runs(task, entry, "report", number, points[number])
             if task.twin and not entry.reference:
@@ -81,17 +81,14 @@ class Pools:
                     reports += self._runs(task, entry, "twin", number, points[number])
         self._do(task, reports, launcher)
         for entry in missing:
-            table = self._table([run for run in (*of_pool, *reports) if run.entry is entry], task)
-            write_table(self.kept(task, entry.name), table)
+            rows = [run.rows(task) for run in (*of_pool, *reports) if run.entry is entry]
+            write_table(self.kept(task, entry.name), pd.concat(rows, ignore_index=True))
             rmtree(self.out / task.name / entry.name)
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the rows of all entries on these tasks that are kept here."""
         parts = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
-        return pd.concat(
-            [part.astype(dict.fromkeys(NAMES, object)) for part in parts] or [pd.DataFrame(columns=COLUMNS)],
-            ignore_index=True,
-        )
+        return pd.concat(parts or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
 
     def fits(self, task: Task, name: str) -> bool:
         """Return whether the data are there and an entry's config can be composed. If not, a note says why."""
@@ -115,10 +112,6 @@ class Pools:
             )
         return True
 
-    def _points(self, task: Task, entry: Entry) -> list[Point]:
-        points = self.entries.points(task, entry)
-        return points if self.points is None else points[: self.points + 1]
-
     def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
         of_pool, of_report, of_twin = self.seeds
         first, count = {"pool": (FIRST_SEED, of_pool), "report": (0, of_report), "twin": (0, of_twin)}[kind]
@@ -133,13 +126,9 @@ class Pools:
         for run in runs:
             if not RunFolder(run.folder).settled:
                 words = [*run.words, f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                title = str(run.folder.relative_to(self.out))
                 stop = AllReached(task.metric, task.targets, task.relative)
-                jobs.append(Job(run.folder, compose(words, self.folders), title, stop))
+                jobs.append(Job(run.folder, compose(words, self.folders), str(run.folder.relative_to(self.out)), stop))
         refuse_unfinished(jobs, run_all(jobs, launcher))
-
-    def _table(self, runs: "Sequence[Run]", task: Task) -> pd.DataFrame:
-        return pd.concat([run.rows(task) for run in runs], ignore_index=True)
 
 
 @dataclass
