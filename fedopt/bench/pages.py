@@ -1,5 +1,6 @@
 """The results of the benchmark as pages, tables and pictures, from the table of all runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -146,22 +147,28 @@ def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> t
     """Return the pairs that are one method, and the claims, as `claims` judges them: what the former come apart by is the
     noise of a search. every: all tasks, whose claims are registered.
     """
-    parts: dict[str, list[pd.DataFrame]] = {"nulls": [], "claims": []}
+    nulls, answers = list[pd.DataFrame](), list[pd.DataFrame]()
     for currency in CURRENCIES:
         searches = {task.name: judged[task.name][currency] for task in chosen}
-        null = [(task.name, *pair, ", ".join(pair)) for task in chosen for pair in task.null]
-        told = [(task.name, claim.one, claim.other, f"{claim.one} {claim.says}")
-                for task in chosen for claim in task.claims if currency in claim.by]  # fmt: skip
+        pairs = [(task.name, one, other, f"{one}, {other}") for task in chosen for one, other in task.null]
+        nulls.append(_pairs(pairs, searches, currency))
+        floors = nulls[-1].set_index("task")["ratio"].map(math.log).abs().groupby(level=0).max().to_dict()
+        told = [(task.name, claim) for task in chosen for claim in task.claims if currency in claim.by]
+        pairs = [(task, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
         registered = sum(currency in claim.by for task in every for claim in task.claims)
-        floors: dict[str, float] = {}
-        for kind, pairs, count in (("nulls", null, 0), ("claims", told, registered)):
-            there = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
-            table = claims([pair[:3] for pair in there], searches, count, floors)
-            table.insert(1, "currency", currency)
-            table.insert(2, "claim", [pair[3] for pair in there])
-            parts[kind].append(table)
-            floors = abs(np.log(table.set_index("task")["ratio"].astype(float))).groupby(level=0).max().to_dict()
-    return pd.concat(parts["nulls"], ignore_index=True), pd.concat(parts["claims"], ignore_index=True)
+        answers.append(_pairs(pairs, searches, currency, registered, floors))
+    return pd.concat(nulls, ignore_index=True), pd.concat(answers, ignore_index=True)
+
+
+def _pairs(
+    pairs: Sequence[tuple[str, str, str, str]], searches: Mapping[str, Searches], currency: str, *how: Any
+) -> pd.DataFrame:
+    """Return what `claims` says of the pairs whose runs are there. pairs: (task, one, other, words). how: for `claims`."""
+    there = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
+    table = claims([(task, one, other) for task, one, other, _ in there], searches, *how)
+    table.insert(1, "currency", currency)
+    table.insert(2, "claim", [words for *_, words in there])
+    return table
 
 
 def _shown(table: pd.DataFrame) -> list[str]:
@@ -258,7 +265,8 @@ def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     values = sign * table["value"].astype(float)
     run = table.groupby(keys).ngroup()
     values = values / (abs(values).groupby(run).transform("first") if task.relative else 1.0)
-    held = np.maximum(values, values.groupby(run).shift(-1)).groupby(table["method"], sort=False).min()
+    pairs = pd.concat([values, values.groupby(run).shift(-1)], axis=1)
+    held = pairs.max(axis=1, skipna=False).groupby(table["method"], sort=False).min()
     ends = table.drop_duplicates(keys, keep="last")
     pool = ends[ends["kind"] == "pool"]
     how = pd.crosstab(pool["method"], pool["status"], normalize="index")

@@ -248,7 +248,7 @@ def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]
 def claims(
     pairs: Sequence[tuple[str, str, str]],
     searches: Mapping[str, Searches],
-    registered: int,
+    registered: int = 0,
     floors: Mapping[str, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row per claim that `one` spends less than `other` on a task.

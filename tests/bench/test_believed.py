@@ -264,7 +264,7 @@ def test_pages_of_the_released_table(tmp_path):
 
 def test_withdrawn_conclusions_are_named_with_their_reasons_and_drawn_nowhere():
     learnt = (ROOT / "docs" / "benchmark.md").read_text().partition("## What was learnt")[2].partition("## Rules")[0]
-    conclusions, _, withdrawn = learnt.partition("**Withdrawn**")
+    conclusions, _, withdrawn = learnt.partition("### Withdrawn")
     for sentence in (
         "exchanges save bytes",
         "anchor",
@@ -276,3 +276,4 @@ def test_withdrawn_conclusions_are_named_with_their_reasons_and_drawn_nowhere():
         assert sentence not in conclusions
     for reason in ("not in its paper", "which its paper has", ".94", "pools of 24", "divergence"):
         assert reason in withdrawn
+    assert len(re.findall(r'(?m)^\| ("|Both)', withdrawn)) == 5
