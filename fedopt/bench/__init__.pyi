@@ -5,7 +5,6 @@ from fedopt.bench.outcome import value_of as value_of
 from fedopt.bench.outcome import winners as winners
 from fedopt.bench.outcome import with_values as with_values
 from fedopt.bench.outcome import write_searches as write_searches
-from fedopt.bench.outcome import write_tuned as write_tuned
 from fedopt.bench.pages import write_pages as write_pages
 from fedopt.bench.pool import Pools as Pools
 from fedopt.bench.release import released as released

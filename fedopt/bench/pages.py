@@ -80,16 +80,15 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         of_board = [_board(ranked, currency, name) for currency, ranked in scores.items()]
         boards.append({"name": title, "tables": of_board, "picture": f"best_of_{suffix}.svg"})
     for task in shown:
-        _page(task, parts[task.name], judged[task.name], entries, references, place)
+        page = _of_task(task, parts[task.name], judged[task.name], entries, references)
+        _fill("task", place / f"{task.name}.md", task=task, **page)
     if curves:
         tables["best_of"] = pd.concat(curves, ignore_index=True)
     for name, rows in tables.items():
         write_table(place / f"{name}.csv", rows)
-    told = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
-    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    _fill(
-        "index", place / "index.md", runs=runs, shown=shown, boards=boards, search=SEARCH, band=BAND, firm=FIRM, **told
-    )
+    told = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls), "shown": shown}
+    told["runs"] = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
+    _fill("index", place / "index.md", boards=boards, search=SEARCH, band=BAND, firm=FIRM, **told)
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
@@ -219,15 +218,10 @@ def _best_of(
 # The page of a task
 
 
-def _page(
-    task: Task,
-    table: pd.DataFrame,
-    by: Mapping[str, Searches],
-    entries: Entries,
-    references: Sequence[str],
-    place: Path,
-) -> None:
-    """Write the page of a task: rules, scores, and targets reached."""
+def _of_task(
+    task: Task, table: pd.DataFrame, by: Mapping[str, Searches], entries: Entries, references: Sequence[str]
+) -> dict[str, Any]:
+    """Return what the page of a task shows besides its rules: scores, targets reached, and how far each method gets."""
     scores, goals = list[str](), list[str]()
     for currency, searches in by.items():
         every = pd.Series(searches.methods)
@@ -248,14 +242,7 @@ def _page(
         scores.append(markdown(_texts(ordered)))
         shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
         goals.append(markdown(shares.rename_axis(head).reset_index()))
-    _fill(
-        "task",
-        place / f"{task.name}.md",
-        task=task,
-        floors=markdown(_texts(_floors(task, table))),
-        scores=scores,
-        goals=goals,
-    )
+    return {"scores": scores, "goals": goals, "floors": markdown(_texts(_floors(task, table)))}
 
 
 def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:

@@ -196,10 +196,9 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
             raise UserError(
                 f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and - only"
             )
-        if {*task.budget} != {*LIMITS} or min(task.budget.values()) <= 0:
-            raise UserError(f"bench.{task.name}: its budget must have {', '.join(LIMITS)}, each above 0")
-        if {*task.smoothness} != {"Lx", "Ly"}:
-            raise UserError(f"bench.{task.name}: its smoothness must have Lx and Ly")
+        if {*task.budget} != {*LIMITS} or {*task.smoothness} != {"Lx", "Ly"} or min(task.budget.values()) <= 0:
+            rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
+            raise UserError(f"bench.{task.name}: {rules}")
         for claim in task.claims:
             if not ({claim.one, claim.other} <= {*task.entries} and {*claim.by} <= {*CURRENCIES}):
                 raise UserError(
@@ -256,14 +255,9 @@ class Entries:
                 f"{algo}: no comment in its file says what a key is tuned as; write such as '# step; tuned as a step'"
             )
         local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
-        known = {
-            "momentum": "momentum",
-            "penalty": "penalty",
-            "probability": "probability",
-            "number of local steps": "steps",
-        }
-        steps = {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
-        self._nodes[algo] = {"ranges": {key: steps.get(key, known.get(role, role)) for key, role in by_key.items()}}
+        ranges = {key: "steps" if role == "number of local steps" else role for key, role in by_key.items()}
+        ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
+        self._nodes[algo] = {"ranges": ranges}
 
     def cube(self, task: Task, entry: Entry) -> np.ndarray:
         """Return the pool of points as fractions of the ranges, [points, keys].

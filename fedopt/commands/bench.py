@@ -1,8 +1,6 @@
 """The `fedopt-bench` command: run the benchmark's tasks, rank the methods, enter a new method."""
 
 import argparse
-import time
-from datetime import timedelta
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
@@ -26,7 +24,7 @@ def _main() -> int:
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
     launcher, out = launcher_of(given), given.out / ("smoke" if given.smoke else "full")
-    pools = Pools(out, entries, given.folders, *(SMOKE if given.smoke else ()))
+    pools = Pools(out, entries, *(SMOKE if given.smoke else ()))
     if given.command == "enter":
         entries.enter(given.method)
     names = {task.name: [given.method] if given.command == "enter" else task.entries for task in chosen}
@@ -34,13 +32,8 @@ def _main() -> int:
         chosen = [task for task in chosen if pools.fits(task, names[task.name][0])]
     try:
         with ctrl_c_kept():
-            began = time.monotonic()
-            for number, task in enumerate(chosen if given.command != "rank" else ()):
-                each = (time.monotonic() - began) / max(number, 1)
-                after = (
-                    f"; about {timedelta(seconds=round(each * (len(chosen) - number)))} left for all" if number else ""
-                )
-                show(f"task {number + 1} of {len(chosen)}: {task.name}, {', '.join(names[task.name])}{after}")
+            for number, task in enumerate(chosen if given.command != "rank" else (), 1):
+                show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(names[task.name])}")
                 pools.run(task, names[task.name], launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)

@@ -231,7 +231,7 @@ def made_up():
 
 
 def test_pages_of_a_made_up_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedopt.bench.pages._page", lambda *_: None)
+    monkeypatch.setattr("fedopt.bench.pages._of_task", lambda *_: {})
     chosen, table = made_up()
     write_pages(table, chosen, Entries(), tmp_path)
     check(chosen, table, tmp_path, [])

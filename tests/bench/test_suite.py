@@ -227,7 +227,7 @@ def test_mistakes(monkeypatch, capsys, folder, tmp_path, words, line):
     ("change", "said"),
     [
         (("bytes: 1000, ", ""), "its budget must have comm_rounds, bytes"),
-        (("Lx: 1, ", ""), "Lx and Ly"),
+        (("Lx: 1, ", ""), "its smoothness Lx and Ly"),
         (("one: toy sgd", "one: nobody"), "two of its entries"),
         (("board: minimisation", "board: x/../../../outside"), "cannot be a name"),
         (("entries: [toy sgd", "entries: [../toy"), "cannot be a name"),
