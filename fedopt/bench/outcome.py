@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
+from fedopt.bench.rank import chances_by_rank
 from fedopt.bench.trials import FIRST_SEED, Search, Trial
 from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
@@ -76,14 +77,9 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
     Entry k is the median of the lowest loss among k trials, over all ways to draw k of the n.
     """
-    ordered, n, best = sorted(losses), len(losses), []
-    for k in range(1, n + 1):
-        missed, place = 1.0, -1  # the probability that none of the first place + 1 is among the k
-        while missed > 0.5:
-            place += 1
-            missed *= max(n - place - k, 0) / (n - place)
-        best.append(ordered[place])
-    return best
+    ordered, n = sorted(losses), len(losses)
+    reached = (np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1))  # that the best is one of the first places
+    return [ordered[np.searchsorted(shares, 0.5 - 1e-12)] for shares in reached]
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
@@ -94,11 +90,11 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
     panels = [(search, key) for search in searches for key in search.ranges]
     columns, metric = min(len(panels) + 1, COLUMNS), searches[0].metric
     names = {search.algo: display_name(search.algo, search.folders) for search in searches}
-    losses = {names[search.algo]: np.array([trial.loss for trial in search.done]) for search in searches}
+    losses = {names[search.algo]: [trial.loss for trial in search.done] for search in searches}
     values = metric.sign * np.concatenate([*losses.values()])
     with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as axes:
-        best = {name: metric.sign * np.array(best_of(of_trials)) for name, of_trials in losses.items()}
-        figures.draw_lines(axes[0], {name: Line(np.arange(1, len(y) + 1), _finite(y)) for name, y in best.items()})
+        best = {name: _finite(metric.sign * np.array(best_of(its))) for name, its in losses.items()}
+        figures.draw_lines(axes[0], {name: Line(np.arange(1, len(y) + 1), y) for name, y in best.items()})
         figures.describe(axes[0], "trials", f"best {metric.title}", "best of k trials")
         for axis, (search, key) in zip(axes[1:], panels, strict=True):
             figures.describe(axis, key.removeprefix("algo."), metric.title, names[search.algo])

@@ -25,7 +25,7 @@ from fedopt.bench.rank import (
     searches_of,
     worth,
 )
-from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task, tasks
+from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task, tasks
 from fedopt.config import certainty
 from fedopt.console import markdown_cell, printable
 from fedopt.drawing import Line, figures
@@ -86,9 +86,9 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         tables["best_of"] = pd.concat(curves, ignore_index=True)
     for name, rows in tables.items():
         write_table(place / f"{name}.csv", rows)
-    told = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls), "shown": shown}
-    told["runs"] = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    _fill("index", place / "index.md", boards=boards, search=SEARCH, band=BAND, firm=FIRM, **told)
+    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
+    texts = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
+    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, **texts)
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
@@ -96,7 +96,8 @@ def _fill(name: str, path: Path, **values: Any) -> None:
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
-    write_atomically(path, template.render(version=VERSION, names=NAMES, **values).encode())
+    rules = {"version": VERSION, "search": SEARCH, "band": BAND, "firm": FIRM}
+    write_atomically(path, template.render(**rules, **values).encode())
 
 
 # What has no rank, and what a currency is about
@@ -175,7 +176,7 @@ def _shown(table: pd.DataFrame) -> list[str]:
     parts = []
     for currency, on in table.groupby("currency", sort=False):
         kept = on[["task", "claim", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]]
-        kept = kept.rename(columns={"claim": f"by {NAMES[str(currency)]}"})
+        kept = kept.rename(columns={"claim": f"by {CURRENCIES[str(currency)].label}"})
         kept.insert(3, "band", [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)])
         kept.loc[on["one"].isin(WITHDRAWN) | on["other"].isin(WITHDRAWN), "answer"] += " (withdrawn)"
         parts.append(markdown(_texts(kept)))
@@ -184,7 +185,7 @@ def _shown(table: pd.DataFrame) -> list[str]:
 
 def _board(ranked: pd.DataFrame, currency: str, name: str) -> str:
     """Print the scores of a board by one currency. Return them as Markdown."""
-    shown = pd.DataFrame({f"by {NAMES[currency]}": ranked["method"], "score": ranked["score"]})
+    shown = pd.DataFrame({f"by {CURRENCIES[currency].label}": ranked["method"], "score": ranked["score"]})
     shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
     shown["tasks"] = ranked["tasks"]
     ranks = [_in_order(str(rank), held) for rank, held in zip(ranked["rank"], ranked["holds"].fillna(0), strict=True)]
@@ -228,7 +229,7 @@ def _of_task(
         names = every[_judged_by(currency, every, references)]
         if names.empty:
             continue  # references alone, and no currency of theirs
-        reached, head = searches.reached, f"by {NAMES[currency]}"
+        reached, head = searches.reached, f"by {CURRENCIES[currency].label}"
         reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1)).set_index("method")
         rows, reach = [], {}
         for name in names:

@@ -17,7 +17,7 @@ def _distribution(values: Range) -> optuna.distributions.BaseDistribution:
         return optuna.distributions.CategoricalDistribution(values.ends)
     if values.kind == "int":
         return optuna.distributions.IntDistribution(*values.ends)
-    return optuna.distributions.FloatDistribution(*values.ends, log=values.kind == "log")
+    return optuna.distributions.FloatDistribution(values.ends[0], values.ends[1], log=values.kind == "log")
 
 
 def proposed(

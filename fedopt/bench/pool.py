@@ -4,6 +4,7 @@ An entry's pool of points is run once, with two seeds each. A search is a draw o
 such searches choose most often are reported on other seeds.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fedopt.bench.rank import SEARCH, chances, hits, values_of
-from fedopt.bench.release import COLUMNS, COUNTS, read_table, rounded, write_table
+from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
 from fedopt.bench.space import Point, words_of
-from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Entry, Task
+from fedopt.bench.suite import COUNTS, CURRENCIES, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED, ended
 from fedopt.bench.tune import refuse_unfinished
 from fedopt.config import compose, quoted
@@ -123,7 +124,7 @@ class Pools:
             if not RunFolder(run.folder).settled:
                 words = task.command(run.entry, run.point, run.kind == "twin")
                 words += [f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                stop = AllReached(task.metric, task.targets, task.relative)
+                stop = AllReached(task)
                 jobs.append(
                     Job(run.folder, compose(words, self.entries.folders), str(run.folder.relative_to(self.out)), stop)
                 )
@@ -171,19 +172,15 @@ class AllReached:
     It stops a run, of which nothing more is counted. A run that was resumed goes on to the end of its budget.
     """
 
-    metric: str
-    targets: Sequence[float]
-    relative: bool
-    goal: float | None = None
+    task: Task
+    goal: float = math.nan
     before: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
-        value, target = float(rounded(pd.Series([row[self.metric]]))[0]), self.targets[-1]
+        value, targets = float(rounded(pd.Series([row[self.task.metric]]))[0]), self.task.targets
         if row["round"] == 0:
-            self.goal = target * value if self.relative else target
-        if self.goal is None:
-            return False
-        before, self.before = self.before, value >= self.goal if target > self.targets[0] else value <= self.goal
+            self.goal = targets[-1] * value if self.task.relative else targets[-1]
+        before, self.before = self.before, value >= self.goal if targets[-1] > targets[0] else value <= self.goal
         return before and self.before
 
 

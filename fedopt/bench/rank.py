@@ -17,8 +17,7 @@ import pandas as pd
 from scipy.special import binom
 
 from fedopt.analysis import holm
-from fedopt.bench.release import COUNTS
-from fedopt.bench.suite import CURRENCIES, Task
+from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
 BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which a goal has worth
 SEARCH = 12  # points of a search

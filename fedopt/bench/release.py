@@ -9,15 +9,12 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from fedopt.bench.suite import CURRENCIES, NAME, VERSION
+from fedopt.bench.suite import COUNTS, NAME, VERSION
 from fedopt.config import CONF
 from fedopt.console import note
 from fedopt.errors import UserError, first_line
 from fedopt.files import LARGEST, read_bytes, write_atomically
 
-COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
-# Columns of the table, and of metrics.csv
-COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 ABOUT = ("bench_version", "commit", "torch", "cpu", "task", "task_digest")  # texts of all runs of an entry
 NAMES = (*ABOUT, "method", "words", "kind", "metric", "status")
 COLUMNS = [*NAMES, "threads", "point", "seed", *COUNTS, "value"]

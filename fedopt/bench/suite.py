@@ -61,7 +61,9 @@ CURRENCIES = {
         again=("hvp_examples", "jvp_examples"),
     ),
 }
-NAMES = {name: currency.label for name, currency in CURRENCIES.items()}
+COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
+# Columns of the table of runs, and of metrics.csv
+COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 # Of a budget; a run ends when all are spent
 LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
 EVALUATIONS = 30  # of a run between a hundredth and all of each limit

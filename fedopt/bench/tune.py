@@ -178,7 +178,8 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
         if search.how.sampler != "grid":  # a larger grid would have other points
             del options["trials"]
         ranges = {key: str(values) for key, values in search.ranges.items()}
-        now = {"overrides": dict(map(_pair, search.words)), "ranges": ranges, "options": options}
+        words = dict(word.partition("=")[::2] for word in search.words)
+        now = {"overrides": words, "ranges": ranges, "options": options}
         for part, values in now.items():
             then = before.get(search.algo, now).get(part, {})
             was, asked = sorted(then.items() - values.items()), sorted(values.items() - then.items())
@@ -192,8 +193,3 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
             raise UserError(f"{folder}: holds a search of {search.algo} with more trials; give as many by --trials")
         before[search.algo] = now
     return before
-
-
-def _pair(word: str) -> tuple[str, str]:
-    """Return the key and the value of an override."""
-    return key_of(word), word.partition("=")[2]

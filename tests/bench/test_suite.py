@@ -18,7 +18,7 @@ from fedopt.bench.pages import PHASE
 from fedopt.bench.rank import FIRM
 from fedopt.bench.release import COLUMNS, TABLE, read_table, rounded
 from fedopt.bench.space import words_of
-from fedopt.bench.suite import CURRENCIES, NAMES
+from fedopt.bench.suite import CURRENCIES
 from fedopt.commands import bench
 from fedopt.config import CONF, certainty
 from fedopt.config.composed import compose
@@ -100,7 +100,7 @@ def test_a_toy_whose_order_is_known(done):
     assert nulls["currency"].tolist() == [*CURRENCIES]
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
     assert "# toy: a toy &lt;img src=x>" in page
-    for name in NAMES.values():  # a table each
+    for name in (currency.label for currency in CURRENCIES.values()):  # a table each
         assert f"| by {name} | score | band |" in index
         assert f"| by {name} | certainty | score | band |" in page
     assert page.count("| slow | 0% | 0% |") == len(CURRENCIES)
