@@ -2,11 +2,14 @@
 
 The pages are those that are read in the repository. The navigation has the pages that index.md links to, and below some of them the
 pages that these link to.
-Files outside of docs that pages link to get a page each.
+Files outside of docs that pages link to get a page each. The pages of the benchmark are made from its table, in a minute; git
+keeps neither.
 """
 
 import os
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from docutils import nodes
@@ -15,10 +18,11 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 OUTSIDE = "_outside"  # pages of files outside of docs
+BENCH = "bench/2.0"  # the folder of the benchmark's table, and of the pages that are made from it
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
 LISTS = (
-    "bench/2.0/index",
+    f"{BENCH}/index",
     "guides",
     "methods",
     "papers/index",
@@ -66,6 +70,18 @@ html_theme_options = {
 }
 html_title = f"fedopt {version}"
 html_copy_source = False
+
+
+def write_bench(app: Sphinx) -> None:
+    """The pages of the benchmark, unless they are newer than its table and what makes them."""
+    from fedopt.bench import Entries, released, tasks, write_pages
+
+    index, used = DOCS / BENCH / "index.md", [DOCS / BENCH / "results.parquet", *(ROOT / "fedopt" / "bench").iterdir()]
+    if index.exists() and index.stat().st_mtime > max(path.stat().st_mtime for path in used if path.is_file()):
+        return
+    table = released(DOCS / BENCH)
+    with redirect_stdout(StringIO()):
+        write_pages(table, tasks(sorted(table["task"].unique())), Entries(), DOCS / BENCH)
 
 
 def outside(page: Path, link: str) -> str | None:
@@ -123,6 +139,10 @@ def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
         return
     if name == "index":
         source[0] = CARDS.sub(lambda found: cards(found[1]), source[0]) + tree(pages_of("index"))
+    if name == "benchmark":
+        source[0] = source[0].replace("<!-- made pages -->", f"[Here they are]({BENCH}/index.md).") + tree(
+            [f"{BENCH}/index"]
+        )
     if name in LISTS:
         top = pages_of("index") if "/" not in name else []
         source[0] += tree([page for page in pages_of(name) if page not in top])
@@ -162,6 +182,7 @@ def finish(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_bench)
     app.connect("builder-inited", write_outside)
     app.connect("source-read", from_repository)
     app.connect("doctree-read", finish)

@@ -29,6 +29,10 @@ REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, 
     "smooth": _SMOOTH,
     **dict.fromkeys(["--style", "--slides", "--logx", "style", "slides", "logx"], _LOOKS),
     "--again": "was removed; widen the range and search again if a best value is at its edge",
+    "--keep": "was removed; copy tuned/ALGORITHM.yaml from the folder of the search",
+    "--results": "was removed; put results.parquet into OUT/full and give --out OUT",
+    "--pages": "was removed; pages are in OUT/full/pages",
+    "fedopt.bench.enter": "was removed; give the class a YAML file, and run fedopt-bench enter",
 }
 
 

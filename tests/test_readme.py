@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.cases import few
 from support.command import ROOT, code_of, fedopt
-from support.pages import added, blocks
+from support.pages import added, blocks, written
 
 import fedopt as public
 from fedopt.commands import compare, report, reproduce, tune
@@ -27,8 +27,7 @@ from fedopt.papers import published
 from fedopt.papers.claims import rows_of
 from fedopt.results.folder import FILES
 
-WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
-PAGES = [ROOT / "README.md", *WRITTEN]
+PAGES = [ROOT / "README.md", *written(ROOT / "docs")]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")]
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml|toml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")

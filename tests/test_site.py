@@ -11,11 +11,12 @@ import unicodedata
 import pytest
 from markdown_it import MarkdownIt
 from support.command import ROOT
+from support.pages import written
 
 from fedopt.config.files import CONF, ROLE, comments, content, file_of, options
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if "_outside" not in page.parts)]
+PAGES = [ROOT / "README.md", *written(DOCS)]
 
 WORD = r"[^\W_]+(?:-[^\W_]+)*"
 
@@ -110,16 +111,8 @@ def test_numbers_in_words_are_those_of_the_table():
 
 
 def test_pages_of_results_name_no_machine_nor_commit():
-    for page in [*DOCS.glob("papers/*.md"), *DOCS.glob("bench/*/*.md")]:
+    for page in DOCS.glob("papers/*.md"):
         assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", page.read_text(encoding="utf-8")) == [], page
-
-
-def test_shares_below_a_limit_read_so():
-    """No method is 'in 90 %' of searches where the limit of 90 % is missed."""
-    for page in DOCS.glob("bench/*/*.md"):
-        assert re.findall(r"no order \([^)|]* in 90 ?%\)|in 90 ?%, no order", page.read_text(encoding="utf-8")) == [], (
-            page
-        )
 
 
 def test_every_picture_is_made_by_a_script():

@@ -109,17 +109,6 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
     return Line(x, *(np.exp(line) if log else line for line in filled))
 
 
-def median_line(x: np.ndarray, values: np.ndarray) -> Line:
-    """Return the line of medians over runs, with a band from the second smallest to the second largest value.
-
-    With one run the band has no width; with two it lies between them.
-
-    x: [points]. values: [runs, points].
-    """
-    ordered = np.sort(values, axis=0)
-    return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
-
-
 def from_to(counts: Collection[int]) -> str:
     """Return the range of some numbers as text, such as '2 to 5', or '3' if all are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))

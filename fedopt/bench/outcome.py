@@ -1,25 +1,23 @@
 """The results of a search: a table of its trials, pictures, and tuned values with their source."""
 
 import math
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
+from fedopt.bench.rank import chances_by_rank
 from fedopt.bench.trials import FIRST_SEED, Search, Trial
 from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
-from fedopt.drawing import figures
+from fedopt.drawing import Line, figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically, yaml_text
-from fedopt.metrics import Metric
 from fedopt.results.identity import identity
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
@@ -27,7 +25,6 @@ MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
     "a trial": {"marker": ".", "color": figures.OKABE_ITO[0]},
     "the defaults": {"marker": "o", "color": figures.OKABE_ITO[1], "fillstyle": "none", "markersize": 7},
     "the best trial": {"marker": "D", "color": figures.OKABE_ITO[2], "markersize": 3},
-    "without a value": {"marker": "x", "color": figures.OKABE_ITO[6]},
 }
 
 
@@ -80,45 +77,9 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
     Entry k is the median of the lowest loss among k trials, over all ways to draw k of the n.
     """
-    ordered, n, best = sorted(losses), len(losses), []
-    for k in range(1, n + 1):
-        missed, place = 1.0, -1  # the probability that none of the first place + 1 is among the k
-        while missed > 0.5:
-            place += 1
-            missed *= max(n - place - k, 0) / (n - place)
-        best.append(ordered[place])
-    return best
-
-
-def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int, best: int | None = None) -> None:
-    """Draw a marker for each trial, in the style of `MARKS`. Trials without a value are drawn at the top of the axes.
-
-    Args:
-        axis: The axes.
-        at: [trials], the positions on the x axis; the first trial is that of the defaults. A trial at nan is not drawn.
-        losses: [trials], lower is better; infinite for a trial without a value.
-        sign: Metric value = sign * loss; -1 if a higher metric is better.
-        best: The index of the best trial, which gets a second marker. None: no such marker.
-    """
-    values = sign * np.where(np.isfinite(losses), losses, np.nan)
-    kinds = {"a trial": [*range(1, len(values))], "the defaults": [0], "the best trial": [] if best is None else [best]}
-    kinds["without a value"] = [j for j, value in enumerate(values) if math.isnan(value)]
-    for kind, members in kinds.items():
-        lost = kind == "without a value"
-        places, heights = np.array(at)[members], np.full(len(members), 0.97) if lost else values[members]
-        if np.isfinite(heights).any():
-            above: dict[str, Any] = {"transform": axis.get_xaxis_transform()} if lost else {}  # y from 0 to 1
-            axis.plot(places, heights, linestyle="none", label=kind, **MARKS[kind], **above)
-
-
-def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric) -> None:
-    """Draw the best of k trials as a function of k (see `best_of`), one line per name. trials: name -> trials."""
-    lines = {}
-    for name, its in trials.items():
-        best = metric.sign * np.array(best_of([trial.loss for trial in its]))
-        lines[name] = figures.Line(np.arange(1, len(best) + 1), np.where(np.isfinite(best), best, np.nan))
-    figures.draw_lines(axis, lines)
-    figures.describe(axis, "trials", f"best {metric.title}")
+    ordered, n = sorted(losses), len(losses)
+    reached = (np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1))  # that the best is one of the first places
+    return [ordered[np.searchsorted(shares, 0.5 - 1e-12)] for shares in reached]
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
@@ -126,35 +87,49 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 
     path: the picture's file. searches: all on the same metric. Raises UserError if one has no value.
     """
-    panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
-    columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].metric.sign
+    panels = [(search, key) for search in searches for key in search.ranges]
+    columns, metric = min(len(panels) + 1, COLUMNS), searches[0].metric
     names = {search.algo: display_name(search.algo, search.folders) for search in searches}
-    finite = [sign * trial.loss for search in searches for trial in search.done if math.isfinite(trial.loss)]
-    scale = "log" if figures.spans_decades(metric, np.array(finite)) else "linear"
-    with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as (curve, *strips):
-        draw_best(curve, {names[search.algo]: search.done for search in searches}, metric)
-        curve.set_title("best of k trials")
-        for axis, (search, key, values) in zip(strips, panels, strict=True):
-            texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
-            # The default may be another value
-            ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]
-            if values.kind == "choice":
-                at = [float(ends.index(text)) for text in texts]
-            else:  # the default may be no number of the axis
-                at = [math.nan if math.isnan(values.share(text)) else float(text) for text in texts]
-            mark_trials(axis, at, [trial.loss for trial in search.done], sign, search.done.index(search.best))
+    losses = {names[search.algo]: [trial.loss for trial in search.done] for search in searches}
+    values = metric.sign * np.concatenate([*losses.values()])
+    with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as axes:
+        best = {name: _finite(metric.sign * np.array(best_of(its))) for name, its in losses.items()}
+        figures.draw_lines(axes[0], {name: Line(np.arange(1, len(y) + 1), y) for name, y in best.items()})
+        figures.describe(axes[0], "trials", f"best {metric.title}", "best of k trials")
+        for axis, (search, key) in zip(axes[1:], panels, strict=True):
             figures.describe(axis, key.removeprefix("algo."), metric.title, names[search.algo])
-            if values.kind == "choice":
-                axis.set_xticks(range(len(ends)), ends)
-                continue
-            axis.set_xscale("log" if values.kind == "log" else "linear")
-            low, high = axis.get_xlim()
-            if values.kind == "log" and high < 100 * low:  # powers of ten are too few; what lies between has long names
-                axis.minorticks_off()
-                ticks = [float(f"{tick:.2g}") for tick in np.geomspace(low, high, 5)[1:4]]
-                axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        for axis in (curve, *strips):
-            axis.set_yscale(scale)
+            _draw_trials(axis, search, key)
+        for axis in axes:
+            axis.set_yscale("log" if figures.spans_decades(metric, values[np.isfinite(values)]) else "linear")
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values with nan, which is not drawn, in place of what is not finite."""
+    return np.where(np.isfinite(values), values, math.nan)
+
+
+def _draw_trials(axis: Axes, search: Search, key: str) -> None:
+    """Draw a marker for each trial of a search over the values of a key; those without a value at the top of the axes.
+
+    Defaults that are no number of the axis are not drawn.
+    """
+    values = search.ranges[key]
+    texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
+    if values.kind == "choice":  # the default may be another value
+        ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]
+        at = np.array([ends.index(text) for text in texts], float)
+        axis.set_xticks(range(len(ends)), ends)
+    else:
+        at = np.array([math.nan if math.isnan(values.share(text)) else float(text) for text in texts])
+        axis.set_xscale("log" if values.kind == "log" else "linear")
+    heights = _finite(search.metric.sign * np.array([trial.loss for trial in search.done]))
+    best, others = search.done.index(search.best), [*range(1, len(heights))]
+    for kind, members in {"a trial": others, "the defaults": [0], "the best trial": [best]}.items():
+        if np.isfinite(heights[members]).any():
+            axis.plot(at[members], heights[members], linestyle="none", label=kind, **MARKS[kind])
+    if lost := at[np.isnan(heights)].tolist():
+        above: dict[str, Any] = {"transform": axis.get_xaxis_transform()}  # y from 0 to 1
+        axis.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], label="without a value", **above)
 
 
 def repeating(search: Search) -> str:
@@ -219,15 +194,13 @@ def write_tuned(search: Search, folder: Path) -> Path:
     Values of other problems in the file are kept. Raises UserError if the search has no value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
-    before = content(path).get(problem, {}) if path.exists() else {}
+    known = content(path) if path.exists() else {}
+    before = known.get(problem, {})
     values = {**before, "source": source(search)}
     values |= {part: {**(before.get(part) or {}), **keys} for part, keys in _ran_on(search).items()}
-    text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"
-    new = yaml_text({problem: values}, width=10_000)
-    block = re.compile(rf"^{re.escape(problem)}:.*\n(?:[ #].*\n|\n)*", re.MULTILINE)
-    text = block.sub(lambda _: new, text, count=1) if block.search(text) else f"{text.rstrip()}\n{new}"
+    text = yaml_text({**known, problem: values}, width=10_000)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_atomically(path, f"# Tuned values of {search.algo}, by problem\n{text}".encode())
     return path
 
 

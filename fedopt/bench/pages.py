@@ -1,9 +1,7 @@
 """The results of the benchmark as pages, tables and pictures, from the table of all runs."""
 
-from collections import Counter
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jinja2 import Environment
-from matplotlib.patches import Rectangle
 
-from fedopt.analysis import markdown, median_line, print_table, write_table
+from fedopt.analysis import markdown, print_table, write_table
 from fedopt.bench.rank import (
     BAND,
-    BUDGETS,
     FIRM,
     SEARCH,
     Searches,
@@ -26,52 +22,24 @@ from fedopt.bench.rank import (
     claims,
     first,
     goals_of,
-    hits,
-    spent,
+    searches_of,
     worth,
 )
-from fedopt.bench.suite import CURRENCIES, NAMES, VERSION, Entries, Task, tasks
-from fedopt.config import Folders, certainty
+from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task, tasks
+from fedopt.config import certainty
 from fedopt.console import markdown_cell, printable
 from fedopt.drawing import Line, figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
-QUARTILES = (0.25, 0.5, 0.75)
-SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
-PHASE = "phase"  # the board of the diagram of drift and participation
+PHASE = "phase"  # a board of many small tasks, which have no page and no rank
 WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
 
-
-@dataclass(frozen=True)
-class Judged:
-    """A task with its runs.
-
-    half: None for all points of the pools; 0 or 1 for every other pair of them, since a Sobol sequence fills both alike.
-    """
-
-    task: Task
-    table: pd.DataFrame
-    half: int | None = None
-
-    @cached_property
-    def hits(self) -> pd.DataFrame:
-        return hits(self.task, self.table)
-
-    def searches(self, currency: str) -> Searches:
-        return self._searches[currency]
-
-    @cached_property
-    def _searches(self) -> dict[str, Searches]:
-        some = None if self.half is None else lambda n: np.arange(n) // 2 % 2 == self.half
-        by = dict([*self.hits.groupby("currency")])
-        return {currency: Searches(self.task, self.table, by[currency], some=some) for currency in CURRENCIES}
+Judged = Mapping[str, Mapping[str, Searches]]  # task -> currency -> its searches
 
 
-def write_pages(
-    table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path, folders: Folders = ()
-) -> None:
+def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path) -> None:
     """Rank the methods on the chosen tasks, and print the tables. Write pages, tables as CSV, and pictures.
 
     Args:
@@ -79,7 +47,6 @@ def write_pages(
         chosen: The tasks.
         entries: All entries.
         place: The folder to write into.
-        folders: The user's config folders.
 
     Raises:
         UserError: A row is of a task whose rules have changed since.
@@ -92,43 +59,36 @@ def write_pages(
             raise UserError(
                 f"{task}: the results of {name} followed other rules than its files have now; restore them, or run it again"
             )
-    judged = {task.name: Judged(task, table[table["task"] == task.name]) for task in chosen}
-    shown, phase = ([one for one in judged.values() if (one.task.board == PHASE) == at] for at in (False, True))
-    known = {name for one in judged.values() for name in one.searches("bytes").methods}
-    references = [name for name in known if name in entries and entries[name].reference]
-    there = tasks([], [*map(str, folders)])
-    every = [claim.by for task in there for claim in task.claims]
-    registered = {currency: sum(currency in by for by in every) for currency in CURRENCIES}
-    nulls = _nulls(judged)
-    answers = {half: _claims(judged, registered, nulls, half) for half in (None, 0, 1)}
-    firsts = pd.DataFrame([_firsts(one, _unranked([one], references)) for one in judged.values()])
+    parts = {task.name: table[table["task"] == task.name] for task in chosen}
+    judged = {task.name: searches_of(task, parts[task.name]) for task in chosen}
+    references = [name for name in kept["method"].unique() if name in entries and entries[name].reference]
+    firsts = pd.DataFrame([_firsts(task, judged[task.name], _unranked([task], references)) for task in chosen])
     print_table(firsts, [], "who is first on each task")
-    tables = {"claims": answers[None], "nulls": nulls, "firsts": firsts}
-    boards, curves = [], list[pd.DataFrame]()
-    for name in dict.fromkeys(one.task.board for one in shown):
-        here = {one.task.name: one for one in shown if one.task.board == name}
-        unranked, suffix = _unranked([*here.values()], references), f"{name.replace(' ', '_')}.svg"
-        curves.append(pd.concat([_best_of(one, unranked) for one in here.values()], ignore_index=True))
-        best = curves[-1].groupby("method")["score"].max().sort_values(ascending=False)
-        ranked = {str(method): j for j, method in enumerate(best.index)}
-        _draw_fronts([*here.values()], ranked, place / f"fronts_{suffix}")
-        _draw_best_of([*here], curves[-1], ranked, place / f"best_of_{suffix}")
-        of_board = [_board(here, currency, name, references, place) for currency in CURRENCIES]
-        boards.append({"name": f"{name.capitalize()}: {', '.join(here)}", "tables": of_board, "suffix": suffix})
-    told: dict[str, Any] = {"boards": boards, "shown": [one.task for one in shown], "phase": phase}
-    told["missing"] = [task.name for task in there if task.name not in judged]
-    if shown:
+    nulls, answers = _answers(judged, chosen, tasks([], entries.folders))
+    tables, boards = {"claims": answers, "nulls": nulls, "firsts": firsts}, list[dict[str, Any]]()
+    shown, curves = [task for task in chosen if task.board != PHASE], list[pd.DataFrame]()
+    for name in dict.fromkeys(task.board for task in shown):
+        here = [task for task in shown if task.board == name]
+        unranked, suffix = _unranked(here, references), name.replace(" ", "_")
+        curves.append(_best_of(here, judged, parts, unranked, place / f"best_of_{suffix}.svg"))
+        scores = {
+            currency: board({t.name: judged[t.name][currency] for t in here}, unranked) for currency in CURRENCIES
+        }
+        scores = {by: ranked[_judged_by(by, ranked["method"], references)] for by, ranked in scores.items()}
+        tables |= {f"scores_{suffix}_{currency}": ranked for currency, ranked in scores.items()}
+        title = f"{name.capitalize()}: {', '.join(task.name for task in here)}"
+        of_board = [_board(ranked, currency, name) for currency, ranked in scores.items()]
+        boards.append({"name": title, "tables": of_board, "picture": f"best_of_{suffix}.svg"})
+    for task in shown:
+        page = _of_task(task, parts[task.name], judged[task.name], entries, references)
+        _fill("task", place / f"{task.name}.md", task=task, **page)
+    if curves:
         tables["best_of"] = pd.concat(curves, ignore_index=True)
-        told["stable"] = markdown(_texts(_stable(tables["best_of"])))
-    if phase:
-        _draw_phase(phase, place / "phase.svg")
-    for one in shown:
-        _page(one, entries, references, place, folders)
     for name, rows in tables.items():
         write_table(place / f"{name}.csv", rows)
-    told |= {"firsts": markdown(_texts(firsts)), "claims": _shown(answers[None]), "nulls": _shown(nulls)}
-    told["runs"] = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    _fill("index", place / "index.md", agree=agreement(answers), search=SEARCH, band=BAND, firm=FIRM, **told)
+    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
+    texts = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
+    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, **texts)
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
@@ -136,12 +96,24 @@ def _fill(name: str, path: Path, **values: Any) -> None:
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
-    write_atomically(path, template.render(version=VERSION, names=NAMES, **values).encode())
+    rules = {"version": VERSION, "search": SEARCH, "band": BAND, "firm": FIRM}
+    write_atomically(path, template.render(**rules, **values).encode())
 
 
-def _percent(share: float) -> str:
-    """Return a share in percent, rounded down: one below a limit does not read as the limit."""
-    return f"{100 * share // 1:.0f}%"
+# What has no rank, and what a currency is about
+
+
+def _unranked(of: Sequence[Task], references: Sequence[str]) -> list[str]:
+    """Return who has no rank on these tasks: references, and the second name of a method by any task's null controls."""
+    return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in of))]
+
+
+def _judged_by(currency: str, methods: pd.Series, references: Sequence[str]) -> pd.Series:
+    """Return which methods a currency is about: references on pooled data have no rounds, bytes and visits to clients."""
+    return ~methods.isin([] if currency.startswith("calls") else [*references])
+
+
+# Numbers as texts
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -153,284 +125,140 @@ def _band(low: float, high: float) -> str:
     return f"{low:.3g} to {high:.3g}"
 
 
-def _board(here: Mapping[str, Judged], currency: str, name: str, references: Sequence[str], place: Path) -> str:
-    """Write and print the scores of a board by one currency. Return them as Markdown."""
-    searches = {task: one.searches(currency) for task, one in here.items()}
-    ranked = board(searches, _unranked([*here.values()], references))
-    ranked = ranked[ranked["method"].isin(_judged_by(currency, [*ranked["method"]], references))]
-    write_table(place / f"scores_{name.replace(' ', '_')}_{currency}.csv", ranked)
-    firm = [
-        f"{rank} in {_percent(held)}" if held >= FIRM else f"{rank} in {_percent(held)}, no order"
-        for rank, held in zip(ranked["rank"], ranked["holds"], strict=True)
-    ]
-    shown = pd.DataFrame({f"by {NAMES[currency]}": ranked["method"], "score": ranked["score"]})
-    shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
-    shown["tasks"] = ranked["tasks"]
-    shown["rank"] = ["-" if pd.isna(rank) else text for rank, text in zip(ranked["rank"], firm, strict=True)]
-    print_table(_texts(shown), [*shown.columns[1:]], name)
-    return markdown(_texts(shown))
+def _in_order(text: str, share: float) -> str:
+    """Return a text with the share of searches in which it holds, rounded down: one below a limit does not read as the limit."""
+    return f"{text} in {100 * share // 1:.0f}%"
 
 
-def _claims(
-    judged: Mapping[str, Judged], registered: Mapping[str, int], nulls: pd.DataFrame, half: int | None = None
-) -> pd.DataFrame:
-    """Return all claims, judged by all points or by a half of each pool.
+# The page of all results
 
-    registered: currency -> how many there are in all. nulls: of `_nulls`.
+
+def _firsts(task: Task, by: Mapping[str, Searches], unranked: Sequence[str]) -> dict[str, str]:
+    """Return who is first on a task by each currency, or that there is no order."""
+    row = {"task": task.name}
+    for currency, searches in by.items():
+        name, share = first(searches, unranked)
+        said = name if name == "none" else _in_order(name, share)
+        row[CURRENCIES[currency].short] = f"no order ({said})" if share < FIRM else said
+    return row
+
+
+def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the pairs that are one method, and the claims, as `claims` judges them: what the former come apart by is the
+    noise of a search. every: all tasks, whose claims are registered.
     """
-    parts = []
-    of_half = {name: Judged(one.task, one.table, half) for name, one in judged.items()} if half is not None else judged
+    nulls, answers = list[pd.DataFrame](), list[pd.DataFrame]()
     for currency in CURRENCIES:
-        pairs = [
-            (name, claim)
-            for name, one in of_half.items()
-            for claim in one.task.claims
-            if currency in claim.by and {claim.one, claim.other} <= {*one.searches(currency).methods}
-        ]
-        on = nulls[nulls["currency"] == currency] if len(nulls) else nulls
-        floors = abs(np.log(on.set_index("task")["ratio"])).groupby(level=0).max().to_dict() if len(on) else {}
-        searches = {name: of_half[name].searches(currency) for name, _ in pairs}
-        table = claims(
-            [(name, claim.one, claim.other) for name, claim in pairs], searches, registered[currency], floors
-        )
-        if len(table):
-            table.insert(1, "currency", currency)
-            table.insert(2, "claim", [f"{claim.one} {claim.says}" for _, claim in pairs])
-            parts.append(table)
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["task", "currency", "answer"])
+        searches = {task.name: judged[task.name][currency] for task in chosen}
+        pairs = [(task.name, one, other, f"{one}, {other}") for task in chosen for one, other in task.null]
+        nulls.append(_pairs(pairs, searches, currency))
+        floors = nulls[-1].set_index("task")["ratio"].map(math.log).abs().groupby(level=0).max().to_dict()
+        told = [(task.name, claim) for task in chosen for claim in task.claims if currency in claim.by]
+        pairs = [(task, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
+        registered = sum(currency in claim.by for task in every for claim in task.claims)
+        answers.append(_pairs(pairs, searches, currency, registered, floors))
+    return pd.concat(nulls, ignore_index=True), pd.concat(answers, ignore_index=True)
 
 
-def _nulls(judged: Mapping[str, Judged]) -> pd.DataFrame:
-    """Return the pairs that are one method, as `claims` judges them: what they come apart by is the noise of a search."""
-    parts = []
-    for currency in CURRENCIES:
-        pairs = [
-            (name, pair[0], pair[1])
-            for name, one in judged.items()
-            for pair in one.task.null
-            if {*pair} <= {*one.searches(currency).methods}
-        ]
-        table = claims(pairs, {name: judged[name].searches(currency) for name, _, _ in pairs}, len(pairs))
-        parts.append(table.assign(currency=currency))
-    return pd.concat(parts, ignore_index=True)
-
-
-def agreement(answers: Mapping[int | None, pd.DataFrame]) -> str:
-    """Return how many claims that held or did not hold have the same answer by both halves of the pools."""
-    whole, one, other = (
-        table.set_index(["task", "currency", "one", "other"])["answer"] if len(table) else pd.Series(dtype=str)
-        for table in answers.values()
-    )
-    told = whole[whole != "not told apart"].index
-    same = int((one.reindex(told) == other.reindex(told)).sum())
-    return f"{same} of {len(told)}"
+def _pairs(
+    pairs: Sequence[tuple[str, str, str, str]], searches: Mapping[str, Searches], currency: str, *how: Any
+) -> pd.DataFrame:
+    """Return what `claims` says of the pairs whose runs are there. pairs: (task, one, other, words). how: for `claims`."""
+    there = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
+    table = claims([(task, one, other) for task, one, other, _ in there], searches, *how)
+    table.insert(1, "currency", currency)
+    table.insert(2, "claim", [words for *_, words in there])
+    return table
 
 
 def _shown(table: pd.DataFrame) -> list[str]:
     """Return claims as Markdown, a table per currency."""
     parts = []
-    for currency in CURRENCIES:
-        on = table[table["currency"] == currency]
-        if len(on):
-            said = on["claim"] if "claim" in on else on["one"] + ", " + on["other"]
-            bands = [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)]
-            kept = on[["task", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]].copy()
-            kept.insert(1, f"by {NAMES[currency]}", said)
-            kept.insert(3, "band", bands)
-            kept.loc[on["one"].isin(WITHDRAWN) | on["other"].isin(WITHDRAWN), "answer"] += " (withdrawn)"
-            parts.append(markdown(_texts(kept)))
+    for currency, on in table.groupby("currency", sort=False):
+        kept = on[["task", "claim", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]]
+        kept = kept.rename(columns={"claim": f"by {CURRENCIES[str(currency)].label}"})
+        kept.insert(3, "band", [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)])
+        kept.loc[on["one"].isin(WITHDRAWN) | on["other"].isin(WITHDRAWN), "answer"] += " (withdrawn)"
+        parts.append(markdown(_texts(kept)))
     return parts
 
 
-def _firsts(one: Judged, unranked: Sequence[str]) -> dict[str, str]:
-    """Return who is first on a task by each currency, or that there is no order."""
-    row = {"task": one.task.name}
-    for currency in CURRENCIES:
-        name, share = first(one.searches(currency), unranked)
-        row[CURRENCIES[currency].short] = (
-            name
-            if name == "none"
-            else f"{name} in {_percent(share)}"
-            if share >= FIRM
-            else f"no order ({name} in {_percent(share)})"
-        )
-    return row
+def _board(ranked: pd.DataFrame, currency: str, name: str) -> str:
+    """Print the scores of a board by one currency. Return them as Markdown."""
+    shown = pd.DataFrame({f"by {CURRENCIES[currency].label}": ranked["method"], "score": ranked["score"]})
+    shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
+    shown["tasks"] = ranked["tasks"]
+    ranks = [_in_order(str(rank), held) for rank, held in zip(ranked["rank"], ranked["holds"].fillna(0), strict=True)]
+    order = np.where(ranked["holds"] >= FIRM, "", ", no order")
+    shown["rank"] = np.where(ranked["rank"].isna(), "-", pd.Series(ranks) + order)
+    print_table(_texts(shown), [*shown.columns[1:]], name)
+    return markdown(_texts(shown))
 
 
-def _best_of(one: Judged, unranked: Sequence[str]) -> pd.DataFrame:
-    """Return the best-of-k curves of a task by communication rounds, and how often the best of all is first at each k."""
-    reached = one.hits[one.hits["currency"] == "comm_rounds"]
-    table = best_of(one.task, one.table, reached, SIZES)
-    ordered = [name for name in dict.fromkeys(table["method"]) if name not in unranked]
-    return table[table["method"].isin(ordered)].assign(task=one.task.name)
-
-
-def _stable(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return for each task who has the best mean score after 1, 2, ... points of a search, by communication rounds."""
-    best = curves.loc[curves.groupby(["task", "points"], sort=False)["score"].idxmax()]
-    return best.pivot_table(index="task", columns="points", values="method", aggfunc="first", sort=False).reset_index()
-
-
-def _draw_best_of(names: Sequence[str], curves: pd.DataFrame, ranked: Mapping[str, int], path: Path) -> None:
-    """Draw the best-of-k curves of the tasks of a board. ranked: method -> place in the order of colours."""
-    with figures.pictures([path], len(names), min(len(names), 2)) as axes:
-        for axis, name in zip(axes, names, strict=True):
-            of_task = curves[curves["task"] == name]
-            columns = ("points", "score", "low", "high")
+def _best_of(
+    here: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], unranked: Sequence[str], path: Path
+) -> pd.DataFrame:
+    """Draw and return the best-of-k curves of the tasks of a board, by communication rounds."""
+    table = pd.concat(
+        [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
+    )
+    table = table[~table["method"].isin(unranked)]
+    best = table.groupby("method")["score"].max().sort_values(ascending=False)
+    ranked = {str(method): j for j, method in enumerate(best.index)}  # the order of colours
+    with figures.pictures([path], len(here), min(len(here), 2)) as axes:
+        for axis, task in zip(axes, here, strict=True):
             lines = {
-                str(method): Line(*(rows[column].to_numpy() for column in columns))
-                for method, rows in of_task.groupby("method", sort=False)
+                str(method): Line(*rows[["points", "score", "low", "high"]].to_numpy().T)
+                for method, rows in table[table["task"] == task.name].groupby("method", sort=False)
             }
             figures.draw_lines(axis, lines, ranked)
-            figures.describe(axis, "points of a search", "score by rounds", name)
+            figures.describe(axis, "points of a search", "score by rounds", task.name)
+    return table
 
 
-def _draw_fronts(judged: Sequence[Judged], ranked: Mapping[str, int], path: Path) -> None:
-    """Draw what searches spend until a target: rounds against bytes, and rounds against calls.
-
-    The target is the hardest one of a task that the median searches of half of the methods reach. ranked: method -> place in
-    the order of colours.
-    """
-    with figures.pictures([path], 2 * len(judged), 2) as axes:
-        for one, pair in zip(judged, zip(*[iter(axes)] * 2, strict=True), strict=True):
-            drawn = {name: one.searches("comm_rounds").drawn(name) for name in one.searches("comm_rounds").methods}
-            reached = {name: np.median(drawn[name], axis=(0, 1)) <= 1 for name in drawn if name in ranked}
-            counts = [sum(of_method[j] for of_method in reached.values()) for j in goals_of(one.task)]
-            target = max(j for j in goals_of(one.task) if counts[j] >= min(len(reached) / 2, counts[0]))
-            for axis, currency in zip(pair, ("bytes", "calls"), strict=True):
-                for name in [name for name in reached if reached[name][target]]:
-                    costs = drawn[name], one.searches(currency).drawn(name)
-                    (a, b, c), (d, e, f) = (np.quantile(np.minimum(cost[:, :, target], 1), QUARTILES) for cost in costs)
-                    style = figures.look(ranked[name]) | {"linestyle": "none"}
-                    axis.errorbar(b, e, [[e - d], [f - e]], [[b - a], [c - b]], label=name, **style)
-                axis.set(xscale="log", yscale="log", xlim=(0.01, 1.1), ylim=(0.01, 1.1))
-                across, up = (f"share of {NAMES[c].partition(',')[0]}" for c in ("comm_rounds", currency))
-                figures.describe(axis, across, up, f"{one.task.name}, to {one.task.targets[target]:g}")
+# The page of a task
 
 
-def _draw_phase(phase: Sequence[Judged], path: Path) -> None:
-    """Draw who is first by communication rounds and by client visits, over drift and the share of clients in a round."""
-    drifts, shares = (sorted({float(one.task.facts[key]) for one in phase}) for key in ("delta", "clients"))
-    every = [first(one.searches(currency))[0] for one in phase for currency in ("comm_rounds", "client_visits")]
-    names = [name for name, _ in Counter(every).most_common()]
-    with figures.pictures([path], 2, 1, figures.PAGE, 2 * figures.HEIGHT, place="none") as axes:
-        for axis, currency in zip(axes, ("comm_rounds", "client_visits"), strict=True):
-            for one in phase:
-                name, share = first(one.searches(currency))
-                x, y = shares.index(float(one.task.facts["clients"])), drifts.index(float(one.task.facts["delta"]))
-                if name != "none":
-                    colour = figures.look(names.index(name))["color"]
-                    axis.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, color=colour, alpha=share * 0.7))
-                axis.text(x, y, f"{name}\n{share:.0%}" if name != "none" else name, ha="center", va="center")
-            axis.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
-            axis.set_yticks(range(len(drifts)), [f"{drift:g}" for drift in drifts])
-            axis.set(xlim=(-0.6, len(shares) - 0.4), ylim=(-0.6, len(drifts) - 0.4))
-            figures.describe(axis, "share of clients in a round", "drift", f"first by {NAMES[currency]}")
-
-
-def _page(one: Judged, entries: Entries, references: Sequence[str], place: Path, folders: Folders) -> None:
-    """Write the page of a task: rules, curves, scores, targets reached, and what searches choose."""
-    task, tables = one.task, {"scores": list[str](), "goals": list[str](), "choices": list[str]()}
-    for currency in CURRENCIES:
-        searches, reached = one.searches(currency), one.hits[one.hits["currency"] == currency]
-        if not (names := _judged_by(currency, searches.methods, references)):
+def _of_task(
+    task: Task, table: pd.DataFrame, by: Mapping[str, Searches], entries: Entries, references: Sequence[str]
+) -> dict[str, Any]:
+    """Return what the page of a task shows besides its rules: scores, targets reached, and how far each method gets."""
+    scores, goals = list[str](), list[str]()
+    for currency, searches in by.items():
+        every = pd.Series(searches.methods)
+        names = every[_judged_by(currency, every, references)]
+        if names.empty:
             continue  # references alone, and no currency of theirs
-        reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1))
-        by, rows, reach = f"by {NAMES[currency]}", [], {}
+        reached, head = searches.reached, f"by {CURRENCIES[currency].label}"
+        reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1)).set_index("method")
+        rows, reach = [], {}
         for name in names:
-            values, own = searches.scores(name), reached[reached["method"] == name]
-            sure = certainty(entries[name].algo, folders) if name in entries else ""
-            row = {by: name, "certainty": sure, "score": float(np.median(values)), "band": _band(*band(values))}
+            values, own = searches.scores(name), reached.loc[[name]]
+            sure = certainty(entries[name].algo, entries.folders) if name in entries else ""
+            row = {head: name, "certainty": sure, "score": float(np.median(values)), "band": _band(*band(values))}
             row["defaults"] = own.loc[(own["kind"] == "report") & (own["point"] == 0), "worth"].mean()
             rows.append(row | {"equal clients": own.loc[own["kind"] == "twin", "worth"].mean()})
             reach[name] = np.isfinite(searches.drawn(name)).mean(axis=(0, 1))
-        tables["scores"].append(markdown(_texts(pd.DataFrame(rows).sort_values("score", ascending=False))))
+        ordered = pd.DataFrame(rows).sort_values("score", ascending=False)
+        scores.append(markdown(_texts(ordered)))
         shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
-        tables["goals"].append(markdown(shares.rename_axis(by).reset_index()))
-        tables["choices"].append(markdown(_choices(one, searches, entries, currency)))
-    _draw_task(one, references, place / f"{task.name}.svg")
-    _fill("task", place / f"{task.name}.md", task=task, floors=markdown(_texts(_floors(one))), **tables)
+        goals.append(markdown(shares.rename_axis(head).reset_index()))
+    return {"scores": scores, "goals": goals, "floors": markdown(_texts(_floors(task, table)))}
 
 
-def _unranked(judged: Sequence[Judged], references: Sequence[str]) -> list[str]:
-    """Return who has no rank on these tasks: references, and the second name of a method by any task's null controls."""
-    return [*references, *set.intersection(*({pair[1] for pair in one.task.null} for one in judged))]
-
-
-def _judged_by(currency: str, methods: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Return the methods that a currency is about: references on pooled data have no rounds, bytes and visits to clients."""
-    return [name for name in methods if currency.startswith("calls") or name not in references]
-
-
-def _choices(one: Judged, searches: Searches, entries: Entries, currency: str) -> pd.DataFrame:
-    """Return for each method the point that searches choose most often, and the keys for which it lies at an edge."""
-    rows = []
-    for name in searches.methods:
-        chance = searches.chance[name]
-        number = int(chance.argmax()) + 1
-        own = one.table[(one.table["method"] == name) & (one.table["point"] == number)]
-        words, edges = str(own["words"].iloc[0]), "-"
-        if name in entries and number <= one.task.points:
-            roles, shares = entries[name].ranges, entries.cube(one.task, entries[name])[number - 1]
-            near = [key for key, share in zip(roles, shares, strict=False) if not 0.1 <= share <= 0.9]
-            edges = ", ".join(key for key in near if "choice" not in entries.roles.get(roles[key], "")) or "-"
-        row = {f"by {NAMES[currency]}": name, "point": str(number), "chosen in": f"{chance.max():.0%}"}
-        rows.append(row | {"at an edge": edges, "values": words})
-    return pd.DataFrame(rows)
-
-
-def _floors(one: Judged) -> pd.DataFrame:
+def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     """Return the best value that any run of each method held for two evaluations, and how the runs of its pool ended."""
-    sign = -1.0 if one.task.targets[-1] > one.task.targets[0] else 1.0
-    rows = []
-    for name, table in one.table.groupby("method", observed=True, sort=False):
-        held, keys = [], ["kind", "point", "seed"]
-        for _, run in table.groupby(keys, observed=True, sort=False):
-            values = sign * run["value"].to_numpy(float)
-            pairs = np.maximum(values[:-1], values[1:]) / (abs(values[0]) if one.task.relative else 1.0)
-            held.append(np.nanmin(pairs) if np.isfinite(pairs).any() else np.inf)
-        pool = table[table["kind"] == "pool"].groupby(["point", "seed"], observed=True)["status"].last().astype(str)
-        rounds = max(int(table["comm_rounds"].max()), 1)
-        row = {
-            "method": str(name),
-            "best value held": float(sign * min(held)),
-        }
-        row |= {how: f"{(pool == how).mean():.0%}" for how in ("stopped", "diverged", "failed")}
-        rows.append(row | {"runs": str(len(held)), "rounds at most": str(rounds)})
-    return pd.DataFrame(rows)
-
-
-def _draw_task(one: Judged, references: Sequence[str], path: Path) -> None:
-    """Draw the metric against the share of each budget, for the point that searches choose most often."""
-    task, shown, log = one.task, [*CURRENCIES][:4], one.task.relative
-    scores = {name: -np.median(one.searches("calls").scores(name)) for name in one.searches("calls").methods}
-    places = {name: j for j, name in enumerate(sorted(scores, key=lambda name: scores[name]))}
-    with figures.pictures([path], len(shown)) as axes:
-        for axis, currency in zip(axes, shown, strict=True):
-            searches, lines = one.searches(currency), {}
-            for name in _judged_by(currency, searches.methods, references):
-                own = one.table[(one.table["method"] == name) & (one.table["kind"] == "report")]
-                own = own[own["point"] == int(searches.chance[name].argmax()) + 1]
-                runs = [_at_shares(run, task, currency) for _, run in own.groupby("seed")]
-                if runs:
-                    lines[name] = median_line(SHARES, np.array(runs))
-            axis.set(xscale="log", yscale="log" if log else "linear")
-            figures.draw_lines(axis, lines, places)
-            figures.describe(
-                axis,
-                "share of the budget",
-                task.metric + (", over that at the start" if log else ""),
-                NAMES[currency].partition(",")[0],
-            )
-            if log:
-                axis.set_ylim(task.targets[-1] / 3, 3)
-            for target in task.targets:
-                axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
-
-
-def _at_shares(run: pd.DataFrame, task: Task, currency: str) -> np.ndarray:
-    """Return the last value by the time each of `SHARES` of the budget was spent, [shares]; a run that was stopped keeps it."""
-    values = run["value"].to_numpy(float)
-    values = values / (values[0] if task.relative else 1.0)
-    places = np.searchsorted(spent(run, currency) / task.limit(currency), SHARES, side="right") - 1
-    return np.nan_to_num(values[places], nan=np.inf if task.targets[-1] < task.targets[0] else -np.inf)
+    sign, keys = -1.0 if task.targets[-1] > task.targets[0] else 1.0, ["method", "kind", "point", "seed"]
+    table = table.astype({"method": str, "kind": str, "status": str})
+    values = sign * table["value"].astype(float)
+    run = table.groupby(keys).ngroup()
+    values = values / (abs(values).groupby(run).transform("first") if task.relative else 1.0)
+    pairs = pd.concat([values, values.groupby(run).shift(-1)], axis=1)
+    held = pairs.max(axis=1, skipna=False).groupby(table["method"], sort=False).min()
+    ends = table.drop_duplicates(keys, keep="last")
+    pool = ends[ends["kind"] == "pool"]
+    how = pd.crosstab(pool["method"], pool["status"], normalize="index")
+    how = how.reindex(index=held.index, columns=["stopped", "diverged", "failed"], fill_value=0).map("{:.0%}".format)
+    how.insert(0, "best value held", sign * held)
+    how["runs"] = ends["method"].value_counts().astype(str)
+    return how.rename_axis(columns=None).reset_index()

@@ -12,17 +12,12 @@ from fedopt.bench.space import Point, Range
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distributions.BaseDistribution]:
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
-    for key, values in ranges.items():
-        low, high = values.ends[0], values.ends[-1]
-        if values.kind == "choice":
-            distributions[key] = optuna.distributions.CategoricalDistribution(values.ends)
-        elif values.kind == "int":
-            distributions[key] = optuna.distributions.IntDistribution(*values.ends)
-        else:
-            distributions[key] = optuna.distributions.FloatDistribution(low, high, log=values.kind == "log")
-    return distributions
+def _distribution(values: Range) -> optuna.distributions.BaseDistribution:
+    if values.kind == "choice":
+        return optuna.distributions.CategoricalDistribution(values.ends)
+    if values.kind == "int":
+        return optuna.distributions.IntDistribution(*values.ends)
+    return optuna.distributions.FloatDistribution(values.ends[0], values.ends[1], log=values.kind == "log")
 
 
 def proposed(
@@ -39,7 +34,8 @@ def proposed(
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(2, min(10, trials // 3))
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
-    study, distributions = optuna.create_study(sampler=sampler), _distributions(ranges)
+    study = optuna.create_study(sampler=sampler)
+    distributions = {key: _distribution(values) for key, values in ranges.items()}
     types: dict[str, Any] = {"choice": str, "int": int}
     for point, loss in before:
         if {*point} == {*ranges} and all(ranges[key].holds(text) for key, text in point.items()):

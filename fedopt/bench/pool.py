@@ -4,19 +4,20 @@ An entry's pool of points is run once, with two seeds each. A search is a draw o
 such searches choose most often are reported on other seeds.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedopt.bench.rank import SEARCH, chances, hits, values_of
-from fedopt.bench.release import COLUMNS, COUNTS, NAMES, read_table, rounded, write_table
+from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
 from fedopt.bench.space import Point, words_of
-from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Entry, Task
+from fedopt.bench.suite import COUNTS, CURRENCIES, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED, ended
 from fedopt.bench.tune import refuse_unfinished
 from fedopt.config import compose, quoted
@@ -36,17 +37,15 @@ class Pools:
 
     Args:
         out: The folder.
-        entries: All entries.
-        folders: The user's config folders.
+        entries: All entries, which know the user's config folders.
         seeds: The number of seeds of each point of the pool, of a report, and of the control with equal clients.
-        points: The number of points of each pool; None: as the task says.
+        most: The largest number of points of a pool, whatever the task says.
     """
 
     out: Path
     entries: Entries
-    folders: Sequence[str] = ()
     seeds: tuple[int, int, int] = (2, 10, 5)
-    points: int | None = None
+    most: int = 10_000
 
     def kept(self, task: Task, name: str) -> Path:
         """Return the file with the table of an entry on a task."""
@@ -61,8 +60,8 @@ class Pools:
         """
         missing = [self.entries[name] for name in names if not self._is_kept(task, name)]
         for entry in missing:
-            compose(task.command(entry, {}), self.folders)  # says what is wrong with it before anything runs
-        pools = {entry.name: self._points(task, entry) for entry in missing}
+            compose(task.command(entry, {}), self.entries.folders)  # says what is wrong with it before anything runs
+        pools = {entry.name: self.entries.points(task, entry)[: self.most + 1] for entry in missing}
         of_pool = [
             run
             for entry in missing
@@ -73,7 +72,7 @@ class Pools:
         reports = list[Run]()
         for entry in missing:
             points = pools[entry.name]
-            tried = self._table([run for run in of_pool if run.entry is entry], task)
+            tried = self._table(task, [run for run in of_pool if run.entry == entry])
             for number in [0, *chosen(task, tried)]:
                 reports += self._runs(task, entry, "report", number, points[number])
             if task.twin and not entry.reference:
@@ -81,27 +80,23 @@ class Pools:
                     reports += self._runs(task, entry, "twin", number, points[number])
         self._do(task, reports, launcher)
         for entry in missing:
-            table = self._table([run for run in (*of_pool, *reports) if run.entry is entry], task)
-            write_table(self.kept(task, entry.name), table)
+            own = [run for run in (*of_pool, *reports) if run.entry == entry]
+            write_table(self.kept(task, entry.name), self._table(task, own))
             rmtree(self.out / task.name / entry.name)
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the rows of all entries on these tasks that are kept here."""
         parts = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
-        return pd.concat(
-            [part.astype(dict.fromkeys(NAMES, object)) for part in parts] or [pd.DataFrame(columns=COLUMNS)],
-            ignore_index=True,
-        )
+        return pd.concat(parts or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
 
     def fits(self, task: Task, name: str) -> bool:
         """Return whether the data are there and an entry's config can be composed. If not, a note says why."""
-        if task.data and not task.file.exists():
-            note(f"{task.name} is left out, since {task.file} is not there; make it with scripts/data {task.file.stem}")
-            return False
         try:
-            compose(task.command(self.entries[name], {}), self.folders)
+            if task.data and not task.file.exists():
+                raise UserError(f"{task.file} is not there; make it with scripts/data {task.file.stem}")
+            compose(task.command(self.entries[name], {}), self.entries.folders)
         except UserError as error:
-            note(f"{task.name} is left out, since {name} cannot run on it: {error}")
+            note(f"{task.name} is left out: {error}")
             return False
         return True
 
@@ -115,31 +110,59 @@ class Pools:
             )
         return True
 
-    def _points(self, task: Task, entry: Entry) -> list[Point]:
-        points = self.entries.points(task, entry)
-        return points if self.points is None else points[: self.points + 1]
-
     def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
         of_pool, of_report, of_twin = self.seeds
         first, count = {"pool": (FIRST_SEED, of_pool), "report": (0, of_report), "twin": (0, of_twin)}[kind]
-        place, words = self.out / task.name / entry.name / kind, task.command(entry, point, kind == "twin")
-        digest = self.entries.digest(task, entry)
+        place = self.out / task.name / entry.name / kind / f"point{number:03d}"
         for seed in range(first, first + count):
-            yield Run(entry, digest, kind, number, seed, place / f"point{number:03d}" / f"seed{seed}", words, point)
+            yield Run(entry, kind, number, point, seed, place / f"seed{seed}")
 
     def _do(self, task: Task, runs: "Sequence[Run]", launcher: Launcher) -> None:
         """Do the runs that have not ended. A point that an algorithm refuses is no error: it counts as diverged."""
         jobs = []
         for run in runs:
             if not RunFolder(run.folder).settled:
-                words = [*run.words, f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                title = str(run.folder.relative_to(self.out))
-                stop = AllReached(task.metric, task.targets, task.relative)
-                jobs.append(Job(run.folder, compose(words, self.folders), title, stop))
+                words = task.command(run.entry, run.point, run.kind == "twin")
+                words += [f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
+                stop = AllReached(task)
+                jobs.append(
+                    Job(run.folder, compose(words, self.entries.folders), str(run.folder.relative_to(self.out)), stop)
+                )
         refuse_unfinished(jobs, run_all(jobs, launcher))
 
-    def _table(self, runs: "Sequence[Run]", task: Task) -> pd.DataFrame:
-        return pd.concat([run.rows(task) for run in runs], ignore_index=True)
+    def _table(self, task: Task, runs: "Sequence[Run]") -> pd.DataFrame:
+        return pd.concat([self._rows(task, run) for run in runs], ignore_index=True)
+
+    def _rows(self, task: Task, run: "Run") -> pd.DataFrame:
+        """Return the evaluations of a run, one row each. A run that failed has one, with no value.
+
+        Raises UserError if its files are damaged.
+        """
+        folder = RunFolder(run.folder)
+        card, status = read_json(run.folder / "run.json", CARD), str(folder.status())
+        versions, machine = card.get("versions", {}), card.get("machine", {})
+        if status in OVER:
+            found = ended(run.folder, "comm_rounds").table
+            rows = pd.DataFrame({name: found[column] for name, column in COUNTS.items()})
+            rows["value"] = rounded(found[task.metric])
+        else:
+            rows = pd.DataFrame({name: [0] for name in COUNTS} | {"value": [np.nan]})
+        about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
+        about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
+        about |= {"task": task.name, "task_digest": self.entries.digest(task, run.entry), "method": run.entry.name}
+        about |= {"words": " ".join(words_of(run.point)), "kind": run.kind, "metric": task.metric, "status": status}
+        return rows.assign(**about, point=run.number, seed=run.seed)
+
+
+class Run(NamedTuple):
+    """A run of an entry. number: the place of its point in the pool."""
+
+    entry: Entry
+    kind: str
+    number: int
+    point: Point
+    seed: int
+    folder: Path
 
 
 @dataclass
@@ -149,58 +172,16 @@ class AllReached:
     It stops a run, of which nothing more is counted. A run that was resumed goes on to the end of its budget.
     """
 
-    metric: str
-    targets: Sequence[float]
-    relative: bool
-    goal: float | None = None
+    task: Task
+    goal: float = math.nan
     before: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
-        value, target = float(rounded(pd.Series([row[self.metric]]))[0]), self.targets[-1]
+        value, targets = float(rounded(pd.Series([row[self.task.metric]]))[0]), self.task.targets
         if row["round"] == 0:
-            self.goal = target * value if self.relative else target
-        if self.goal is None:
-            return False
-        before, self.before = self.before, value >= self.goal if target > self.targets[0] else value <= self.goal
+            self.goal = targets[-1] * value if self.task.relative else targets[-1]
+        before, self.before = self.before, value >= self.goal if targets[-1] > targets[0] else value <= self.goal
         return before and self.before
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A run of an entry.
-
-    digest: as in `Entries.digest`. words: its overrides, without seed and folder. point, number: the point, and its place in the
-        pool.
-    """
-
-    entry: Entry
-    digest: str
-    kind: str
-    number: int
-    seed: int
-    folder: Path
-    words: list[str]
-    point: Point
-
-    def rows(self, task: Task) -> pd.DataFrame:
-        """Return the evaluations of the run, one row each. A run that failed has one, with no value.
-
-        Raises UserError if its files are damaged.
-        """
-        folder = RunFolder(self.folder)
-        card, status = read_json(self.folder / "run.json", CARD), str(folder.status())
-        versions, machine = card.get("versions", {}), card.get("machine", {})
-        if status in OVER:
-            found = ended(self.folder, "comm_rounds").table
-            rows = pd.DataFrame({name: found[column] for name, column in COUNTS.items()})
-            rows["value"] = rounded(found[task.metric])
-        else:
-            rows = pd.DataFrame({name: [0] for name in COUNTS} | {"value": [np.nan]})
-        about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
-        about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
-        about |= {"task": task.name, "task_digest": self.digest, "method": self.entry.name}
-        about |= {"words": " ".join(words_of(self.point)), "kind": self.kind, "metric": task.metric, "status": status}
-        return rows.assign(**about, point=self.number, seed=self.seed)
 
 
 def chosen(task: Task, tried: pd.DataFrame, covered: float = COVERED) -> list[int]:

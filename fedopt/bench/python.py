@@ -1,10 +1,9 @@
-"""`fedopt.tune` and `fedopt.bench.enter`: what `fedopt-tune` and `fedopt-bench enter` do, for scripts and notebooks."""
+"""`fedopt.tune`: what `fedopt-tune` does, for scripts and notebooks."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -13,8 +12,7 @@ from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
 from fedopt.config import TURN, with_project
-from fedopt.errors import UserError, need
-from fedopt.files import write_atomically, yaml_text
+from fedopt.errors import need
 from fedopt.jobs import Local
 
 
@@ -91,77 +89,3 @@ def tune(
         write_searches(good, folder)
     best = {search.algo: words_of(search.best.point) for search in good}
     return Tuning(best, table(searches), winners(good), folder, [*remarks(good)])
-
-
-def enter(
-    method: str | type,
-    *,
-    output_dir: str | Path,
-    tasks: Sequence[str] = (),
-    ranges: Mapping[str, str] | None = None,
-    jobs: int = 1,
-    folders: str | Path | Sequence[str | Path] = (),
-) -> pd.DataFrame:
-    """Run a method on tasks of the benchmark, and rank it with the results that come with fedopt, as ``fedopt-bench enter`` does.
-
-    Only the new method is run. Repeat the call to go on with a stopped one. The contract of algorithms is not tested here.
-
-    Args:
-        method: The name of an algorithm, or its class. A class must be in a module that can be imported, and its keys need
-            defaults. Its config is written into ``output_dir/conf``.
-        output_dir: The folder of the runs and of the pages.
-        tasks: Names of tasks. Empty: all on which the method can run.
-        ranges: key -> range or role, such as ``{"algo.eta": "x / algo.K"}``. None: by the 'tuned as' comments of its file. A class
-            needs them.
-        jobs: The number of runs at the same time.
-        folders: Your config folders.
-
-    Returns:
-        Who is first on each task, with the share of searches in which it is, one column per currency.
-
-    Raises:
-        UserError: The method cannot run, or a class has no ranges or no defaults.
-        Unfinished: Some runs did not finish.
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
-    from fedopt.bench.pages import write_pages
-    from fedopt.bench.pool import Pools
-    from fedopt.bench.release import released, with_newer
-    from fedopt.bench.suite import Entries
-    from fedopt.bench.suite import tasks as tasks_of
-
-    out, own = Path(output_dir).absolute(), Path(output_dir).absolute() / "conf"
-    name = method if isinstance(method, str) else method.__name__.lower()
-    nodes: dict[str, Any] = {}
-    if isinstance(method, type):
-        if method.__module__ == "__main__" or not ranges:
-            raise UserError(
-                f"enter: {method.__name__} must be in a module that can be imported, and ranges must say what is searched"
-            )
-        if missing := [
-            f.name for f in fields(method) if f.init and f.default is MISSING and f.default_factory is MISSING
-        ]:
-            raise UserError(f"enter: {method.__name__} has no default for {', '.join(missing)}; give it one")
-        keys = {f.name: f.default for f in fields(method) if f.init and f.default is not MISSING}
-        nodes["algo"] = {"algo": {"_target_": f"{method.__module__}.{method.__qualname__}", **keys}}
-    if ranges:
-        nodes[f"bench/entries/{name}"] = {"entries": {name: {"ranges": dict(ranges)}}}
-    for place, node in nodes.items():
-        path = own / (f"algo/{name}.yaml" if place == "algo" else f"{place}.yaml")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        head = "# @package _global_\n" if place == "algo" else ""
-        write_atomically(path, (head + yaml_text(node)).encode())
-    every = [*with_project(folders), *([str(own)] if nodes else [])]
-    with TURN:
-        from fedopt.running import restored  # which imports torch
-
-        with restored():
-            entries = Entries(every)
-            entries.enter(name, every)
-            pools, chosen = Pools(out, entries, every), tasks_of(tasks, every)
-            chosen = chosen if tasks else [task for task in chosen if pools.fits(task, name)]
-            for task in chosen:
-                pools.run(task, [name], Local(jobs))
-    table = with_newer(released(out), pools.table(chosen))
-    write_pages(table, chosen, entries, out / "pages", every)
-    return pd.read_csv(out / "pages" / "firsts.csv")

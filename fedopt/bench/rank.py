@@ -7,18 +7,17 @@ hard, the share of the budget spent when it was reached, infinite for a miss.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import pandas as pd
-from scipy.special import gammaln
+from scipy.special import binom
 
 from fedopt.analysis import holm
-from fedopt.bench.release import COUNTS
-from fedopt.bench.suite import CURRENCIES, Task
+from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
 BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which a goal has worth
 SEARCH = 12  # points of a search
@@ -80,15 +79,10 @@ def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[n
     worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
     scores = worths.groupby(level=0).mean()
     pool = table[(table["kind"] == "pool") & (table["point"] > 0)]
-    last = (
-        pool.groupby(["point", "seed"], observed=True)["value"]
-        .agg(lambda run: run.iloc[-1])
-        .groupby("point")
-        .agg(lambda ends: np.median(ends))
-    )
+    last = pool.drop_duplicates(["point", "seed"], keep="last").set_index("point")["value"]
     higher = task.targets[-1] > task.targets[0]
     finite = last.where(np.isfinite(last), -math.inf if higher else math.inf)
-    ends = finite.rank(ascending=higher, method="first").reindex(scores.index)
+    ends = finite.groupby(level=0).median().rank(ascending=higher, method="first").reindex(scores.index)
     return np.asarray(scores, float), np.asarray(ends, float)
 
 
@@ -108,15 +102,14 @@ def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
 
 def chances_by_rank(n: int, size: int) -> np.ndarray:
     """Return the chance that the best of ``size`` among n points is the r-th best of all, [n]."""
-    worse, size = np.arange(n - 1, -1, -1), min(size, n)  # points that the r-th best one beats
-    logs = _choose(worse, size - 1) - _choose(np.array(n), size)
-    return np.exp(np.where(worse >= size - 1, logs, -math.inf))
+    size = min(size, n)
+    return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # it beats the n - r points that are worse
 
 
-def _choose(n: np.ndarray, k: int) -> np.ndarray:
-    """Return the logarithm of n over k, for n >= k; what it is below is not used."""
-    n = np.maximum(n, k)
-    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+def searches_of(task: Task, table: pd.DataFrame) -> "dict[str, Searches]":
+    """Return the searches on a task by each currency. table: its runs."""
+    by_currency = dict([*hits(task, table).groupby("currency")])
+    return {currency: Searches(task, table, by_currency[currency]) for currency in CURRENCIES}
 
 
 class Searches:
@@ -124,59 +117,47 @@ class Searches:
 
     A choice that has no report is judged by its runs of the pool: it is one of the rarer ones.
 
-    task: the task. table, reached: its runs and their hits in the currency. some: the points that searches draw from, as a
-    function of their number that returns a mask; None: all. draws: how many.
+    task: the task. table, reached: its runs and their hits in the currency. draws: how many.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        table: pd.DataFrame,
-        reached: pd.DataFrame,
-        some: Callable[[int], np.ndarray] | None = None,
-        draws: int = DRAWS,
-    ):
-        self.task, by_method = task.name, dict([*reached.groupby("method", sort=False)])
+    def __init__(self, task: Task, table: pd.DataFrame, reached: pd.DataFrame, draws: int = DRAWS):
+        self.task, self.reached, self.draws = task, reached, draws
+        by_method = dict([*reached.groupby("method", sort=False)])
+        runs = dict([*table.groupby("method", observed=True, sort=False)])
         self.methods = [name for name in task.entries if name in by_method]
         self.methods += [str(name) for name in by_method if name not in self.methods]
         self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
-        self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
-        self.seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
-        self.seed_draws = np.random.default_rng(0).integers(
-            self.seeds, size=(draws, self.seeds)
-        )  # paired: for all the same
-        runs = dict([*table.groupby("method", observed=True, sort=False)])
+        self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
+        seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
+        self._seeds = np.random.default_rng(0).integers(seeds, size=(draws, seeds))  # paired: for all the same
         for name in self.methods:
-            own = by_method[name]
-            scores, ends = values_of(own, runs[name], task)
-            self._values[name] = scores, ends, np.ones(len(scores), bool) if some is None else some(len(scores))
-            of_runs = own[goals_of(task)].to_numpy()
+            own = by_method[name].reset_index(drop=True)
+            self._values[name] = values_of(own, runs[name], task)
+            points = range(1, len(self._values[name][0]) + 1)
             pool = own[(own["kind"] == "pool") & (own["point"] > 0)].sort_values(["point", "seed"])
-            self._pools[name] = worth(pool[goals_of(task)]).mean(axis=1).reshape(len(scores), -1)  # [points, seeds]
-            places = own.reset_index(drop=True).groupby(["kind", "point"], sort=False).indices
-            of_points = [places.get(("report", n), places[("pool", n)]) for n in range(1, len(scores) + 1)]
-            self.costs[name] = np.array(
-                [of_runs[np.resize(at, self.seeds)] for at in of_points]
-            )  # [points, seeds, targets]
+            self._pools[name] = worth(pool[goals_of(task)]).mean(axis=1).reshape(len(points), -1)  # [points, seeds]
+            of_runs = own[goals_of(task)].to_numpy()
+            places = own.groupby(["kind", "point"], sort=False).indices
+            of_points = [places.get(("report", n), places[("pool", n)]) for n in points]
+            self.costs[name] = np.array([of_runs[np.resize(at, seeds)] for at in of_points])  # [points, seeds, targets]
         self.draw(SEARCH)
 
     def draw(self, size: int) -> "Searches":
         """Draw searches of so many points, and return the object."""
-        for name, (scores, ends, mask) in self._values.items():
-            rng = np.random.default_rng([crc32(word.encode()) for word in (self.task, name)])
-            self.chance[name] = np.zeros(len(scores))
-            self.chance[name][mask] = chances(scores[mask], ends[mask], size)
+        for name, (scores, ends) in self._values.items():
+            rng = np.random.default_rng([crc32(word.encode()) for word in (self.task.name, name)])
+            self.chance[name] = chances(scores, ends, size)
             chance = self.chance[name] / self.chance[name].sum()
-            self.choice[name] = rng.choice(len(scores), size=len(self.seed_draws), p=chance)
+            self.choice[name] = rng.choice(len(scores), size=self.draws, p=chance)
         return self
 
     def drawn(self, method: str) -> np.ndarray:
         """Return what the choices of the drawn searches cost, on seeds that are drawn too, [draws, seeds, targets]."""
-        return self.costs[method][self.choice[method][:, None], self.seed_draws]
+        return self.costs[method][self.choice[method][:, None], self._seeds]
 
     def scores(self, method: str) -> np.ndarray:
         """Return the scores of the drawn searches, [draws]."""
-        return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self.seed_draws].mean(axis=1)
+        return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self._seeds].mean(axis=1)
 
     def p_value(self, one: str, other: str) -> float:
         """Return the two-sided p-value of a permutation test: searches of both pools have the same expected score.
@@ -184,9 +165,8 @@ class Searches:
         The points are the sample: under the hypothesis each of them could belong to either pool. A search chooses by one
         seed and is judged by another, in turn.
         """
-        parts = [self._pools[name][self._values[name][2]] for name in (one, other)]
-        both, n = np.concatenate(parts), len(parts[0])
-        orders = np.random.default_rng(crc32(self.task.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
+        both, n = np.concatenate([self._pools[one], self._pools[other]]), len(self._pools[one])
+        orders = np.random.default_rng(crc32(self.task.name.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
         orders[0] = np.arange(len(both))  # as they are
         found = _expected(both[orders[:, :n]]) - _expected(both[orders[:, n:]])
         return float((abs(found) >= abs(found[0]) - 1e-12).mean())
@@ -222,9 +202,7 @@ def _expected(scores: np.ndarray) -> np.ndarray:
 
 def band(values: np.ndarray) -> tuple[float, float]:
     """Return the ends of the middle `BAND` of draws."""
-    low, high = (
-        np.nanquantile(values, [(1 - BAND) / 2, (1 + BAND) / 2]) if np.isfinite(values).any() else (np.nan, np.nan)
-    )
+    low, high = np.quantile(values, [(1 - BAND) / 2, (1 + BAND) / 2])
     return float(low), float(high)
 
 
@@ -236,25 +214,23 @@ def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.
 
     searches: task -> its searches in one currency. unranked: methods without a rank.
     """
-    names = [*dict.fromkeys(name for one in searches.values() for name in one.methods)]
     table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
+    names = [*dict.fromkeys(name for of_task in table.values() for name in of_task)]
     whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in unranked]
-    draws = len(next(iter(searches.values())).seed_draws)
-    tasks = np.random.default_rng(2).integers(len(table), size=(draws, len(table)))
-    rows, drawn = [], {}
+    draws = next(iter(searches.values())).draws
+    places = np.random.default_rng(2).integers(len(table), size=(draws, len(table)))  # drawn tasks, for all the same
+    rows, drawn = [], dict[str, np.ndarray]()
     for name in names:
         own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
-        drawn[name] = own.T[np.arange(draws)[:, None], tasks % len(own)].mean(axis=1)
-        low, high = band(drawn[name])
-        rows.append(
-            {"method": name, "score": float(np.median(own, axis=1).mean()), "low": low, "high": high, "tasks": len(own)}
-        )
+        drawn[name] = own.T[np.arange(draws)[:, None], places % len(own)].mean(axis=1)
+        ends = dict(zip(("low", "high"), band(drawn[name]), strict=True))
+        rows.append({"method": name, "score": float(np.median(own, axis=1).mean()), **ends, "tasks": len(own)})
     ranked = pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
-    place = ranked["method"].where(ranked["method"].isin(whole)).dropna()
-    ranked["rank"] = pd.Series(range(1, len(place) + 1), index=place.index, dtype="Int64").reindex(ranked.index)
+    takes_part = ranked["method"].isin(whole)
+    ranked["rank"] = takes_part.cumsum().where(takes_part).astype("Int64")
     ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
-    held = {name: float((ranks[name] == n).mean()) for n, name in enumerate(place, 1)}
-    ranked["holds"] = ranked["method"].map(held).astype(float)
+    at = zip(ranked["method"], ranked["rank"], strict=True)
+    ranked["holds"] = [float((ranks[name] == rank).mean()) if name in ranks else math.nan for name, rank in at]
     return ranked
 
 
@@ -271,7 +247,7 @@ def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]
 def claims(
     pairs: Sequence[tuple[str, str, str]],
     searches: Mapping[str, Searches],
-    registered: int,
+    registered: int = 0,
     floors: Mapping[str, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row per claim that `one` spends less than `other` on a task.
@@ -290,19 +266,18 @@ def claims(
     for task, one, other in pairs:
         censored, common, (missed, misses) = searches[task].ratios(one, other)
         low, high = band(censored)
+        both = common[np.isfinite(common)]
         row = {"task": task, "one": one, "other": other, "ratio": math.exp(np.mean(censored)), "low": math.exp(low)}
-        row |= {
-            "high": math.exp(high),
-            "common": math.exp(np.nanmean(common)) if np.isfinite(common).any() else math.nan,
-        }
+        row |= {"high": math.exp(high), "common": math.exp(both.mean()) if len(both) else math.nan}
         row |= {"misses": f"{missed:.0%}, {misses:.0%}", "cheaper": float((censored < 0).mean())}
         rows.append(row | {"p": searches[task].p_value(one, other)})
+    if not rows:
+        return pd.DataFrame(columns=["task", "one", "other", "ratio", "answer"])
     table = pd.DataFrame(rows)
-    if len(table):
-        table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
-        beyond = abs(np.log(table["ratio"])) > table["task"].map(lambda task: floors.get(task, 0.0))
-        sure = (table["p (Holm)"] < LEVEL) & beyond
-        table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
+    table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
+    beyond = abs(np.log(table["ratio"])) > table["task"].map(lambda task: floors.get(task, 0.0))
+    sure = (table["p (Holm)"] < LEVEL) & beyond
+    table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
     return table
 
 

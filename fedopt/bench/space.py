@@ -21,6 +21,7 @@ Point = dict[str, str]  # the values of a trial by key, as words of a command ha
 EDGE = 0.1  # of a range: a best value this near to an end may lie beyond it
 DECADES = 3.5  # that the range of a step size is wide, around its default
 DIGITS = 4  # of a number
+ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # and their ranges
 _NUMBER = re.compile(r"-?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 _RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
@@ -114,10 +115,9 @@ def read_range(word: str) -> tuple[str, Range] | None:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:
         raise UserError(f"{word}: {kind} needs two numbers, such as {kind}(1,10)") from None
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise UserError(f"{word}: both ends must be finite")
-    if low >= high or (kind == "log" and low <= 0):
-        raise UserError(f"{word}: the first end must be less than the second{', and above 0' if kind == 'log' else ''}")
+    if not (low < high < math.inf and low > (0 if kind == "log" else -math.inf)):
+        above = ", and above 0" if kind == "log" else ""
+        raise UserError(f"{word}: both ends must be finite, and the first must be less than the second{above}")
     return key, Range(kind, (low, high))  # type: ignore[arg-type]
 
 
@@ -154,20 +154,12 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
     return by_key
 
 
-def example(composed: Composed) -> str:
-    """Return advice for an error message: in which file and how to write the role of an algorithm's key."""
-    path = file_of("algo", composed.chosen["algo"], composed.folders)
-    key = next((key for key, value in composed.nodes["algo"].items() if type(value) is float), "eta")
-    value, comment = composed.nodes["algo"].get(key, 0.1), comments(path).get(key, "step size")
-    return f"write it in {path}, such as '{key}: {value} # {comment}; tuned as a step'"
-
-
 def _by_role(key: str, role: str, value: Any) -> Range:
     """Return the range for a role; a role may itself be a range, such as log(0.001,1).
 
     Raises UserError for an unknown role, or if a key with the role step has no positive default.
     """
-    if pair := read_range(f"{key}={role}"):
+    if pair := read_range(f"{key}={ROLES.get(role, role)}"):
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
@@ -177,12 +169,6 @@ def _by_role(key: str, role: str, value: Any) -> Range:
             )
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))
-    if role == "momentum":
-        return Range("log", (0.01, 1.0))
-    if role == "penalty":
-        return Range("log", (1.0, 1000.0))
-    if role == "probability":
-        return Range("log", (0.05, 1.0))
     if role == "number of local steps":
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
@@ -233,19 +219,16 @@ def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
         UserError: The smallest grid has more than `count` points.
     """
     choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
-    numbers = [values for values in ranges.values() if values.kind != "choice"]
-    levels = int(exact((count / choices) ** (1 / len(numbers)))) if numbers else 1
-    if levels < 1 or choices > count or (numbers and levels < 2):
-        least = choices * 2 ** len(numbers)
+    numbers = sum(values.kind != "choice" for values in ranges.values())
+    if count < (least := choices * 2**numbers):
         raise UserError(
             f"--trials {count}: a grid over {', '.join(ranges)} has at least {least} points; use --trials "
             f"{least} or more, or fewer ranges"
         )
-
-    def texts(values: Range) -> list[str]:
-        if values.kind == "choice":
-            return [*values.ends]
-        return [*dict.fromkeys(values.at(float(share)) for share in np.linspace(0, 1 - 1e-12, levels))]
-
-    for point in product(*map(texts, ranges.values())):
+    levels = int(exact((count / choices) ** (1 / numbers))) if numbers else 1
+    sides = []
+    for values in ranges.values():
+        shares = np.linspace(0, 1 - 1e-12, len(values.ends) if values.kind == "choice" else levels)
+        sides.append(dict.fromkeys(values.at(float(share)) for share in shares))
+    for point in product(*sides):
         yield dict(zip(ranges, point, strict=True))

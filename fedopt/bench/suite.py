@@ -6,7 +6,7 @@ conf/bench/entries/<version>.yaml.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from json import dumps
 from math import prod
@@ -18,12 +18,13 @@ import numpy as np
 from scipy.stats import qmc
 
 from fedopt.bench.space import Point, Range, read_range, roles, words_of
-from fedopt.config import CONF, command_line, content, key_of, options, quoted
+from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
 from fedopt.metrics import COSTS, Cost
 
 VERSION = "2.0"
+NAME = re.compile(r"\w[\w -]{0,60}")  # of a task, a board or an entry, which files and folders have too
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,16 @@ CURRENCIES = {
         again=("hvp_examples", "jvp_examples"),
     ),
 }
-NAMES = {name: currency.label for name, currency in CURRENCIES.items()}
+COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
+# Columns of the table of runs, and of metrics.csv
+COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 # Of a budget; a run ends when all are spent
 LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
 EVALUATIONS = 30  # of a run between a hundredth and all of each limit
 # Of a task, before it is run
 FIXED = ("version", "words", "metric", "targets", "relative", "budget", "smoothness", "twin")
 
-# What most files leave out
-UNUSUAL: dict[str, Any] = {"version": VERSION, "facts": {}, "refuses": {}, "claims": [], "twin": [], "null": []}
-UNUSUAL |= {"relative": False, "smoke": False, "points": 60, "data": ""}
 POOLED = ["partitioner=centralized", "participation.cohort=null"]  # in place of a task's own
-PLAIN: dict[str, Any] = {"words": [], "ranges": {}, "shift": 0.0, "reference": False}  # of an entry
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,10 @@ class Entry:
 
     name: str
     algo: str
-    words: list[str]
-    ranges: dict[str, str]
-    shift: float
-    reference: bool
+    words: list[str] = field(default_factory=list)
+    ranges: dict[str, str] = field(default_factory=dict)
+    shift: float = 0.0
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,16 +142,16 @@ class Task:
     smoothness: dict[str, float]
     entries: list[str]
     name: str
-    version: str
-    facts: dict[str, str]
-    refuses: dict[str, str]
-    claims: list[Claim]
-    twin: list[str]
-    null: list[list[str]]
-    relative: bool
-    smoke: bool
-    points: int
-    data: str
+    version: str = VERSION
+    facts: dict[str, str] = field(default_factory=dict)
+    refuses: dict[str, str] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    twin: list[str] = field(default_factory=list)
+    null: list[list[str]] = field(default_factory=list)
+    relative: bool = False
+    smoke: bool = False
+    points: int = 60
+    data: str = ""
 
     @property
     def file(self) -> Path:
@@ -191,22 +190,17 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     roots = [CONF, *map(Path, folders)]
     paths = [path for root in roots for path in sorted((root / "bench").rglob("*.yaml"))]
     files = {path.stem: path for path in paths if path.parent.name != "entries"}
-    for name in names:
-        if name not in files:
-            raise UserError(unknown("task", name, [*files]))
-    chosen = [
-        build(Task, {**UNUSUAL, **content(files[name]), "name": name}, f"bench.{name}") for name in names or files
-    ]
+    if strange := [name for name in names if name not in files]:
+        raise UserError(unknown("task", strange[0], [*files]))
+    chosen = [build(Task, {**content(files[name]), "name": name}, f"bench.{name}") for name in names or files]
     for task in chosen:
-        for name in (task.name, task.board, *task.entries, *task.refuses):  # files and folders have these names
-            if not re.fullmatch(r"\w[\w -]{0,60}", name):
-                raise UserError(
-                    f"bench.{task.name}: {name!r} cannot be a name; use letters, digits, blanks, _ and - only"
-                )
-        if {*task.budget} != {*LIMITS} or min(task.budget.values()) <= 0:
-            raise UserError(f"bench.{task.name}: its budget must have {', '.join(LIMITS)}, each above 0")
-        if {*task.smoothness} != {"Lx", "Ly"}:
-            raise UserError(f"bench.{task.name}: its smoothness must have Lx and Ly")
+        if odd := [name for name in (task.name, task.board, *task.entries) if not NAME.fullmatch(name)]:
+            raise UserError(
+                f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and - only"
+            )
+        if {*task.budget} != {*LIMITS} or {*task.smoothness} != {"Lx", "Ly"} or min(task.budget.values()) <= 0:
+            rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
+            raise UserError(f"bench.{task.name}: {rules}")
         for claim in task.claims:
             if not ({claim.one, claim.other} <= {*task.entries} and {*claim.by} <= {*CURRENCIES}):
                 raise UserError(
@@ -242,10 +236,10 @@ class Entries:
         if name not in self._nodes:
             raise UserError(unknown("entry", name, [*self._nodes]))
         node = dict(self._nodes[name])
-        like = asdict(self[node.pop("like")]) if "like" in node else {**PLAIN, "algo": name}
+        like = asdict(self[node.pop("like")]) if "like" in node else {"algo": name}
         return build(Entry, {**like, **node, "name": name}, f"bench.entries.{name}")
 
-    def enter(self, algo: str, folders: Sequence[str]) -> None:
+    def enter(self, algo: str) -> None:
         """Add an algorithm as an entry, unless there is one of its name. Ranges follow its 'tuned as' comments.
 
         A step of y, v or u, by the last letter of its key, is searched around 1/Ly, any other around 1/Lx. Local steps divide it.
@@ -255,29 +249,17 @@ class Entries:
         """
         if algo in self._nodes:
             return
-        if algo not in (there := options("algo", folders)):
+        if algo not in (there := options("algo", self.folders)):
             raise UserError(unknown("algorithm", algo, [*self._nodes, *there]))
-        by_key = roles(algo, folders)
+        by_key = roles(algo, self.folders)
         if not by_key:
             raise UserError(
                 f"{algo}: no comment in its file says what a key is tuned as; write such as '# step; tuned as a step'"
             )
         local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
-        known = {
-            "momentum": "momentum",
-            "penalty": "penalty",
-            "probability": "probability",
-            "number of local steps": "steps",
-        }
-        steps = {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
-        self._nodes[algo] = {"ranges": {key: steps.get(key, known.get(role, role)) for key, role in by_key.items()}}
-
-    def command(self, task: Task, name: str, number: int, seed: int, twin: bool = False) -> str:
-        """Return the command of a run of an entry: the point with that number in its pool."""
-        points = self.points(task, self[name])
-        if not 0 <= number < len(points):
-            raise UserError(f"point {number}: must be from 0, the defaults, to {len(points) - 1}")
-        return command_line([*task.command(self[name], points[number], twin), f"seed={seed}"], self.folders)
+        ranges = {key: "steps" if role == "number of local steps" else role for key, role in by_key.items()}
+        ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
+        self._nodes[algo] = {"ranges": ranges}
 
     def cube(self, task: Task, entry: Entry) -> np.ndarray:
         """Return the pool of points as fractions of the ranges, [points, keys].

@@ -99,10 +99,7 @@ class Search:
     x: str
     how: How
     folder: Path
-    done: list[Trial] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.done = []  # until `update`
+    done: list[Trial] = field(default_factory=list, init=False)  # until `update`
 
     @property
     def name(self) -> str:

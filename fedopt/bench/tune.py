@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.analysis import differences
-from fedopt.bench.space import Range, default_ranges, example, read_range
+from fedopt.bench.space import Range, default_ranges, read_range
 from fedopt.bench.trials import FIRST_SEED, How, Search
-from fedopt.config import NODES, compose, flat, key_of, parsed, refuse_mistyped
+from fedopt.config import NODES, compose, file_of, flat, key_of, parsed, refuse_mistyped
 from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
 from fedopt.files import read_json, refuse_links
@@ -93,9 +93,8 @@ def _search(
         ranges = {key: r for key, r in by_role.items() if key not in set_by_words}
         if not ranges:
             set_all = f"the command sets every key that is tuned, {', '.join(by_role)}; leave one out"
-            why = (
-                set_all if by_role else f"the comment of none of its keys says what it is tuned as; {example(composed)}"
-            )
+            none = f"the comment of none of its keys says what it is tuned as; write it in {file_of('algo', algo, folders)}"
+            why = set_all if by_role else f"{none}, such as 'eta: 0.1 # step size; tuned as a step'"
             raise UserError(f"{algo}: {why}, or give a range, such as 'algo.eta=log(0.001,1)'")
     metrics = assemble(composed).problem.metrics
     goals = [one for one in metrics if one.better != "neither"]
@@ -173,33 +172,24 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
     Raises UserError if it has a search of the same algorithm with different overrides, ranges or options. A larger number of
     trials is allowed, except for a grid.
     """
-    path = folder / "search.json"
-    before = read_json(path, {}, others=dict[str, Any])
+    before = read_json(folder / "search.json", {}, others=dict[str, dict[str, int | str]])
     for search in searches:
-        how = asdict(search.how)
+        options = asdict(search.how)
+        if search.how.sampler != "grid":  # a larger grid would have other points
+            del options["trials"]
         ranges = {key: str(values) for key, values in search.ranges.items()}
-        now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
-        if then and now != then | {"how": _longer(then.get("how"), how)}:
-            name = next(key for key in now if then.get(key) != now[key])
-            texts = [_texts(one.get(name, ())) for one in (then, now)]
-            was, asked = (", ".join(text for text in one if text not in other) for one, other in (texts, texts[::-1]))
-            what = {"words": "overrides", "ranges": "ranges", "how": "options"}[name]
-            other = f"with other {what} ({was or 'none'}, not {asked or 'none'})"
-            raise UserError(f"{folder}: holds a search of {search.algo} {other}; choose another folder with --out DIR")
+        words = dict(word.partition("=")[::2] for word in search.words)
+        now = {"overrides": words, "ranges": ranges, "options": options}
+        for part, values in now.items():
+            then = before.get(search.algo, now).get(part, {})
+            was, asked = sorted(then.items() - values.items()), sorted(values.items() - then.items())
+            if was or asked:
+                texts = (", ".join(f"{key}={value}" for key, value in one) or "none" for one in (was, asked))
+                other = f"with other {part} ({', not '.join(texts)})"
+                raise UserError(
+                    f"{folder}: holds a search of {search.algo} {other}; choose another folder with --out DIR"
+                )
+        if search.place(search.planned, FIRST_SEED).exists():
+            raise UserError(f"{folder}: holds a search of {search.algo} with more trials; give as many by --trials")
         before[search.algo] = now
     return before
-
-
-def _texts(part: Any) -> list[str]:
-    """Return the texts of a list, or those of a dict as 'key=value'."""
-    return [f"{key}={value}" for key, value in part.items()] if isinstance(part, dict) else [*map(str, part)]
-
-
-def _longer(before: Any, how: dict[str, Any]) -> Any:
-    """Return the options of the earlier search, with the new number of trials if that is larger.
-
-    A grid keeps its number, since a larger grid would have different points.
-    """
-    trials = before.get("trials") if isinstance(before, dict) else None
-    more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"
-    return {**before, "trials": how["trials"]} if more else before

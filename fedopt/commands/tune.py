@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, key_of, outputs
+from fedopt.config import key_of, outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import need
@@ -31,7 +31,6 @@ def _main() -> int:
         winners,
         with_values,
         write_searches,
-        write_tuned,
     )
 
     how = How(given.trials, given.seeds, given.sampler, given.seed)
@@ -53,7 +52,6 @@ def _main() -> int:
         return 1
     written = write_searches(good, folder)
     print_table(winners(good), right=["trials", "diverged"])
-    written += [write_tuned(search, CONF) for search in good if given.keep]
     show(*(f"wrote {path}" for path in written), *remarks(good))
     show(*(f"to run it: {repeating(search)}" for search in good))
     best = min(good, key=lambda search: search.best.loss)
@@ -97,6 +95,5 @@ def _arguments() -> argparse.Namespace:
         metavar="DIR",
         help="the folder of runs and results (default: outputs/tune/<algorithms>_<problem>)",
     )
-    add("--keep", action="store_true", help="put the values into conf/tuned of this checkout too")
     add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_intermixed_args()

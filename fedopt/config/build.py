@@ -154,7 +154,8 @@ def _keys_of(cls: Any, *given: str) -> Any:
     """Return a TypedDict with the fields of a dataclass that have keys. given: the fields that have none."""
     hints = get_type_hints(cls, include_extras=True)
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
-    keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
+    # Both are MISSING where a field has no default
+    keys = {f.name: hints[f.name] if f.default is f.default_factory else NotRequired[hints[f.name]] for f in fields}
     typed = TypedDict(cls.__name__, keys)  # type: ignore[misc]
     typed.__pydantic_config__ = ConfigDict(**STRICT, arbitrary_types_allowed=True)  # type: ignore[attr-defined]
     return typed

@@ -38,7 +38,6 @@ if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem"
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it; name your config folder")
 if EXTRA:
     with_project()  # where the modules are
-ONLY = os.environ.get("FEDOPT_CONTRACT_ALGO")  # the algorithm that `fedopt-bench enter` asks for
 FULL = 3  # checks of a pair that are marked full
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
@@ -67,12 +66,7 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """Return the names under test in a config group: all in your config folder if you named one, else all of fedopt's.
-
-    If a single algorithm is under test, return only that, and [] for problems.
-    """
-    if ONLY:
-        return [ONLY] if group == "algo" else []
+    """Return the names under test in a config group: all in your config folder if you named one, else all of fedopt's."""
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 

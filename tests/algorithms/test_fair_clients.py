@@ -1,4 +1,4 @@
-"""scripts/fair, which compares fair methods: what is exact against scipy, the divisions, and tables of small data."""
+"""docs/studies/fair.py, which compares fair methods: what is exact against scipy, the divisions, and tables of small data."""
 
 import runpy
 
@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from support.command import ROOT
 
-SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "fair")), ROOT / "docs" / "fair-clients.md"
+SCRIPT, PAGE = runpy.run_path(str(ROOT / "docs" / "studies" / "fair.py")), ROOT / "docs" / "fair-clients.md"
 
 
 def table(real, M=12, n=30, d=2):

@@ -1,4 +1,4 @@
-"""scripts/pairs, which compares FeDXL with methods of the minimax AUC by bytes: where budgets end, what is judged, its table."""
+"""docs/studies/pairs.py, FeDXL beside methods of the minimax AUC by bytes: where budgets end, what is judged, its table."""
 
 import re
 import runpy
@@ -8,7 +8,7 @@ import pytest
 from support.cases import few
 from support.command import ROOT
 
-SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "pairs")), ROOT / "docs" / "algorithms" / "fedxl.md"
+SCRIPT, PAGE = runpy.run_path(str(ROOT / "docs" / "studies" / "pairs.py")), ROOT / "docs" / "algorithms" / "fedxl.md"
 D, M = 3, 2
 
 

@@ -1,9 +1,7 @@
 """The benchmark from its command, on a toy in which the order of methods is known."""
 
-import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +15,10 @@ from support.command import ROOT, code_of
 
 from fedopt.bench import Entries, tasks
 from fedopt.bench.pages import PHASE
-from fedopt.bench.python import enter
 from fedopt.bench.rank import FIRM
 from fedopt.bench.release import COLUMNS, TABLE, read_table, rounded
-from fedopt.bench.suite import CURRENCIES, NAMES
+from fedopt.bench.space import words_of
+from fedopt.bench.suite import CURRENCIES
 from fedopt.commands import bench
 from fedopt.config import CONF, certainty
 from fedopt.config.composed import compose
@@ -102,7 +100,7 @@ def test_a_toy_whose_order_is_known(done):
     assert nulls["currency"].tolist() == [*CURRENCIES]
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
     assert "# toy: a toy &lt;img src=x>" in page
-    for name in NAMES.values():  # a table each
+    for name in (currency.label for currency in CURRENCIES.values()):  # a table each
         assert f"| by {name} | score | band |" in index
         assert f"| by {name} | certainty | score | band |" in page
     assert page.count("| slow | 0% | 0% |") == len(CURRENCIES)
@@ -114,9 +112,8 @@ def test_a_toy_whose_order_is_known(done):
 def test_what_is_kept(done):
     """All evaluations, one row each: those of 14 points and the defaults, of reports on other seeds; and no folder of a run."""
     out = done / "smoke"
-    table, card = read_table(out / TABLE), json.loads((out / "results.json").read_text())
-    assert [*table] == COLUMNS == [*card["columns"]]
-    assert card["rows"] == len(table)
+    table = read_table(out / TABLE)
+    assert [*table] == COLUMNS
     assert table["value"].dtype == np.float32
     pool, report = (table[table["kind"] == kind] for kind in ("pool", "report"))
     assert {*pool["point"]} == {*range(15)}
@@ -127,23 +124,14 @@ def test_what_is_kept(done):
     assert table["cpu"].notna().all()
 
 
-def test_a_command_is_quoted_for_a_shell(monkeypatch, capsys, tmp_path):
-    place = written(tmp_path / "a folder of 'mine'")
-    assert command(monkeypatch, "command", "toy", "twin", 3, 7, "--config-dir", place) == 0
-    words = shlex.split(capsys.readouterr().out)
-    assert (words[0], words[-3:]) == ("fedopt", ["seed=7", "--config-dir", str(place)])
-    assert compose(words[1:-2], [str(place)]).settings.seed == 7
-
-
 @pytest.mark.full
-def test_a_row_is_given_again_by_its_command(monkeypatch, capsys, folder, done):
-    table = read_table(done / "smoke" / TABLE)
+def test_a_row_is_given_again_by_its_config(folder, done):
+    table, entries = read_table(done / "smoke" / TABLE), Entries([str(folder)])
     row = table[(table["method"] == "twin") & (table["kind"] == "report")].iloc[-1]
-    capsys.readouterr()
-    assert command(monkeypatch, "command", "toy", "twin", row["point"], row["seed"], "--config-dir", folder) == 0
-    words = shlex.split(capsys.readouterr().out)
-    assert (words[0], words[-2:]) == ("fedopt", ["--config-dir", str(folder)])
-    e = assemble(compose(words[1:-2], [str(folder)]))
+    (task,) = tasks(["toy"], [str(folder)])
+    point = entries.points(task, entries["twin"])[row["point"]]
+    assert " ".join(words_of(point)) == row["words"]
+    e = assemble(compose([*task.command(entries["twin"], point), f"seed={row['seed']}"], [str(folder)]))
     values = {m.row["round"]: m.row["distance"] for m in loop(e, *begin(e)) if m.row}
     assert rounded(pd.Series([values[row["step"]]]))[0] == row["value"]
 
@@ -158,11 +146,9 @@ def test_again_nothing_is_run(monkeypatch, folder, done):
 @pytest.mark.full
 def test_rank_from_the_table_alone(monkeypatch, folder, done, tmp_path):
     """In a place without runs; the pages are the same."""
-    results = tmp_path / "results"
-    results.mkdir()
-    shutil.copy(done / "smoke" / TABLE, results)
-    more = ["--smoke", "--config-dir", folder, "--results", results, "--out", tmp_path / "out"]
-    assert command(monkeypatch, "rank", "toy", *more) == 0
+    (tmp_path / "out" / "smoke").mkdir(parents=True)
+    shutil.copy(done / "smoke" / TABLE, tmp_path / "out" / "smoke")
+    assert command(monkeypatch, "rank", *WORDS, *options_of(folder, tmp_path / "out")) == 0
     for name in ("scores_minimisation_bytes.csv", "claims.csv", "toy.md"):
         here, there = (place / "pages" / name for place in (tmp_path / "out" / "smoke", done / "smoke"))
         assert here.read_bytes() == there.read_bytes()
@@ -170,15 +156,16 @@ def test_rank_from_the_table_alone(monkeypatch, folder, done, tmp_path):
 
 @pytest.mark.full
 def test_a_newcomer_is_run_alone(monkeypatch, folder, done, tmp_path):
-    """What `fedopt new` begins, from the command; a class, from Python. The scores of the others stay what they are."""
+    """What `fedopt new` begins. The scores of the others stay what they are."""
     monkeypatch.chdir(tmp_path)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "fedopt", "new", "algo", "my_sgd"], check=True, env=env)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(bench, "_check_contract", lambda *of: None)  # minutes; tests/commands has it
-    results = ["--results", done / "smoke", "--config-dir", folder, "--config-dir", "myconf", "--out", tmp_path / "out"]
-    assert command(monkeypatch, "enter", "my_sgd", *WORDS, *results) == 0
+    (tmp_path / "out" / "smoke").mkdir(parents=True)
+    shutil.copy(done / "smoke" / TABLE, tmp_path / "out" / "smoke")
+    more = ["--config-dir", "myconf", *options_of(folder, tmp_path / "out")]
+    assert command(monkeypatch, "enter", "my_sgd", *WORDS, *more) == 0
     assert [path.stem for path in (tmp_path / "out" / "smoke" / "toy").iterdir()] == ["my_sgd"]
     name = "scores_minimisation_bytes.csv"
     before, after = (
@@ -187,28 +174,6 @@ def test_a_newcomer_is_run_alone(monkeypatch, folder, done, tmp_path):
     assert {*after.index} == {*before.index, "my_sgd"}
     columns = ["score", "low", "high"]
     pd.testing.assert_frame_equal(after.loc[before.index, columns], before[columns])
-
-
-@pytest.mark.full
-def test_a_class_is_entered_from_python(monkeypatch, folder, done, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    text = (TEMPLATES / "my_sgd.py").read_text().replace("class MySgd", "class Newcomer")
-    (tmp_path / "newcomer.py").write_text(
-        text.replace("eta: float", "eta: float = 0.1").replace("| None", "| None = None")
-    )
-    from newcomer import Newcomer
-
-    toy = folder / "bench" / "toy.yaml"
-    short = toy.read_text().replace("points: 14", "points: 4")
-    mine = written(tmp_path / "my")
-    (mine / "bench" / "toy.yaml").write_text(short)
-    shutil.copytree(done / "smoke", tmp_path / "out")
-    place, more = tmp_path / "out", {"tasks": ["toy"], "folders": str(mine)}
-    firsts = enter(Newcomer, ranges={"algo.eta": "x"}, output_dir=place, **more)
-    assert firsts["task"].tolist() == ["toy"]
-    assert "newcomer" in {*pd.read_csv(tmp_path / "out" / "pages" / "scores_minimisation_bytes.csv")["method"]}
-    with pytest.raises(UserError, match="ranges must say what is searched"):
-        enter(Newcomer, tasks=["toy"], output_dir=tmp_path / "other")
 
 
 @pytest.mark.full
@@ -247,24 +212,22 @@ def test_a_damaged_table_is_an_error(how, monkeypatch, capsys, folder, done, tmp
         (["run", "tox"], "toy"),
         (["rank", "toy"], "fedopt-bench run"),
         (["enter", "nobody", "toy"], "nobody"),
-        (["command", "toy", "twin", "99", "1"], "point 99"),
         ([], "required"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, folder, tmp_path, words, line):
     more = ["--config-dir", folder] if words else []
-    more += ["--out", tmp_path / "out", "--results", tmp_path] if words and words[0] != "command" else []
+    more += ["--out", tmp_path / "out"] if words else []
     assert command(monkeypatch, *words, *more) == 2
-    err = capsys.readouterr().err
-    assert line in err
-    assert err.count("\n") == 1
+    (said,) = [said for said in capsys.readouterr().err.splitlines() if not said.startswith("note: ")]
+    assert line in said
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (("bytes: 1000, ", ""), "its budget must have comm_rounds, bytes"),
-        (("Lx: 1, ", ""), "Lx and Ly"),
+        (("Lx: 1, ", ""), "its smoothness Lx and Ly"),
         (("one: toy sgd", "one: nobody"), "two of its entries"),
         (("board: minimisation", "board: x/../../../outside"), "cannot be a name"),
         (("entries: [toy sgd", "entries: [../toy"), "cannot be a name"),

@@ -1,10 +1,8 @@
 """Algorithms and problems of one's own: `fedopt new`, and mistakes in them, which are answered with the file and the line."""
 
 import itertools
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections import namedtuple
 from functools import partial
@@ -19,8 +17,7 @@ import torch
 from support.cases import few
 from support.command import PAIR, ROOT, code_of, fedopt
 
-from fedopt import errors
-from fedopt.commands import bench, compare
+from fedopt.commands import compare
 from fedopt.commands.new import EXAMPLES, TEMPLATES, new
 from fedopt.data.partitioners import Iid
 from fedopt.errors import UserError
@@ -666,73 +663,3 @@ def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeyp
     monkeypatch.delattr("fedopt.testing.harness")
     with pytest.raises(pytest.UsageError, match=said):
         pytest_configure(SimpleNamespace(addinivalue_line=lambda *_: None))
-
-
-def enter(monkeypatch, capsys):
-    """The line in which `fedopt-bench enter my_sgd` refuses a method of the working directory."""
-    new(["algo", "my_sgd"])
-    monkeypatch.setattr(sys, "argv", ["fedopt-bench", "enter", "my_sgd", "m1_k10_d5_n0", "--config-dir", "myconf"])
-    assert code_of(bench.main) == 2
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("code", "out", "err", "said"),
-    [
-        (
-            1,
-            "FAILED ../x.py::test_y[my_sgd-mco] - no\n1 failed",
-            "",
-            "my_sgd breaks the contract of algorithms; mend it first: test_y[my_sgd-mco] - no",
-        ),
-        (
-            1,
-            "ERROR ../x.py::test_y[my_sgd-mco] - no space\n1 error in 2s",
-            "",
-            "the contract of my_sgd cannot be tested (1 error in 2s)",
-        ),
-        (
-            4,
-            "",
-            "\nERROR: my_sgd.yaml: no module\n",
-            "the contract of my_sgd cannot be tested (my_sgd.yaml: no module)",
-        ),
-        (5, "8 deselected", "", "the contract of my_sgd cannot be tested (8 deselected)"),
-        (0, "....", "", "the contract of my_sgd cannot be tested (....)"),  # os._exit(0)
-        (0, "", "", "the contract of my_sgd cannot be tested (Python ended with code 0)"),
-    ],
-)
-def test_a_method_breaks_the_contract_only_where_a_test_failed(code, out, err, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, out, err))
-    assert enter(monkeypatch, capsys).startswith(f"fedopt: enter: {said}")
-
-
-def test_entering_without_pytest_names_its_extra(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(errors, "find_spec", lambda name: name != "pytest" or None)
-    assert enter(monkeypatch, capsys).endswith("needs pytest, which is not installed; pip install 'fedopt[testing]'\n")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        (".", "my_sgd breaks the contract of algorithms; mend it first: test_metric_improves[my_sgd-"),
-        pytest.param("", "the contract of my_sgd cannot be tested", marks=pytest.mark.slow),
-    ],
-)
-def test_a_method_is_entered_from_its_folder(path, said, tmp_path, monkeypatch):
-    """By relative paths, whatever pytest is told there."""
-    monkeypatch.chdir(tmp_path)
-    new(["algo", "my_sgd"])
-    (tmp_path / "fedopt.toml").unlink()  # which would say where the module is
-    file = tmp_path / "my_sgd.py"
-    file.write_text(file.read_text().replace("s.x - self.eta", "s.x + self.eta"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nothing\n")
-    program = f"import sys; sys.path.append({str(ROOT)!r}); from fedopt.__main__ import bench; bench()"
-    words = ["enter", "my_sgd", "m1_k10_d5_n0", "--config-dir", "myconf"]
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"fedopt: enter: {said}")

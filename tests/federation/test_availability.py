@@ -16,7 +16,7 @@ from fedopt.results.identity import stamp
 from fedopt.running import assemble
 from fedopt.testing.harness import composed, leaves, small, steps, usual_pairs
 
-SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "cyclic")), ROOT / "docs" / "availability.md"
+SCRIPT, PAGE = runpy.run_path(str(ROOT / "docs" / "studies" / "cyclic.py")), ROOT / "docs" / "availability.md"
 TWO = "participation.pattern={kind: cyclic, groups: [0,1,0,1,1,0]}"
 PATTERNS = [
     "{kind: cyclic, groups: 3, stay: 2}",
@@ -75,7 +75,7 @@ def test_the_fixed_point_is_off_the_saddle_by_the_order_of_the_step():
 @pytest.mark.full
 @pytest.mark.parametrize("title", SCRIPT["METHODS"])
 def test_methods_end_where_the_page_says(title):
-    """As the page's table has it, and as the closed form of scripts/cyclic, which takes the clients' matrices alone."""
+    """As the page's table has it, and as the closed form of docs/studies/cyclic.py, which takes the clients' matrices alone."""
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {title} |"))
     for (e, exact, solution), cell in zip(SCRIPT["columns"](title), line.split(" | ")[2:], strict=True):
         np.testing.assert_allclose(SCRIPT["measured"](e), exact, atol=1e-9)

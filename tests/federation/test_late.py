@@ -21,7 +21,7 @@ from fedopt.running import assemble
 from fedopt.testing import test_contract
 from fedopt.testing.harness import class_at, composed, fields, leaves, pairs, small, steps, tuned, usual_pairs
 
-SCRIPT, PAGE = runpy.run_path(str(ROOT / "scripts" / "cyclic")), ROOT / "docs" / "availability.md"
+SCRIPT, PAGE = runpy.run_path(str(ROOT / "docs" / "studies" / "cyclic.py")), ROOT / "docs" / "availability.md"
 FIXED, DRAWN = "participation.late=[0,3,1,0,2,3]", "participation.late=3"
 EXACT = ["participation.cohort=null", "problem.noise=0", "algo.B=null"]
 

@@ -1,4 +1,4 @@
-"""scripts/pfedme_clients: the clients of pFedMe's experiments on MNIST."""
+"""docs/studies/pfedme_clients.py: the clients of pFedMe's experiments on MNIST."""
 
 import runpy
 import sys
@@ -10,7 +10,7 @@ from support.command import ROOT
 
 from fedopt.data.datasets import SHIPPED, Npz
 
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "pfedme_clients"))
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "studies" / "pfedme_clients.py"))
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_the_script_of_the_page_ends_where_the_hypergradient_is_zero():
         arrays(p, "val")[2],
     )
     rows = np.split(np.arange(len(t)), np.cumsum(p.splits["train"].sizes)[:-1])
-    mixtures = runpy.run_path(str(ROOT / "scripts" / "mixtures"))
+    mixtures = runpy.run_path(str(ROOT / "docs" / "studies" / "mixtures.py"))
     w = mixtures["Moments"](z, t, rows, ridge=0.2).learnt(z_val, t_val, rho=0.03)
     assert np.abs(closed_form(p, np.zeros(4))).max() > 1e-3
     np.testing.assert_allclose(closed_form(p, np.log(w)), 0, atol=1e-5)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+MADE = {"_outside", "bench"}  # folders of docs whose pages docs/conf.py makes
 BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -21,6 +22,11 @@ class Block(NamedTuple):
     def commands(self) -> list[str]:
         """Without what follows two blanks and a #."""
         return [re.sub(r"  +#.*", "", line) for line in self.text.splitlines()] if self.language == "bash" else []
+
+
+def written(docs: Path) -> list[Path]:
+    """The pages of docs that the repository has."""
+    return [page for page in sorted(docs.rglob("*.md")) if page.relative_to(docs).parts[0] not in MADE]
 
 
 def blocks(page: Path) -> Iterator[Block]:

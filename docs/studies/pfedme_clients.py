@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make the 20 clients of pFedMe's experiments on MNIST, as an .npz for dataset=npz.
 
-    scripts/pfedme_clients                writes ~/.cache/fedopt/mnist_pfedme.npz
-    scripts/pfedme_clients FILE
+    python docs/studies/pfedme_clients.py                writes ~/.cache/fedopt/mnist_pfedme.npz
+    python docs/studies/pfedme_clients.py FILE
 
 They are those of the paper's generator as it was until June 2021 (data/Mnist/generate_niid_20users.py, also in dual-grp/pFedMe):
 drawn with the same seed, they have the paper's 1,165 to 3,834 training images. Its slices of the images of a label all begin at the
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedopt.data.datasets import Torchvision
 

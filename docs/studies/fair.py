@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Print a table of docs/fair-clients.md: fair methods, and exact minimisers, by the clients that are served worst.
 
-    scripts/fair adult                    16 clients, by education; needs `scripts/data adult`
-    scripts/fair hsb82                    160 clients, schools; needs `scripts/data hsb82`
-    scripts/fair adult --trials 2 --seeds 1 --rounds 5
+    python docs/studies/fair.py adult                    16 clients, by education; needs `scripts/data adult`
+    python docs/studies/fair.py hsb82                    160 clients, schools; needs `scripts/data hsb82`
+    python docs/studies/fair.py adult --trials 2 --seeds 1 --rounds 5
 
 A fifth of each client's rows is set aside to choose values by: each method gets as many trials, Sobol points in its ranges, and
 the one whose worst tenth of the clients has the least loss on these rows; so is the L2 penalty of exact minimisers. Reports
@@ -27,7 +27,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 from scipy.stats import qmc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedopt.config import compose
 from fedopt.console import markdown_table

@@ -2,8 +2,8 @@
 """Print the table of docs/algorithms/fedxl.md: FeDXL beside methods of the minimax AUC, by the bytes that they exchange.
 
     scripts/data adult --client race      first: five clients, by race
-    scripts/pairs                         a linear model
-    scripts/pairs --width 64 --budgets 3000 10000 30000    a hidden layer of 64
+    python docs/studies/pairs.py                         a linear model
+    python docs/studies/pairs.py --width 64 --budgets 3000 10000 30000    a hidden layer of 64
 
 Each method gets as many trials, Sobol points in its ranges, on four fifths of the training rows. For each budget of bytes the
 trial counts whose AUC on the other fifth is largest when the budget is spent. Reports train on all training rows, once a seed,
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from scipy.stats import qmc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedopt.config import compose
 from fedopt.console import markdown_table

@@ -6,7 +6,6 @@ Problems are random quadratics of ten clients, with full batches and K = 5 local
 round of a method is then an affine map. The closed form is derived here in NumPy, from the clients' matrices alone.
 """
 
-import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedopt.config import compose
 from fedopt.console import markdown_table
@@ -104,7 +103,7 @@ def map_of(kind: str, J: np.ndarray, b: np.ndarray, eta: float) -> tuple[np.ndar
     """
     R, steps = np.eye(J.shape[1]) - eta * J, 1 if kind == "local 1" else K
     powers = [np.linalg.matrix_power(R, k) for k in range(steps + 1)]
-    S = sum(powers[:-1])
+    S = np.sum(powers[:-1], axis=0)
     if kind == "anchored":
         return np.eye(J.shape[1]) - eta * S.mean(0) @ J.mean(0), eta * S.mean(0) @ b.mean(0)
     return powers[-1].mean(0), eta * np.einsum("mij,mj->i", S, b) / len(b)
@@ -145,7 +144,7 @@ def columns(title: str) -> Iterator[tuple[Experiment, np.ndarray, np.ndarray]]:
     problem, words, _, closed = METHODS[title]
     for eta, *more in ((ETA,), (ETA, f"{TURNS}}}"), (ETA / 2, f"{TURNS}}}"), (ETA, f"{TURNS}, stay: 5}}")):
         e = experiment(problem, words, eta, *more)
-        solution = torch.cat(e.problem.solution()).numpy()
+        solution = torch.cat(e.problem.solution() or ()).numpy()
         groups = [e.federation.at(r).available for r in range(10)]
         yield e, solution if closed == "solution" else limit(closed, *fields(e.problem), groups, eta), solution
 
