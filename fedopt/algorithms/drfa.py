@@ -14,7 +14,7 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Minimisation, simplex
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
@@ -46,10 +46,7 @@ class Drfa:
         weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights lambda.
     losses: the losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA). last:
         the loss of each client's last local batch, before its step (AFL).
-    k: the local steps before a point is kept, at most tau (else ValueError). None: drawn in each round from 1..tau, or from
-        0..tau-2 if kept=public.
-    kept: whether the mean of the kept points is weighted as the local changes are (weighted), or plain as in the public code
-        (public). public cannot be combined with sampling=lambda (ValueError).
+    k: the local steps before a point is kept, at most tau (else ValueError). None: drawn in each round from 1..tau.
     """
 
     eta: Schedule
@@ -59,7 +56,6 @@ class Drfa:
     sampling: Literal["lambda", "uniform", "normalised"] = field(metadata={"before": "uniform"})
     losses: Literal["kept", "last"]
     k: NonNegativeInt | None
-    kept: Literal["weighted", "public"]
 
     solves: ClassVar = (Minimisation,)
     each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
@@ -67,15 +63,7 @@ class Drfa:
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:
-            raise ValueError(
-                f"k must be at most tau, which is {self.tau}, not {self.k}; make it smaller, or null to draw it"
-            )
-        if self.kept == "public" and self.sampling == "lambda":
-            raise ValueError(
-                "kept=public cannot be combined with sampling=lambda, whose means are plain already; use kept=weighted"
-            )
-        if self.k is None and self.kept == "public" and self.tau == 1:
-            raise ValueError("kept=public draws k from 0..tau-2, so tau must be at least 2; or set k")
+            raise ValueError(f"k must be at most tau, which is {self.tau}, not {self.k}")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
@@ -87,20 +75,19 @@ class Drfa:
         S, weights = self._cohort(mixture, fed)
 
         def local_steps(client: Client, x: Tensor) -> Tensors:
-            def step(carry: Tensors, xi: Any, number: int) -> Tensors:
+            def step(carry: Tensors, xi: Sample, number: int) -> Tensors:
                 x_i, kept = carry
                 loss = kept if of_kept else client.f(x_i, xi)
                 x_i = moved(x_i, client.gradient(x_i, xi), eta)
                 return x_i, x_i if of_kept and number < k else loss
 
-            x_i, kept = client.scan("local", step, (x, x if of_kept else x.new_zeros(())), lambda number: number)
+            kept = x if of_kept else x.new_zeros(())
+            x_i, kept = client.scan("local", step, (x, kept), lambda number: number)
             return x_i - x, kept - x if of_kept else kept
 
         def mean_changes(answers: Tensors, _: Tensor) -> Tensors:
             changes, kept = answers
-            if not of_kept:
-                return weights @ changes, kept
-            return weights @ changes, kept.mean(0) if self.kept == "public" else weights @ kept
+            return weights @ changes, weights @ kept if of_kept else kept
 
         local = Steps(self.tau, self.B, replace=True)
         change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
@@ -128,14 +115,8 @@ class Drfa:
         return S, weights / total
 
     def _k(self, fed: Round) -> int:
-        """Return the number of local steps before a point is kept; 0 with losses=last, which keeps none.
-
-        The public code keeps the point before step 1..tau-1, which is after 0..tau-2 steps.
-        """
-        if self.k is not None or self.losses == "last":
-            return self.k or 0
-        first, end = (0, self.tau - 1) if self.kept == "public" else (1, self.tau + 1)
-        return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
+        """Return the number of local steps before a point is kept."""
+        return int(fed.rng(Purpose.ESTIMATOR).integers(1, self.tau + 1)) if self.k is None else self.k
 
     def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
         """Sample a new cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""

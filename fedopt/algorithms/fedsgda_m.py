@@ -13,12 +13,23 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedopt.config import Schedule, values
+from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, moved, together
+from fedopt.toolbox import (
+    Averages,
+    Storm,
+    Tensors,
+    Vectors,
+    at_start,
+    check_weights,
+    descend,
+    minimax_field,
+    moved,
+    together,
+)
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
@@ -28,8 +39,6 @@ class FedSGDAM:
     """FedSGDA-M: recursive momentum on each client.
 
     eta_x, eta_y: the step sizes of x and y. alpha, beta: the weights of the newest gradients in u and v.
-    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors, with eta_y at most 1 (else ValueError). None:
-        y moves to P(y - eta_y v).
     q: the iterations between averages, which are one round (Q in the paper). B: the examples of a sample; None for all of a
         client's.
     S: the number of samples over which the first u and v are means.
@@ -39,16 +48,11 @@ class FedSGDAM:
     eta_y: Schedule
     alpha: Weight
     beta: Weight
-    lam: PositiveFloat | None
     q: PositiveInt
     B: PositiveInt | None
     S: PositiveInt
 
     solves: ClassVar = (Minimax,)
-
-    def __post_init__(self) -> None:
-        if self.lam is not None and max(values(self.eta_y)) > 1:
-            raise ValueError("eta_y must be at most 1 if lam is set: it is the fraction of the way to P(y - lam v)")
 
     def init(self, problem: Minimax) -> Averages:
         return at_start(Vectors(problem.start()), problem.clients)
@@ -57,10 +61,7 @@ class FedSGDAM:
         eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
 
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
-            (x, y), (u, v) = z, d
-            if self.lam is None:
-                return Vectors((moved(x, u, eta_x), client.project(moved(y, v, eta_y))))
-            return Vectors((moved(x, u, eta_x), torch.lerp(y, client.project(moved(y, v, self.lam)), eta_y)))
+            return descend(client, z, d, (eta_x, eta_y))
 
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
         storm = Storm(minimax_field, move, lambda t: (self.alpha, self.beta))
@@ -98,11 +99,7 @@ class MomentumLocalSGDA:
     solves: ClassVar = (Minimax,)
 
     def __post_init__(self) -> None:
-        for name, beta in (("beta_x", self.beta_x), ("beta_y", self.beta_y)):
-            if beta * self.alpha > 1:
-                raise ValueError(
-                    f"{name} * alpha must be at most 1, not {beta:g} * {self.alpha:g}; make one of them smaller"
-                )
+        check_weights({"beta_x * alpha": self.beta_x * self.alpha, "beta_y * alpha": self.beta_y * self.alpha})
 
     def init(self, problem: Minimax) -> State:
         z = Vectors(problem.start())

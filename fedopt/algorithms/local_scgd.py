@@ -12,6 +12,7 @@ Notation
     t, I                      the step, and the number of steps between exchanges
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -20,9 +21,9 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Constant, Schedule, values
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain
+from fedopt.toolbox import Tensors, chain, check_weights
 
 
 class State(NamedTuple):
@@ -61,9 +62,7 @@ class LocalScgd:
     solves: ClassVar = (LocalCompositional,)
 
     def __post_init__(self) -> None:
-        for name, weights in (("alpha", values(self.alpha)), ("beta", values(self.beta))):
-            if not 0 < min(weights) <= max(weights) <= 1:
-                raise ValueError(f"{name} must be greater than 0 and at most 1, since it is the weight of a mean")
+        check_weights({"alpha": max(values(self.alpha)), "beta": max(values(self.beta))})
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
@@ -75,7 +74,7 @@ class LocalScgd:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
         first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> Any:
+        def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> tuple[Any, ...]:
             x, (*m_sent,), u = message
             m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
             for t, xi in enumerate(client.steps("xi")):
@@ -102,7 +101,9 @@ class LocalScgd:
         return (s.x,)
 
 
-def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, old: bool) -> tuple[Tensors, Tensor]:
+def estimated(
+    client: Client, x: Tensor, u: Tensors, xi: Sequence[Sample], a: float, old: bool
+) -> tuple[Tensors, Tensor]:
     """Return the new u, and the gradient of the composition along it.
 
     The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.

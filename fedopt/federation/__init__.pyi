@@ -14,3 +14,4 @@ from fedopt.federation.oracles import moved as moved
 from fedopt.federation.ranks import rank as rank
 from fedopt.federation.round import Federation as Federation
 from fedopt.federation.round import Round as Round
+from fedopt.federation.samples import Sample as Sample

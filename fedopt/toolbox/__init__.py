@@ -3,12 +3,14 @@
 from fedopt.federation import conjugate_gradients, moved, neumann_sum, neumann_term
 from fedopt.toolbox.composition import chain
 from fedopt.toolbox.directions import bilevel_maps, bilevel_start, descend, descend_, independent_maps
+from fedopt.toolbox.iterates import drawn_iterate
 from fedopt.toolbox.minimax import minimax_field
-from fedopt.toolbox.storm import Averages, Storm, at_start, points_first, rows, together
+from fedopt.toolbox.storm import Averages, Means, Storm, at_start, check_weights, means_at_start, points_first, together
 from fedopt.toolbox.vectors import Tensors, Vectors
 
 __all__ = [
     "Averages",
+    "Means",
     "Storm",
     "Tensors",
     "Vectors",
@@ -16,15 +18,17 @@ __all__ = [
     "bilevel_maps",
     "bilevel_start",
     "chain",
+    "check_weights",
     "conjugate_gradients",
     "descend",
     "descend_",
+    "drawn_iterate",
     "independent_maps",
+    "means_at_start",
     "minimax_field",
     "moved",
     "neumann_sum",
     "neumann_term",
     "points_first",
-    "rows",
     "together",
 ]

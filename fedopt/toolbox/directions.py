@@ -7,12 +7,11 @@ Notation
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedopt.federation import Client
+from fedopt.federation import Client, Sample
 from fedopt.problems import Minimax, Nested, ball
 from fedopt.toolbox.vectors import Vectors
 
@@ -27,7 +26,7 @@ def bilevel_start(problem: Nested) -> Vectors:
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
 
 
-def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
+def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -> Vectors:
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
     Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
@@ -60,7 +59,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     return Vectors((-minus_d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
 
 
-def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
+def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vectors:
     """Return the directions of `bilevel_maps` without damping, with a sample for each of Dx, Dy and Dv.
 
     It counts as three gradient calls, one less if grad_x f is zero, one Hessian-vector and one Jacobian-vector product.

@@ -5,14 +5,12 @@ Steps along -F descend in x and ascend in y. If F = mean F_i is zero, (x, y) is 
 projects y.
 """
 
-from typing import Any
-
-from fedopt.federation import Client
+from fedopt.federation import Client, Sample
 from fedopt.toolbox.vectors import Vectors
 
 
 def minimax_field(
-    client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None
+    client: Client, w: Vectors, xi: Sample, plus: Vectors | None = None, anchor: Vectors | None = None
 ) -> Vectors:
     """Return F_i(w) - F_i(anchor) + plus on one sample, for F_i = (grad_x f_i, -grad_y f_i).
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import SequenceKey, register_pytree_node
 
@@ -41,7 +42,7 @@ class Vectors(tuple[Tensor, ...]):
         Args:
             row: A vector as long as all variables together, which tell the sizes.
         """
-        return Vectors(row.split([a.numel() for a in self]))
+        return Vectors(torch.split(row, [a.numel() for a in self]))
 
 
 register_pytree_node(
