@@ -11,7 +11,7 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -20,20 +20,20 @@ from torch import Tensor
 from fedopt.config import Schedule
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Vectors, descend, minimax_field
+from fedopt.toolbox import Tensors, Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
     """x_s: the stage's point. w_mean: the mean of w over the rounds of the stage so far.
 
-    c: the server's control variate. memory: c_i of each client, flat. Both are () in CODA+.
+    c: the server's control variate. memory: c_i of each client, flat. Both are empty in CODA+.
     """
 
     w: Vectors
     x_s: Tensor
     w_mean: Vectors
-    c: Any
-    memory: Any
+    c: Vectors
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,17 @@ class Codasca:
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
-        if self.control == "none":
-            return State(w, w[0], w, (), ())
-        return State(w, w[0], w, 0 * w, Memory([torch.cat(0 * w)] * problem.clients))
+        c = Vectors() if self.control == "none" else 0 * w
+        return State(w, w[0], w, c, Memory([torch.cat(c) if c else w[0].new_zeros(0)] * problem.clients))
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         number, place = divmod(fed.r, self.stage)
         eta = (self.eta_x(fed.r) / self.decay**number, self.eta_y(fed.r) / self.decay**number)
         K, lam = self.K, self.lam
 
-        def local_steps(client: Client, message: tuple[Any, ...]) -> Any:
+        def local_steps(
+            client: Client, message: tuple[Vectors, Vectors, Tensors]
+        ) -> tuple[tuple[Vectors, Vectors], Tensor]:
             w, c, x_s = message
             u, total = w, 0 * w
             c_i = w.parts(client.memory) if c else c
@@ -91,17 +92,14 @@ class Codasca:
                 drawn = Vectors((torch.lerp(u[0], x_s[0], lam * eta[0]), u[1])) if x_s else u
                 u = descend(client, drawn, G + correction if correction else G, eta)
             if not c:
-                return u
+                return (u, c), client.memory
             new = 1 / K * total
             return (u, new - c_i), torch.cat(new)
 
         S, draws = fed.cohort(), Steps(K, self.B)
         message = (s.w, s.c, (s.x_s,) if lam else ())
-        if self.control == "none":
-            mean, c, memory = fed.exchange(local_steps, message, S, local=draws), s.c, s.memory
-        else:
-            (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
-            c = s.c + float(problem.weights[S].sum()) * dc
+        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
+        c = s.c + float(problem.weights[S].sum()) * dc
         w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
         w_mean = s.w_mean + 1 / (place + 1) * (w - s.w_mean)
         if place + 1 < self.stage:

@@ -16,11 +16,11 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.fednest import estimate, gradient, h_i, product, svrg_steps
+from fedopt.algorithms.fednest import estimate, h_i, svrg_steps
 from fedopt.config import Fixed, LocalWork, Schedule, values
-from fedopt.federation import Client, ClientFn, Memory, Round, Steps
+from fedopt.federation import Client, ClientFn, Memory, Round, Sample, Steps
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Tensors, moved
+from fedopt.toolbox import Tensors, hessian_product, moved, outer_gradient_y
 
 
 class State(NamedTuple):
@@ -84,7 +84,7 @@ class EAiPOD:
             if due:
                 held = client.hold(x)
 
-                def step(y_i: Tensor, zeta: Any) -> Tensor:
+                def step(y_i: Tensor, zeta: Sample) -> Tensor:
                     return held.inner_step_(x, y_i, zeta, beta, -c_i)  # y_i - beta (grad_y g_i(x, y_i; zeta) - c_i)
 
                 y_i = client.scan("inner", step, y_i)
@@ -107,8 +107,8 @@ class EAiPOD:
             return Steps(due, self.B, split=problem.g_split)
 
         def mean_product(p: Tensor, n: int) -> Tensor:
-            zeta = Steps(1, self.B_out, split=problem.g_split)
-            return fed.exchange(at_head(product), (x, head(), p), S, memory=memory, zeta=zeta)[0]
+            xi = Steps(1, self.B_out, split=problem.g_split)
+            return fed.exchange(at_head(hessian_product), (x, head(), p), S, memory=memory, xi=xi)[0]
 
         def head() -> Tensors:
             """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
@@ -124,7 +124,7 @@ class EAiPOD:
         p: Tensors = ()
         if problem.indirect:
             xi = Steps(1, self.B_out, split=problem.f_split)
-            b, memory = fed.exchange(at_head(gradient), (x, head()), S, memory=memory, xi=xi, inner=inner())
+            b, memory = fed.exchange(at_head(outer_gradient_y), (x, head()), S, memory=memory, xi=xi, inner=inner())
             due, untold = 0, False
             _, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
             p = (b if problem.identity else inverse(mean_product, b),)
@@ -133,7 +133,7 @@ class EAiPOD:
         if self.tau_out == Fixed(1):
             return State(moved(x, h, alpha), ybar, memory)
         due, untold = 0, False
-        outer_steps = at_head(svrg_steps(lambda _: alpha, problem))
+        outer_steps = at_head(svrg_steps(lambda _: alpha))
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
         x, memory = fed.exchange(outer_steps, (x, head(), h), S, memory=memory, outer=outer)
         return State(x, ybar, memory)

@@ -14,7 +14,7 @@ Notation
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
@@ -29,13 +29,13 @@ from fedopt.toolbox import Tensors, chain, check_weights
 class State(NamedTuple):
     """m: (m,), or () with beta = 1 and order=estimate_first, where each step makes a new one.
 
-    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else ().
+    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else empty.
     """
 
     x: Tensor
     m: Tensors
     u: Tensors
-    memory: Any
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,16 @@ class LocalScgd:
         (x,) = problem.start()
         u = tuple(x.new_zeros(d) for d in problem.dims[1:])
         m = (0 * x,) if self.beta != Constant(1) or self.order == "step_first" else ()
-        return State(x, m, u, ()) if self.share_u else State(x, m, (), Memory([torch.cat(u)] * problem.clients))
+        own = x.new_zeros(0 if self.share_u else sum(problem.dims[1:]))
+        return State(x, m, u if self.share_u else (), Memory([own] * problem.clients))
 
     def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
         first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> tuple[Any, ...]:
+        def local_steps(
+            client: Client, message: tuple[Tensor, Tensors, Tensors]
+        ) -> tuple[tuple[Tensor, Tensors, Tensors], Tensor]:
             x, (*m_sent,), u = message
             m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
             for t, xi in enumerate(client.steps("xi")):
@@ -86,14 +89,11 @@ class LocalScgd:
                 m = gradient if b == 1 else torch.lerp(m, gradient, b)  # (1 - b) m + b gradient
                 if not step_first:
                     x = client.moved_(x, m, eta)
-            sent = (x, (m,) if momentum else ())
-            return (*sent, u) if share_u else ((*sent, ()), torch.cat(u))
+            own = client.memory if share_u else torch.cat(u)
+            return (x, (m,) if momentum else (), u if share_u else ()), own
 
         draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
-        if share_u:
-            x, m, u = fed.exchange(local_steps, s[:3], fed.cohort(), xi=draws)
-            return State(x, m, u, ())
-        S = fed.everyone() if first else fed.cohort()  # each client has its u from the start
+        S = fed.everyone() if first and not share_u else fed.cohort()  # each client has its u from the start
         (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
         return State(x, m, u, memory)
 

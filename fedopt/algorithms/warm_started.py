@@ -20,9 +20,18 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, descend
+from fedopt.toolbox import (
+    Tensors,
+    Vectors,
+    bilevel_maps,
+    bilevel_start,
+    cross_product,
+    descend,
+    hessian_product,
+    inner_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -47,16 +56,11 @@ class WarmStarted:
         return s.z
 
 
-def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
+def Dx(client: Client, z: Vectors, xi: Sample) -> Tensor:
     """Return Dx at z on a sample, [dx]. It counts as one gradient call, and one Jacobian-vector product if z has v."""
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
-
-
-def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
-    """Return Dy on the client's sample `xi`, [dy]. point: (x, y). It counts as one gradient call."""
-    return client.inner_gradient(*point, client.sample("xi"))
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
@@ -112,7 +116,7 @@ class AlternatingSOBA(WarmStarted):
             return Averaged(z, self.rho(r) * D[0] + (1 - self.rho(r)) * s.d, s.z)
         keep = 1 - self.rho(r) if r else 0.0
         x, y, *v = s.z
-        y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+        y = problem.project(y - self.eta_y(r) * fed.exchange(inner_gradient, (x, y), S, xi=xi))
         v = [v_t - self.eta_v(r) * fed.exchange(Dv, (x, y, v_t), S, xi=xi) for v_t in v]  # at the new y
         z = Vectors((x, y, *v))
 
@@ -150,25 +154,17 @@ class AmIGO(WarmStarted):
         r, S, xi = fed.r, fed.cohort(), Steps(1, self.B)
         (x, y, *v), indirect = s.z, problem.indirect
         for _ in range(self.n):
-            y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+            y = problem.project(y - self.eta_y(r) * fed.exchange(inner_gradient, (x, y), S, xi=xi))
 
-        def outer(client: Client, point: tuple[Tensor, Tensor]) -> Any:
+        def outer(client: Client, point: Tensors) -> Tensors:
             sample = client.sample("xi")
             return client.outer_gradients(*point, sample) if indirect else (client.outer_gradient_x(*point, sample),)
-
-        def product(client: Client, z: Vectors) -> Tensor:
-            x, y, v = z
-            return client.inner_hessian(x, y, client.sample("xi"))(v)
-
-        def cross(client: Client, z: Vectors) -> Tensor:
-            x, y, v = z
-            return client.cross_product(x, y, v, client.sample("xi"))
 
         d, *b = fed.exchange(outer, (x, y), S, xi=xi)
         if indirect:
             for _ in range(self.n):
-                v = [v[0] - self.eta_v(r) * (fed.exchange(product, (x, y, v[0]), S, xi=xi) - b[0])]
-            d = d - fed.exchange(cross, (x, y, v[0]), S, xi=xi)
+                v = [v[0] - self.eta_v(r) * (fed.exchange(hessian_product, (x, y, v[0]), S, xi=xi) - b[0])]
+            d = d - fed.exchange(cross_product, (x, y, v[0]), S, xi=xi)
         return Point(Vectors((x - self.eta_x(r) * d, y, *v)))
 
 

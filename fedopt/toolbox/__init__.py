@@ -2,6 +2,7 @@
 
 from fedopt.federation import conjugate_gradients, moved, neumann_sum, neumann_term
 from fedopt.toolbox.composition import chain
+from fedopt.toolbox.derivatives import cross_product, hessian_product, inner_gradient, outer_gradient_y
 from fedopt.toolbox.directions import bilevel_maps, bilevel_start, descend, descend_, independent_maps
 from fedopt.toolbox.iterates import drawn_iterate
 from fedopt.toolbox.minimax import minimax_field
@@ -20,15 +21,19 @@ __all__ = [
     "chain",
     "check_weights",
     "conjugate_gradients",
+    "cross_product",
     "descend",
     "descend_",
     "drawn_iterate",
+    "hessian_product",
     "independent_maps",
+    "inner_gradient",
     "means_at_start",
     "minimax_field",
     "moved",
     "neumann_sum",
     "neumann_term",
+    "outer_gradient_y",
     "points_first",
     "together",
 ]
