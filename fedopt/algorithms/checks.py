@@ -30,11 +30,11 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
                 algorithm.init,
                 f"returns {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}; torch.zeros_like(x) has the type of x",
             )
-    if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
-        raise gives(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
-    for v, variable in zip(point, start, strict=False):
-        if v.shape != variable.shape:
-            raise gives(algorithm.output, v, f"a point of the problem, whose variable has shape {list(variable.shape)}")
+    shapes = [[*v.shape] for v in start]
+    if not isinstance(point, tuple) or [[*getattr(v, "shape", ())] for v in point][: len(start)] != shapes:
+        raise gives(
+            algorithm.output, point, f"a point of the problem: a tuple of tensors of shapes {shapes}, such as (s.x,)"
+        )
     return state
 
 
@@ -49,8 +49,6 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
     if structure != _flat(state)[1]:
         raise gives(algorithm.step, new, f"a {type(state).__name__} of the same structure as the one that init returns")
     for (name, was), now in zip(_named(state), leaves, strict=True):
-        if not isinstance(now, Tensor | Memory | int | float):
-            raise gives(algorithm.step, now, f"a tensor or number as {name}: a state holds nothing else")
         if _kind(was) != _kind(now):
             raise WrongFunction(
                 algorithm.step,

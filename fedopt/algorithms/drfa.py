@@ -27,6 +27,8 @@ from fedopt.problems import Minimisation, simplex
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
 
+Pair = tuple[Tensor, Tensor]  # x_i, and the kept point or the last loss
+
 
 class State(NamedTuple):
     """mixture: lambda, as a memory of one number per client."""
@@ -75,7 +77,7 @@ class Drfa:
         S, weights = self._cohort(mixture, fed)
 
         def local_steps(client: Client, x: Tensor) -> Tensors:
-            def step(carry: Tensors, xi: Sample, number: int) -> Tensors:
+            def step(carry: Pair, xi: Sample, number: int) -> Pair:
                 x_i, kept = carry
                 loss = kept if of_kept else client.f(x_i, xi)
                 x_i = moved(x_i, client.gradient(x_i, xi), eta)

@@ -103,39 +103,39 @@ class EAiPOD:
 
             return answer
 
-        def inner() -> Steps:
-            return Steps(due, self.B, split=problem.g_split)
-
-        def mean_product(p: Tensor, n: int) -> Tensor:
-            xi = Steps(1, self.B_out, split=problem.g_split)
-            return fed.exchange(at_head(hessian_product), (x, head(), p), S, memory=memory, xi=xi)[0]
-
         def head() -> Tensors:
             """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
             up.
             """
             return (ybar,) if due or untold or not own_head else ()
 
+        def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
+            """Exchange a client function of FedNest's outer part. message: after x and y."""
+            nonlocal memory, due, untold
+            inner, sent = Steps(due, self.B, split=problem.g_split), (x, head(), *message)
+            mean, memory = fed.exchange(at_head(client_fn), sent, S, memory=memory, **draws, inner=inner)
+            due, untold = 0, False
+            return mean  # type: ignore[no-any-return]
+
+        def mean_product(p: Tensor, n: int) -> Tensor:
+            return answered(hessian_product, p, xi=Steps(1, self.B_out, split=problem.g_split))
+
         for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:
             due += 1
             if coin:
-                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner())
+                inner = Steps(due, self.B, split=problem.g_split)
+                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner)
                 due, untold = 0, True
         p: Tensors = ()
         if problem.indirect:
-            xi = Steps(1, self.B_out, split=problem.f_split)
-            b, memory = fed.exchange(at_head(outer_gradient_y), (x, head()), S, memory=memory, xi=xi, inner=inner())
-            due, untold = 0, False
+            b = answered(outer_gradient_y, xi=Steps(1, self.B_out, split=problem.f_split))
             _, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
             p = (b if problem.identity else inverse(mean_product, b),)
-        anchor = Steps(1, self.B_out)
-        h, memory = fed.exchange(at_head(h_i), (x, head(), *p), S, memory=memory, anchor=anchor, inner=inner())
+        h = answered(h_i, *p, anchor=Steps(1, self.B_out))
         if self.tau_out == Fixed(1):
             return State(moved(x, h, alpha), ybar, memory)
-        due, untold = 0, False
-        outer_steps = at_head(svrg_steps(lambda _: alpha))
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        x, memory = fed.exchange(outer_steps, (x, head(), h), S, memory=memory, outer=outer)
+        x = answered(svrg_steps(lambda _: alpha), h, outer=outer)
         return State(x, ybar, memory)
 
     def output(self, s: State) -> Tensors:

@@ -26,6 +26,8 @@ from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimax
 from fedopt.toolbox import Tensors, drawn_iterate
 
+Iterate = tuple[Tensor, Tensor, Tensor]  # x_i, y_i, u_i
+
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 
@@ -96,7 +98,7 @@ class FedNormSgda:
                     return client.outer_gradients(x_i, y_i, xi)
                 return client.outer_gradient_x(x_i, y_i, xi), client.outer_gradient_y(x_hat[0] if x_hat else x, y_i, xi)
 
-            def sgd(carry: Tensors, xi: Sample) -> Tensors:
+            def sgd(carry: Iterate, xi: Sample) -> Iterate:
                 x_i, y_i, u_i = carry
                 g_x, g_y = gradients(x_i, y_i, xi)
                 x_i, u_i = client.moved_(x_i, g_x, eta_x), client.moved_(u_i, g_y, -eta_y)

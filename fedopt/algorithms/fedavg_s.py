@@ -1,13 +1,13 @@
 """FedAvg-S: federated averaging of simultaneous descent-ascent for saddle points [Tarzanagh et al. 2022 (FedNest), Sec. 4.3]."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Round
+from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimax
 
 
@@ -39,7 +39,7 @@ class FedAvgS:
         alpha, beta = self.alpha(fed.r), self.beta(fed.r)
 
         def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            def step(point: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
+            def step(point: tuple[Tensor, Tensor], xi: Sample) -> tuple[Tensor, Tensor]:
                 x, y = point
                 x, f_y = client.outer_step_(x, y, xi, alpha)  # x - alpha grad_x f, and grad_y f at the old point
                 return x, client.project(y.add(f_y, alpha=beta))

@@ -10,7 +10,7 @@ Notation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ class FedMSA:
         def F(client: Client, u: Vectors, xi: Sample) -> Vectors:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
-        def moved(space: Client | Bilevel, u: Vectors, d: Vectors) -> Vectors:
+        def moved(space: Any, u: Vectors, d: Vectors) -> Vectors:
             return (
                 descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
             )  # w stays in Y of a minimax problem

@@ -119,10 +119,8 @@ class FedNest:
             anchored = fed.everyone() if self.anchor == "all" else S
             q = fed.exchange(inner_gradient, (x, y), anchored, xi=Steps(1, self.B_anchor, split=problem.g_split))
             message = (x, y, q)
-        new_y: Tensor = fed.exchange(
-            local_steps, message, S, inner=fed.local(self.tau_in, self.B, split=problem.g_split)
-        )
-        return new_y
+        inner = fed.local(self.tau_in, self.B, split=problem.g_split)
+        return fed.exchange(local_steps, message, S, inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Return x after local outer steps with SVRG [Alg. 2].
@@ -135,8 +133,7 @@ class FedNest:
         if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
             return moved(x, h, alpha)
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        new_x: Tensor = fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
-        return new_x
+        return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
         """Return p [Alg. 3].
@@ -146,12 +143,9 @@ class FedNest:
         cohort = fed.new_cohort if self.cohorts == "fresh" else lambda: S
 
         def mean_product(p: Tensor, n: int) -> Tensor:
-            Hp: Tensor = fed.exchange(
-                hessian_product, (x, y, p), cohort(), xi=Steps(1, self.B_out, split=problem.g_split)
-            )
-            return Hp
+            return fed.exchange(hessian_product, (x, y, p), cohort(), xi=Steps(1, self.B_out, split=problem.g_split))
 
-        b: Tensor = fed.exchange(outer_gradient_y, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
+        b = fed.exchange(outer_gradient_y, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
         return b if problem.identity else estimate(self.inverse, self.N, self.l, problem, fed)[1](mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
@@ -169,8 +163,7 @@ class FedNest:
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
-        new_x: Tensor = fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
-        return new_x
+        return fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> State:
         """Return the state after a round of LFedNest-NonAlt [App. H.1]."""

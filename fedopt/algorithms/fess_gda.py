@@ -12,14 +12,14 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Round
+from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimax
 from fedopt.toolbox import Vectors, descend
 
@@ -59,7 +59,7 @@ class FessGda:
         eta_l, gamma = (self.eta_x(fed.r), self.eta_y(fed.r)), (self.gamma_x(fed.r), self.gamma_y(fed.r))
 
         def local_steps(client: Client, w: Vectors) -> Vectors:
-            def local_step(w_i: Vectors, b: Any) -> Vectors:
+            def local_step(w_i: Vectors, b: Sample) -> Vectors:
                 x, y = w_i
                 x, f_y = client.outer_step_(x, y, b, eta_l[0])  # x - eta_x grad_x f
                 return Vectors((x, client.project(client.moved_(y, f_y, -eta_l[1]))))

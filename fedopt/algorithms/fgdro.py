@@ -18,14 +18,14 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Minimisation
 from fedopt.toolbox import Tensors, moved
 
@@ -71,7 +71,7 @@ class Fgdro:
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             w, s = message
 
-            def step(carry: Tensors, xi: Any) -> Tensors:
+            def step(carry: Tensors, xi: Sample) -> Tensors:
                 w, u, known = carry
                 u = torch.lerp(u, client.f(w, xi), 1 - (1 - gamma) * known)
                 c = torch.ones_like(u) if first else counts(u, s)

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule, values
-from fedopt.federation import Client, Memory, Round
+from fedopt.federation import Client, Memory, Round, Sample
 from fedopt.problems import Minimisation
 
 
@@ -62,7 +62,7 @@ class Scaffold:
             c_i = client.memory
             correction = c - c_i
 
-            def step(y: Tensor, xi: Any) -> Tensor:
+            def step(y: Tensor, xi: Sample) -> Tensor:
                 return client.gradient_step_(y, xi, eta, correction)  # y - eta (grad f_i(y) - c_i + c)
 
             y, K = client.scan("local", step, x), client.own_steps("local")

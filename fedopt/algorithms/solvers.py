@@ -51,9 +51,8 @@ class Solver(NamedTuple):
             return x_i, y_i, u_i, d_x, d_y, self.norm(a_x, m, k, eta_x), self.norm(a_y, m, k, eta_y), m
 
         zero = y.new_zeros(())
-        x_i, y_i, u_i, _, _, *norms, _ = client.scan(
-            "local", step, (x, y, y, 0 * x, 0 * y, zero, zero, zero), lambda k: k
-        )
+        start: Tensors = (x, y, y, 0 * x, 0 * y, zero, zero, zero)
+        x_i, y_i, u_i, _, _, *norms, _ = client.scan("local", step, start, lambda k: k)
         return x_i, y_i, u_i, *norms
 
     def moved_(self, client: Client, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:

@@ -156,7 +156,7 @@ class AmIGO(WarmStarted):
         for _ in range(self.n):
             y = problem.project(y - self.eta_y(r) * fed.exchange(inner_gradient, (x, y), S, xi=xi))
 
-        def outer(client: Client, point: Tensors) -> Tensors:
+        def outer(client: Client, point: tuple[Tensor, Tensor]) -> Tensors:
             sample = client.sample("xi")
             return client.outer_gradients(*point, sample) if indirect else (client.outer_gradient_x(*point, sample),)
 

@@ -10,7 +10,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Hierarchical
 from fedopt.randomness import Purpose
 
@@ -62,7 +62,7 @@ class ZoHfl:
             # The points x +- eta v of Alg. 1, line 5, [2 D, n], are worked on together
             z = torch.cat([x.add(v, alpha=eta), x.sub(v, alpha=eta)])
 
-            def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
+            def step(y: Tensor, zeta: Sample, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
                 return client.lower_step_(z, y, zeta, gamma)
 
             y, xi = client.scan("local", step, z, self.gamma_local), client.sample("outer")

@@ -153,7 +153,7 @@ def means_at_start(z: Vectors, averaged: int, clients: int) -> Means:
     return Means(means, 0.0 * means, Memory([torch.cat((*z, *(0.0 * z)))] * clients))
 
 
-def points_first(storm: Storm, s: Means, sizes: Sequence[int], fed: Round, I: int, draws: Mapping[str, Steps]) -> Means:
+def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, draws: Mapping[str, Steps]) -> Means:
     """Return the state after I iterations and two exchanges.
 
     Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
