@@ -196,13 +196,12 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
     inverse, N, l: as in `FedNest`.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
-    if inverse == "cg":
-        of_b: Inverse = partial(conjugate_gradients, N=N)
-    elif inverse == "truncated":
-        of_b = partial(neumann_sum, N=N, l=l)
-    else:
-        of_b = partial(neumann_term, N=N, l=l, chosen=products)
-    return products if problem.indirect and not problem.identity else 0, of_b
+    of_b: dict[str, Inverse] = {
+        "randomised": partial(neumann_term, N=N, l=l, chosen=products),
+        "truncated": partial(neumann_sum, N=N, l=l),
+        "cg": partial(conjugate_gradients, N=N),
+    }
+    return products if problem.indirect and not problem.identity else 0, of_b[inverse]
 
 
 def h_i(client: Client, message: Tensors) -> Tensor:

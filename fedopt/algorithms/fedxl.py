@@ -78,8 +78,7 @@ class FeDXL:
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
             """Return 0 for an example that only others of a stack of clients have."""
-            values: Tensor = client.h(w, side) * (side.weight > 0)
-            return values
+            return client.h(w, side) * (side.weight > 0)
 
         def with_gradient(client: Client, w: Tensor, side: Side) -> tuple[Tensor, Pullback]:
             """Return the scores, and a function from weights of the scores to the gradient of their sum."""
@@ -101,7 +100,7 @@ class FeDXL:
             def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_other: Tensor) -> Tensor:
                 a_other, p, b_other, q = pool
                 active = at_z @ client.pair_loss(a[:, None] - b_other) @ q
-                return active + p @ client.pair_loss(a_other[:, None] - b) @ at_z_other  # type: ignore[no-any-return]
+                return active + p @ client.pair_loss(a_other[:, None] - b) @ at_z_other
 
             (w, v, *pools), u, kept = message, client.memory, list[tuple[Tensor, Tensor, Tensor]]()
             for k, (z, z_other) in enumerate(steps(client)):
@@ -122,12 +121,10 @@ class FeDXL:
             return weights @ w, weights @ v, rows
 
         S, pools, own = fed.cohort(), s.pools, None
-        positive, negative = Steps(self.I, self.B1, split="positive"), Steps(self.I, self.B2, split="negative")
+        draws = {split: Steps(self.I, B, split=split) for split, B in (("positive", self.B1), ("negative", self.B2))}
         if not fed.r:
-            of_all = lambda rows, weights: rows  # noqa: E731
-            everyone = fed.everyone()
-            rows = fed.exchange(first_scores, s.w, everyone, combine=of_all, positive=positive, negative=negative)
-            pools = pools.replaced(everyone, rows)
+            rows = fed.exchange(first_scores, s.w, fed.everyone(), combine=lambda rows, _: rows, **draws)
+            pools = pools.replaced(fed.everyone(), rows)
         (places, weights), (places_other, weights_other) = self._entries(problem)
         a, u, b = (part.flatten() for part in torch.split(pools.tensor(), [self.I * n for n in (b1, b1, b2)], 1))
         a_other, slopes, b_other = a[places], problem.slope(u[places]), b[places_other]
@@ -140,9 +137,7 @@ class FeDXL:
             drawn = ([torch.from_numpy(rng.choice(len(v), shape, p=v)) for v in shares] for rng in rngs)
             entries = ((a_other[at], slopes[at] / self.B_pool, b_other[at_other]) for at, at_other in drawn)
             own = torch.stack([torch.stack(of_client) for of_client in entries])
-        (w, v, rows), u = fed.exchange(
-            local_steps, message, S, memory=s.u, own=own, combine=means, positive=positive, negative=negative
-        )
+        (w, v, rows), u = fed.exchange(local_steps, message, S, memory=s.u, own=own, combine=means, **draws)
         return State(w, v, u, pools.replaced(S, rows))
 
     def output(self, s: State) -> Tensors:

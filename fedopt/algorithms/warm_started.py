@@ -13,7 +13,8 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from math import ceil, prod
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
@@ -27,6 +28,7 @@ from fedopt.toolbox import (
     Vectors,
     bilevel_maps,
     bilevel_start,
+    check_weights,
     cross_product,
     descend,
     hessian_product,
@@ -52,7 +54,7 @@ class WarmStarted:
         """Return z after one step of all variables along d, with the step sizes of round r."""
         return descend(problem, z, d, [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)])
 
-    def output(self, s: Any) -> Vectors:
+    def output(self, s: "Averaged | Point | Remembering | Recursive") -> Vectors:
         return s.z
 
 
@@ -99,8 +101,7 @@ class AlternatingSOBA(WarmStarted):
     order: Literal["paper", "code"] = field(metadata={"before": "code"})
 
     def __post_init__(self) -> None:
-        if self.rho(0) > 1:
-            raise ValueError(f"rho must be at most 1, not {self.rho(0):g}")
+        check_weights({"rho": self.rho(0)})
         if self.storm and self.order == "paper":
             raise ValueError("storm=true needs order=code")
 
@@ -188,7 +189,7 @@ class SABA(WarmStarted):
 
     def init(self, problem: Bilevel) -> Remembering:
         z = bilevel_start(problem)
-        return Remembering(z, Memory([z[0].new_zeros(sum(map(_entries, self._tables(problem))))] * problem.clients))
+        return Remembering(z, Memory([z[0].new_zeros(sum(map(prod, self._tables(problem))))] * problem.clients))
 
     def step(self, s: Remembering, problem: Bilevel, fed: Round) -> Remembering:
         of_g, of_f = self._tables(problem)
@@ -196,7 +197,7 @@ class SABA(WarmStarted):
 
         def estimates(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
             (x, y, *v), xi = z, client.sample("xi")
-            tables = client.memory.split([_entries(of_g), _entries(of_f)])
+            tables = client.memory.split([prod(of_g), prod(of_f)])
             if v:
                 gradient, hessian, cross = client.inner_second(x, y, v[0], xi)
                 new_g, new_f = torch.cat([gradient, cross, hessian]), torch.cat(client.outer_gradients(x, y, xi))
@@ -215,13 +216,9 @@ class SABA(WarmStarted):
         """Return the shapes (rows, columns) of a client's tables of g and of f."""
         dx, dy = (len(v) for v in problem.start())
         columns = (dx + 2 * dy, dx + dy) if problem.indirect else (dy, dx)
-        most = [problem.splits[split].sizes.max() for split in (problem.g_split, problem.f_split)]
-        batches = [-(-int(n) // (self.B or int(n))) for n in most]
-        return (batches[0] + 1, columns[0]), (batches[1] + 1, columns[1])
-
-
-def _entries(table: tuple[int, int]) -> int:
-    return table[0] * table[1]
+        most = [int(problem.splits[split].sizes.max()) for split in (problem.g_split, problem.f_split)]
+        rows_g, rows_f = (1 + ceil(n / (self.B or n)) for n in most)
+        return (rows_g, columns[0]), (rows_f, columns[1])
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:

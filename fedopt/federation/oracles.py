@@ -61,9 +61,9 @@ class Function:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, oracles: "Oracles | None", owner: type) -> Any:
+    def __get__(self, oracles: "Oracles | None", owner: type) -> Callable[..., Tensor]:
         if oracles is None:
-            return self
+            return self  # type: ignore[return-value]
         oracles._check(self._name, self.classes)
         function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)  # bound once: a step is short
         return function
