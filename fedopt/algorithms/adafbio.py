@@ -9,7 +9,7 @@ Notation
     t, q                      the iteration, counted from 0, and the iterations of a round
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Minimax, Problem
-from fedopt.toolbox import Storm, Tensors, Vectors, check_weights, minimax_field, neumann_sum
+from fedopt.toolbox import Storm, Tensors, Vectors, check_weights, minimax_field, neumann_maps, neumann_samples
 
 Matrix = Literal["diagonal", "norm"]
 Directions = Callable[[Client, Vectors, Sample], Vectors]
@@ -136,14 +136,8 @@ class AdaFBiO(Adaptive):
     solves: ClassVar = (Bilevel,)
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
-
-        def directions(client: Client, z: Vectors, xi: Sequence[Sample]) -> Vectors:
-            x, y = z
-            return Vectors((client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])))
-
-        products = self.Q if problem.indirect and not problem.identity else 0
-        return self.adapted(s, fed, directions, problem.hypergradient_samples(products))
+        directions = partial(neumann_maps, Q=self.Q, theta=self.theta)
+        return self.adapted(s, fed, directions, neumann_samples(problem, self.Q))
 
 
 @dataclass(frozen=True)

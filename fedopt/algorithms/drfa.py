@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
@@ -57,7 +57,7 @@ class Drfa:
     B: PositiveInt | None
     sampling: Literal["lambda", "uniform", "normalised"] = field(metadata={"before": "uniform"})
     losses: Literal["kept", "last"]
-    k: NonNegativeInt | None
+    k: PositiveInt | None
 
     solves: ClassVar = (Minimisation,)
     each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
@@ -72,7 +72,8 @@ class Drfa:
         return State(x, Memory(x.new_tensor(problem.weights)[:, None].unbind()))
 
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
-        eta, k, of_kept = self.eta(fed.r), self._k(fed), self.losses == "kept"
+        eta, of_kept = self.eta(fed.r), self.losses == "kept"
+        k = self.k or int(fed.rng(Purpose.ESTIMATOR).integers(1, self.tau + 1))
         mixture = s.mixture.tensor()[:, 0]
         S, weights = self._cohort(mixture, fed)
 
@@ -94,7 +95,8 @@ class Drfa:
         local = Steps(self.tau, self.B, replace=True)
         change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
         if of_kept:
-            S, kept = self._losses(s.x + kept, fed)
+            S = fed.new_cohort()  # U
+            kept = fed.exchange(loss, s.x + kept, S, combine=lambda losses, _: losses, xi=Steps(1, self.B))
         gain = self.gamma_l(fed.r) * (self.tau * problem.clients / len(S) if of_kept else 1)
         mixture = mixture.clone()
         mixture[S] += gain * kept
@@ -116,15 +118,7 @@ class Drfa:
         total = weights.sum().clamp(min=1e-300) if self.sampling == "normalised" else len(S) / len(mixture)
         return S, weights / total
 
-    def _k(self, fed: Round) -> int:
-        """Return the number of local steps before a point is kept."""
-        return int(fed.rng(Purpose.ESTIMATOR).integers(1, self.tau + 1)) if self.k is None else self.k
 
-    def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Sample a new cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
-
-        def loss(client: Client, x: Tensor) -> Tensor:
-            return client.f(x, client.sample("xi"))
-
-        U = fed.new_cohort()
-        return U, fed.exchange(loss, x, U, combine=lambda losses, weights: losses, xi=Steps(1, self.B))
+def loss(client: Client, x: Tensor) -> Tensor:
+    """Return f_i(x) on one batch."""
+    return client.f(x, client.sample("xi"))

@@ -90,19 +90,6 @@ class EAiPOD:
                 y_i = client.scan("inner", step, y_i)
             return y_i, torch.cat([y_i, c_i])
 
-        def at_head(client_fn: ClientFn) -> ClientFn:
-            """Return a client function that takes the inner steps that are due, and then calls client_fn.
-
-            client_fn: a client function of FedNest's outer part. It gets ybar for y, or y_i with own_head.
-            """
-
-            def answer(client: Client, message: Any) -> tuple[Any, Tensor]:
-                x, ybar, *others = message
-                y_i, row = caught_up(client, (x, ybar))
-                return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
-
-            return answer
-
         def head() -> Tensors:
             """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
             up.
@@ -110,12 +97,21 @@ class EAiPOD:
             return (ybar,) if due or untold or not own_head else ()
 
         def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
-            """Exchange a client function of FedNest's outer part. message: after x and y."""
+            """Exchange a client function of FedNest's outer part, which clients call after the inner steps that are due.
+
+            client_fn: gets ybar for y, or y_i with own_head. message: what it gets after x and y.
+            """
             nonlocal memory, due, untold
+
+            def answer(client: Client, message: Any) -> tuple[Tensor, Tensor]:
+                x, ybar, *others = message
+                y_i, row = caught_up(client, (x, ybar))
+                return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
+
             inner, sent = Steps(due, self.B, split=problem.g_split), (x, head(), *message)
-            mean, memory = fed.exchange(at_head(client_fn), sent, S, memory=memory, **draws, inner=inner)
+            mean, memory = fed.exchange(answer, sent, S, memory=memory, **draws, inner=inner)
             due, untold = 0, False
-            return mean  # type: ignore[no-any-return]
+            return mean
 
         def mean_product(p: Tensor, n: int) -> Tensor:
             return answered(hessian_product, p, xi=Steps(1, self.B_out, split=problem.g_split))

@@ -85,7 +85,9 @@ class FedMSA:
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
         rho = self.rho if fed.r else 1.0
         same_xi = self.B is None and not problem.random  # all samples of a client are its full local data
-        step_sizes, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
+        betas = self.beta if isinstance(self.beta, list) else [self.beta] * (len(s.u) - 1)
+        step_sizes = (self.alpha(fed.r) if fed.r >= self.warm_up else 0.0, *(beta(fed.r) for beta in betas))
+        bilevel = isinstance(problem, Bilevel)
 
         def F(client: Client, u: Vectors, xi: Sample) -> Vectors:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
@@ -142,11 +144,6 @@ class FedMSA:
 
     def output(self, s: State) -> Vectors:
         return s.u if self.iterate == "last" else s.drawn
-
-    def _step_sizes(self, r: int, N: int) -> tuple[float, ...]:
-        """Return the step sizes of x, z^1, ..., z^N in round r."""
-        betas = self.beta if isinstance(self.beta, list) else [self.beta] * N
-        return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
 
 
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:

@@ -26,7 +26,6 @@ from torch import Tensor
 from fedopt.config import Fixed, LocalWork, Schedule
 from fedopt.federation import (
     Client,
-    ClientFn,
     Inverse,
     Round,
     Sample,
@@ -211,7 +210,7 @@ def h_i(client: Client, message: Tensors) -> Tensor:
     return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
 
-def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> ClientFn:
+def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, Tensors], Tensor]:
     """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), its answer x_i.
 
     alpha: client -> the step size.

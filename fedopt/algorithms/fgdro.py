@@ -80,10 +80,8 @@ class Fgdro:
             w, u, known = client.scan("local", step, (w, *client.memory))
             return (w, u), torch.stack([u, known])
 
-        S = fed.cohort()
-        (w, _), memory = fed.exchange(
-            local_steps, (s.w, s.s), S, memory=s.u, local=Steps(self.tau, self.B, replace=True)
-        )
+        local = Steps(self.tau, self.B, replace=True)
+        (w, _), memory = fed.exchange(local_steps, (s.w, s.s), fed.cohort(), memory=s.u, local=local)
         u, known = memory.tensor().double().T
         p = known * torch.from_numpy(problem.weights).to(known)
         return State(w, self._threshold(s.s, u, p / p.sum(), fed).to(w), memory)

@@ -11,18 +11,28 @@ Notation
     K            the number of clients that take part
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedopt.federation import Client, Round, Sample, Steps, neumann_sum, neumann_term
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, check_weights, descend, together
+from fedopt.toolbox import (
+    Averages,
+    Storm,
+    Tensors,
+    Vectors,
+    at_start,
+    check_weights,
+    descend,
+    neumann_maps,
+    neumann_samples,
+    together,
+)
 
 
 class State(NamedTuple):
@@ -53,23 +63,6 @@ class Momentum:
 
     solves: ClassVar = (Bilevel,)
 
-    def samples(self, problem: Bilevel, iterations: int) -> Steps:
-        """Return the draws for that number of iterations: in each, the list of samples that the hypergradient takes."""
-        products = self.Q if problem.indirect and not problem.identity else 0
-        return Steps(iterations, self.B, problem.hypergradient_samples(products))
-
-    def estimates(self, client: Client, z: Vectors, xi: Sequence[Sample], term: int | None = None) -> Vectors:
-        """Return a client's estimates (D, G) at z = (x, y), [dx] and [dy].
-
-        xi: the list of samples of one iteration.
-        term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of them.
-        """
-        (x, y), l = z, 1 / self.theta
-        inverse = partial(neumann_sum, N=self.Q, l=l)
-        if term is not None:
-            inverse = partial(neumann_term, N=self.Q + 1, l=l, chosen=term)
-        return Vectors((client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])))
-
     def output(self, s: State | Averages) -> Tensors:
         return s.z
 
@@ -89,19 +82,19 @@ class LocalBSGM(Momentum):
         return State(z, 0 * z)
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        eta, first = self.eta, fed.r * self.p
+        eta, first, samples = self.eta, fed.r * self.p, neumann_samples(problem, self.Q)
 
         def iterations(client: Client, message: State) -> State:
             (x, y), (u, v) = message
             for t, xi in enumerate(client.steps("xi"), first):
-                D, G = self.estimates(client, Vectors((x, y)), xi)
+                D, G = neumann_maps(client, Vectors((x, y)), xi, self.Q, self.theta)
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
                 x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
             return State(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
 
-        return State(*fed.exchange(iterations, s, fed.cohort(), xi=self.samples(problem, self.p)))
+        return State(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
 
 
 @dataclass(frozen=True)
@@ -148,16 +141,15 @@ class LocalBSGVRM(Momentum):
             return zip(client.steps("xi"), terms, strict=True)
 
         def estimates(client: Client, z: Vectors, xi_and_term: Sample) -> Vectors:
-            return self.estimates(client, z, *xi_and_term)
+            xi, term = xi_and_term
+            return neumann_maps(client, z, xi, self.Q, self.theta, term)
 
-        def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
-            return descend(
-                client, z, d, (self.rho1 * self.eta_t(t, K), self.rho2 * self.eta_t(t, K))
-            )  # eq. 3.5 with eta_t
+        def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:  # eq. 3.5 with eta_t
+            return descend(client, z, d, [rho * self.eta_t(t, K) for rho in (self.rho1, self.rho2)])
 
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]
 
         # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
-        storm, draws = Storm(estimates, move, weights), self.samples(problem, S - 1 + self.p)
-        return together(storm, s, fed, self.p, draws, S, samples)
+        draws = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
+        return together(Storm(estimates, move, weights), s, fed, self.p, draws, S, samples)

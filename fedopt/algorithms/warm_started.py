@@ -257,7 +257,7 @@ class SRBA(WarmStarted):
 
     def init(self, problem: Bilevel) -> Recursive:
         z = bilevel_start(problem)
-        return Recursive(z, z, Vectors(0 * z_n for z_n in z))
+        return Recursive(z, z, 0 * z)
 
     def step(self, s: Recursive, problem: Bilevel, fed: Round) -> Recursive:
         def directions(client: Client, points: tuple[Vectors, ...]) -> Vectors:

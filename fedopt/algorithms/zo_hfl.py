@@ -58,7 +58,7 @@ class ZoHfl:
         eta, n = self.eta, s.x.numel()
 
         def estimate(client: Client, x: Tensor) -> Tensor:
-            v = client.own
+            v: Tensor = client.own
             # The points x +- eta v of Alg. 1, line 5, [2 D, n], are worked on together
             z = torch.cat([x.add(v, alpha=eta), x.sub(v, alpha=eta)])
 

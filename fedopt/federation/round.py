@@ -325,7 +325,7 @@ class Round:
     @overload
     def exchange(self, client_fn: ClientFn, message: Any, cohort: np.ndarray, **options: Any) -> Any: ...
 
-    def exchange(
+    def exchange(  # type: ignore[misc]
         self,
         client_fn: ClientFn,
         message: Any,

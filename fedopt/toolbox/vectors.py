@@ -24,7 +24,7 @@ class Vectors(tuple[Tensor, ...]):
     def __sub__(self, other: "Vectors") -> "Vectors":
         return Vectors(a - b for a, b in zip(self, other, strict=True))
 
-    def __rmul__(self, factor: float) -> "Vectors":  # type: ignore[override]
+    def __rmul__(self, factor: float | Tensor) -> "Vectors":  # type: ignore[override]
         return Vectors(factor * a for a in self)
 
     def moved(self, direction: "Vectors", steps: Sequence[float]) -> "Vectors":
