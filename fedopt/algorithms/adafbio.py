@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Minimax, Problem
-from fedopt.toolbox import Storm, Tensors, Vectors, check_weights, minimax_field, neumann_maps, neumann_samples
+from fedopt.toolbox import Pair, Storm, Tensors, Vectors, check_weights, minimax_field, neumann_maps, neumann_samples
 
 Matrix = Literal["diagonal", "norm"]
 Directions = Callable[[Client, Vectors, Sample], Vectors]
@@ -90,7 +90,7 @@ class Adaptive:
         def first(client: Client, z: Vectors) -> Vectors:
             return D(client, z, client.sample("first"))
 
-        def iterations(client: Client, message: tuple[Vectors, Vectors, Tensor, Tensor]) -> tuple[Vectors, Vectors]:
+        def iterations(client: Client, message: tuple[Vectors, Vectors, Tensor, Tensor]) -> Pair:
             z, d, A, B = message
 
             def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:

@@ -98,8 +98,7 @@ class Drfa:
             S = fed.new_cohort()  # U
             kept = fed.exchange(loss, s.x + kept, S, combine=lambda losses, _: losses, xi=Steps(1, self.B))
         gain = self.gamma_l(fed.r) * (self.tau * problem.clients / len(S) if of_kept else 1)
-        mixture = mixture.clone()
-        mixture[S] += gain * kept
+        mixture = mixture.index_add(0, torch.as_tensor(S, device=mixture.device), gain * kept)
         return State(s.x + change, Memory(simplex(mixture)[:, None].unbind()))
 
     def output(self, s: State) -> Tensors:

@@ -28,6 +28,7 @@ from fedopt.toolbox import Tensors, drawn_iterate
 
 Iterate = tuple[Tensor, Tensor, Tensor]  # x_i, y_i, u_i
 
+SOME = Field(min_length=1)
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 
@@ -63,9 +64,9 @@ class FedNormSgda:
     tau: LocalWork
     B: PositiveInt | None
     S: PositiveInt | None
-    rho: Momentum | list[Momentum]
-    mu: NonNegativeFloat | list[NonNegativeFloat]
-    decay: Decay | list[Decay]
+    rho: Momentum | Annotated[list[Momentum], SOME]
+    mu: NonNegativeFloat | Annotated[list[NonNegativeFloat], SOME]
+    decay: Decay | Annotated[list[Decay], SOME]
     aggregation: Literal["normalised", "naive"]
     iterate: Literal["last", "random"]
 
@@ -74,8 +75,6 @@ class FedNormSgda:
     cohort_weights = property(lambda self: "unbiased" if self.aggregation == "normalised" else "mean")
 
     def __post_init__(self) -> None:
-        if [] in (self.rho, self.mu, self.decay):
-            raise ValueError("rho, mu and decay must each be a number, or a list with at least one entry")
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
             raise ValueError(

@@ -52,7 +52,9 @@ class FedRep:
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
-        own = len(x) if self.own == "all" else problem.last_layer() if self.own == "last_layer" else self.own
+        own = problem.last_layer() if self.own == "last_layer" else self.own
+        if own == "all":
+            own = len(x)
         if own > len(x):
             raise UserError(f"algo.own={own}: the model has {len(x)} numbers; take fewer, or algo.own=all")
         phi, head = torch.split(x, [len(x) - own, own])

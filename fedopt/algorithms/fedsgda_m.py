@@ -10,7 +10,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -20,6 +20,7 @@ from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimax
 from fedopt.toolbox import (
     Averages,
+    Pair,
     Storm,
     Tensors,
     Vectors,
@@ -71,13 +72,6 @@ class FedSGDAM:
         return s.z
 
 
-class State(NamedTuple):
-    """z: the clients' mean of (x, y). d: their mean of (u, v), the momenta."""
-
-    z: Vectors
-    d: Vectors
-
-
 @dataclass(frozen=True)
 class MomentumLocalSGDA:
     """Momentum Local SGDA: partial steps along momenta, which are averaged too.
@@ -101,26 +95,26 @@ class MomentumLocalSGDA:
     def __post_init__(self) -> None:
         check_weights({"beta_x * alpha": self.beta_x * self.alpha, "beta_y * alpha": self.beta_y * self.alpha})
 
-    def init(self, problem: Minimax) -> State:
+    def init(self, problem: Minimax) -> Pair:
         z = Vectors(problem.start())
-        return State(z, 0.0 * z)
+        return Pair(z, 0.0 * z)
 
-    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+    def step(self, s: Pair, problem: Minimax, fed: Round) -> Pair:
         alpha, eta_x, eta_y = self.alpha, self.eta_x(fed.r), self.eta_y(fed.r)
 
         def gradients(client: Client, z: Vectors) -> Vectors:
             return minimax_field(client, z, client.sample("xi"))
 
-        def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
+        def iterations(client: Client, message: Pair) -> Pair:
             (x, y), (u, v) = message
             for xi in client.steps("xi"):
                 x, y = client.moved_(x, u, alpha * eta_x), torch.lerp(y, client.project(moved(y, v, eta_y)), alpha)
                 new_u, new_v = minimax_field(client, Vectors((x, y)), xi)
                 u, v = torch.lerp(u, new_u, self.beta_x * alpha), torch.lerp(v, new_v, self.beta_y * alpha)
-            return Vectors((x, y)), Vectors((u, v))
+            return Pair(Vectors((x, y)), Vectors((u, v)))
 
         d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
-        return State(*fed.exchange(iterations, (s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
+        return Pair(*fed.exchange(iterations, Pair(s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
 
-    def output(self, s: State) -> Tensors:
+    def output(self, s: Pair) -> Tensors:
         return s.z

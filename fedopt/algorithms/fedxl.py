@@ -91,9 +91,8 @@ class FeDXL:
             return torch.cat([F.pad(v, (0, width - len(v))) for part, width in parts for v in part])
 
         def first_scores(client: Client, w: Tensor) -> Tensor:
-            both = steps(client)
             return row(
-                [(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, z_other)) for z, z_other in both]
+                [(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in steps(client)]
             )
 
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
@@ -145,8 +144,8 @@ class FeDXL:
 
     def _widths(self, problem: XRisk) -> tuple[int, int]:
         """Return b1 and b2."""
-        most = (int(problem.splits[split].sizes.max()) for split in ("positive", "negative"))
-        b1, b2 = (n if B is None else min(B, n) for n, B in zip(most, (self.B1, self.B2), strict=True))
+        sizes = (problem.splits[split].sizes for split in ("positive", "negative"))
+        b1, b2 = (int(min(B or n.max(), n.max())) for n, B in zip(sizes, (self.B1, self.B2), strict=True))
         return b1, b2
 
     def _entries(self, problem: XRisk) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,9 +11,8 @@ Notation
     K            the number of clients that take part
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -23,6 +22,7 @@ from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
 from fedopt.toolbox import (
     Averages,
+    Pair,
     Storm,
     Tensors,
     Vectors,
@@ -33,13 +33,6 @@ from fedopt.toolbox import (
     neumann_samples,
     together,
 )
-
-
-class State(NamedTuple):
-    """z, d: the clients' means of (x, y) and of their momenta (u, v). The state of LocalBSGVRM is `Averages`."""
-
-    z: Vectors
-    d: Vectors
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Momentum:
 
     solves: ClassVar = (Bilevel,)
 
-    def output(self, s: State | Averages) -> Tensors:
+    def output(self, s: Pair | Averages) -> Tensors:
         return s.z
 
 
@@ -77,14 +70,14 @@ class LocalBSGM(Momentum):
     def __post_init__(self) -> None:
         check_weights({"alpha * eta": self.alpha * self.eta, "beta * eta": self.beta * self.eta})
 
-    def init(self, problem: Bilevel) -> State:
+    def init(self, problem: Bilevel) -> Pair:
         z = Vectors(problem.start())
-        return State(z, 0 * z)
+        return Pair(z, 0 * z)
 
-    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+    def step(self, s: Pair, problem: Bilevel, fed: Round) -> Pair:
         eta, first, samples = self.eta, fed.r * self.p, neumann_samples(problem, self.Q)
 
-        def iterations(client: Client, message: State) -> State:
+        def iterations(client: Client, message: Pair) -> Pair:
             (x, y), (u, v) = message
             for t, xi in enumerate(client.steps("xi"), first):
                 D, G = neumann_maps(client, Vectors((x, y)), xi, self.Q, self.theta)
@@ -92,9 +85,9 @@ class LocalBSGM(Momentum):
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
                 x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
-            return State(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
+            return Pair(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
 
-        return State(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
+        return Pair(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
 
 
 @dataclass(frozen=True)
@@ -137,9 +130,6 @@ class LocalBSGVRM(Momentum):
         if self.neumann == "term":
             terms = fed.rng(Purpose.ESTIMATOR).integers(self.Q + 1, size=len(terms)).tolist()
 
-        def samples(client: Client) -> Iterator[Sample]:
-            return zip(client.steps("xi"), terms, strict=True)
-
         def estimates(client: Client, z: Vectors, xi_and_term: Sample) -> Vectors:
             xi, term = xi_and_term
             return neumann_maps(client, z, xi, self.Q, self.theta, term)
@@ -152,4 +142,5 @@ class LocalBSGVRM(Momentum):
 
         # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
         draws = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
-        return together(Storm(estimates, move, weights), s, fed, self.p, draws, S, samples)
+        with_terms = lambda client: zip(client.steps("xi"), terms, strict=True)  # noqa: E731
+        return together(Storm(estimates, move, weights), s, fed, self.p, draws, S, with_terms)

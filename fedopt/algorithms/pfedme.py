@@ -72,9 +72,10 @@ class PFedMe:
         trained = S if self.trained == "cohort" else fed.everyone()
         p = np.zeros(problem.clients)
         p[S] = fed.weights(S)
-        p = p[trained]
         local = fed.local(self.R, self.B, replace=True)
-        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=p / p.sum(), memory=s.theta, local=local)
+        mean, theta = fed.exchange(
+            local_rounds, s.w, trained, weights=p[trained] / p[trained].sum(), memory=s.theta, local=local
+        )
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

@@ -116,8 +116,8 @@ class FedBiO:
 
     def init(self, problem: Nested) -> LocalState:
         z = bilevel_start(problem)
-        own = torch.cat([z[0][:0], *z[self.averaged :]])
-        return LocalState(Vectors(z[: self.averaged]), Memory([own] * problem.clients))
+        own = Memory([torch.cat([z[0][:0], *z[self.averaged :]])] * problem.clients)
+        return LocalState(Vectors(z[: self.averaged]), own)
 
     def step(self, s: LocalState, problem: Nested, fed: Round) -> LocalState:
         steps, averaged, dy = (self.eta(fed.r), self.gamma(fed.r), self.tau(fed.r)), len(s.z), len(problem.start()[1])

@@ -84,8 +84,7 @@ class ZoHfl:
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)
-        v = np.empty((len(S), self.directions, n))
-        for of_client, i in zip(v, S, strict=True):
-            fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(out=of_client)
+        size = (self.directions, n)
+        v = np.stack([fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(size) for i in S])
         v /= np.sqrt(np.einsum("idn,idn->id", v, v))[..., None]
         return torch.from_numpy(v).to(x)

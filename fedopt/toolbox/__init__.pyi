@@ -15,9 +15,11 @@ from fedopt.toolbox.directions import independent_maps as independent_maps
 from fedopt.toolbox.directions import neumann_maps as neumann_maps
 from fedopt.toolbox.directions import neumann_samples as neumann_samples
 from fedopt.toolbox.iterates import drawn_iterate as drawn_iterate
+from fedopt.toolbox.minimax import descent_ascent_ as descent_ascent_
 from fedopt.toolbox.minimax import minimax_field as minimax_field
 from fedopt.toolbox.storm import Averages as Averages
 from fedopt.toolbox.storm import Means as Means
+from fedopt.toolbox.storm import Pair as Pair
 from fedopt.toolbox.storm import Storm as Storm
 from fedopt.toolbox.storm import at_start as at_start
 from fedopt.toolbox.storm import check_weights as check_weights

@@ -23,7 +23,14 @@ from torch import Tensor
 from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.toolbox.vectors import Tensors, Vectors
 
-Pair = tuple[Vectors, Vectors]  # z, d
+Samples = Callable[[Client], Iterator[Sample]]
+
+
+class Pair(NamedTuple):
+    """A point z, and directions d there."""
+
+    z: Vectors
+    d: Vectors
 
 
 class Storm(NamedTuple):
@@ -76,7 +83,7 @@ class Storm(NamedTuple):
         for t_now, xi in enumerate(xis, t):
             z_prev, z = z, self.move(client, z, d, t_now)
             d = self.estimate(client, z, z_prev, d, xi, t_now + 1)
-        return z, d
+        return Pair(z, d)
 
 
 class Averages(NamedTuple):
@@ -98,19 +105,13 @@ def at_start(z: Vectors, clients: int) -> Averages:
 
 
 def together(
-    storm: Storm,
-    s: Averages,
-    fed: Round,
-    p: int,
-    draws: Steps,
-    S: int = 1,
-    samples: Callable[[Client], Iterator[Sample]] = lambda client: client.steps("xi"),
+    storm: Storm, s: Averages, fed: Round, p: int, draws: Steps, S: int = 1, samples: Samples | None = None
 ) -> Averages:
     """Return the state after p iterations and one exchange, which averages points and directions together.
 
     storm: the method. s: the state before. fed: the round. draws: the samples that clients take under the name xi.
     S: the number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
-    samples: client -> its samples, one for each D.
+    samples: client -> its samples, one for each D; None: those of its draws.
     """
     first = fed.r * p
 
@@ -119,14 +120,14 @@ def together(
     def iterations(client: Client, message: tuple[Vectors, Vectors, *Tensors]) -> tuple[Pair, Tensor]:
         z, d, *averaged = message
         z_prev = z.parts(averaged[0] if averaged else client.memory)
-        xis = samples(client)
+        xis = samples(client) if samples else client.steps("xi")
         for t in range(first, first + p):
             if t == 0:
                 d = storm.first(client, z, [next(xis) for _ in range(S)])
             else:
                 d = storm.estimate(client, z, z_prev, d, next(xis), t)
             z_prev, z = z, storm.move(client, z, d, t)
-        return (z, d), torch.cat(z_prev)
+        return Pair(z, d), torch.cat(z_prev)
 
     if fed.complete:
         (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=draws)
@@ -166,7 +167,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
 
     def own(client: Client) -> Pair:
         z, d = client.memory.chunk(2)
-        return Vectors(torch.split(z, sizes)), Vectors(torch.split(d, sizes))
+        return Pair(Vectors(torch.split(z, sizes)), Vectors(torch.split(d, sizes)))
 
     def first(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
         z = replaced(own(client)[0], z)
@@ -187,7 +188,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
     if fed.r == 0:
         d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=draws["first"])
     S = fed.cohort()
-    z, memory = fed.exchange(to_the_step, (z, d), S, memory=memory, xi=draws["xi"])
+    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, xi=draws["xi"])
     d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=draws["last"])
     return Means(z, d, memory)
 
