@@ -72,7 +72,7 @@ class BRFedBi:
 
     def init(self, problem: Bilevel) -> State:
         z = bilevel_start(problem)
-        row = torch.zeros_like(torch.cat([*z, *self.kept(z), z[0].new_zeros(1)]))
+        row = torch.zeros_like(torch.cat([*z, *(z if self.variance == "page" else ()), z[0].new_zeros(1)]))
         return State(z, Memory([row[:0] if self.variance == "none" else row] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
@@ -85,14 +85,15 @@ class BRFedBi:
             D = bilevel_maps(client, z, xi)
             if self.variance == "none":
                 return D, client.memory
-            *row, has_sent = client.memory.split([*sizes, *map(len, self.kept(z)), 1])
+            kept = z if self.variance == "page" else ()
+            *row, has_sent = client.memory.split([*sizes, *map(len, kept), 1])
             g, z_prev = Vectors(row[: len(z)]), Vectors(row[len(z) :])
             if self.variance == "momentum":
                 g = self.momentum * g + (1 - self.momentum) * D
             else:
                 g = D if anew else g + (D - bilevel_maps(client, z_prev, xi))
             g = Vectors(torch.where(has_sent > 0, *pair) for pair in zip(g, D, strict=True))
-            return g, torch.cat([*g, *self.kept(z), torch.ones_like(has_sent)])
+            return g, torch.cat([*g, *kept, torch.ones_like(has_sent)])
 
         def aggregate(answers: Vectors, weights: Tensor) -> Vectors:
             return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
@@ -105,10 +106,6 @@ class BRFedBi:
 
     def output(self, s: State) -> Tensors:
         return s.z
-
-    def kept(self, z: Vectors) -> Tensors:
-        """Return the part of z that a client keeps besides g_i: all of it with PAGE, else nothing."""
-        return z if self.variance == "page" else ()
 
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
         """Return the rule's mean of the answers, [d].

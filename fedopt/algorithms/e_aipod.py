@@ -111,7 +111,7 @@ class EAiPOD:
             inner, sent = Steps(due, self.B, split=problem.g_split), (x, head(), *message)
             mean, memory = fed.exchange(answer, sent, S, memory=memory, **draws, inner=inner)
             due, untold = 0, False
-            return mean
+            return mean  # type: ignore[no-any-return]
 
         def mean_product(p: Tensor, n: int) -> Tensor:
             return answered(hessian_product, p, xi=Steps(1, self.B_out, split=problem.g_split))

@@ -127,7 +127,7 @@ class FedNest:
         With outer=server the server takes the step, if it is one and clients are even.
         """
         S, alpha = fed.new_cohort(), self.alpha(fed.r)
-        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
+        p: Tensors = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
         if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
             return moved(x, h, alpha)

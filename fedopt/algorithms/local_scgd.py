@@ -79,7 +79,8 @@ class LocalScgd:
             client: Client, message: tuple[Tensor, Tensors, Tensors]
         ) -> tuple[tuple[Tensor, Tensors, Tensors], Tensor]:
             x, (*m_sent,), u = message
-            m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
+            m = m_sent[0] if m_sent else 0 * x
+            u = u or client.memory.split(sizes)
             for t, xi in enumerate(client.steps("xi")):
                 begins = first and t == 0
                 a, b = (1.0, 1.0) if begins else (alpha, beta)

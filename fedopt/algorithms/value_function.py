@@ -136,8 +136,7 @@ class BOME:
         """Return lam from the gradients of f and q in (x, y); 0 if grad q is 0."""
         square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
         product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)
-        lam = (self.eta * square - product).clamp(min=0) / square
-        return torch.where(square > 0, lam, 0.0)
+        return torch.where(square > 0, (self.eta * square - product).clamp(min=0) / square, 0.0)
 
     def output(self, state: Point) -> Tensors:
         return state

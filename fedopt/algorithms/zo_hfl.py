@@ -84,7 +84,6 @@ class ZoHfl:
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)
-        size = (self.directions, n)
-        v = np.stack([fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(size) for i in S])
+        v = np.stack([fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal((self.directions, n)) for i in S])
         v /= np.sqrt(np.einsum("idn,idn->id", v, v))[..., None]
         return torch.from_numpy(v).to(x)
