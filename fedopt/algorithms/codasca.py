@@ -75,7 +75,6 @@ class Codasca:
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         number, place = divmod(fed.r, self.stage)
         eta = (self.eta_x(fed.r) / self.decay**number, self.eta_y(fed.r) / self.decay**number)
-        K, lam = self.K, self.lam
 
         def local_steps(
             client: Client, message: tuple[Vectors, Vectors, Tensors]
@@ -89,15 +88,15 @@ class Codasca:
                 if c:
                     total = Vectors(client.moved_(v, g, -1.0) for v, g in zip(total, G, strict=True))  # total + G
                 # u - eta (G + lam (u - x_s) + c - c_i), where only x is drawn to x_s
-                drawn = Vectors((torch.lerp(u[0], x_s[0], lam * eta[0]), u[1])) if x_s else u
+                drawn = Vectors((torch.lerp(u[0], x_s[0], self.lam * eta[0]), u[1])) if x_s else u
                 u = descend(client, drawn, G + correction if correction else G, eta)
             if not c:
                 return (u, c), client.memory
-            new = 1 / K * total
+            new = 1 / self.K * total
             return (u, new - c_i), torch.cat(new)
 
-        S, draws = fed.cohort(), Steps(K, self.B)
-        message = (s.w, s.c, (s.x_s,) if lam else ())
+        S, draws = fed.cohort(), Steps(self.K, self.B)
+        message = (s.w, s.c, (s.x_s,) if self.lam else ())
         (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
         c = s.c + float(problem.weights[S].sum()) * dc
         w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)

@@ -48,7 +48,7 @@ class Drfa:
         weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights lambda.
     losses: the losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA). last:
         the loss of each client's last local batch, before its step (AFL).
-    k: the local steps before a point is kept, at most tau (else ValueError). None: drawn in each round from 1..tau.
+    k: the local steps before a point is kept, of which more than tau are tau. None: drawn in each round from 1..tau.
     """
 
     eta: Schedule
@@ -62,10 +62,6 @@ class Drfa:
     solves: ClassVar = (Minimisation,)
     each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
     cohort_weights: ClassVar = "corrected"
-
-    def __post_init__(self) -> None:
-        if self.k is not None and self.k > self.tau:
-            raise ValueError(f"k must be at most tau, which is {self.tau}, not {self.k}")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()

@@ -54,6 +54,8 @@ class FedNormSgda:
         SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
     aggregation: normalised, each client's change divided by its |a_i|_1; or naive, the mean of the cohort's changes, weighted
         by p_i.
+    tau_eff: the mean of |a_i|_1 over all clients (all), or over the cohort (cohort), which biases the solution towards
+        clients that do more work.
     iterate: the output: the last iterate (last), or a uniformly random one of all iterates so far, line 22 (random).
     """
 
@@ -68,6 +70,7 @@ class FedNormSgda:
     mu: NonNegativeFloat | Annotated[list[NonNegativeFloat], SOME]
     decay: Decay | Annotated[list[Decay], SOME]
     aggregation: Literal["normalised", "naive"]
+    tau_eff: Literal["all", "cohort"]
     iterate: Literal["last", "random"]
 
     solves: ClassVar = (Minimax,)
@@ -114,12 +117,13 @@ class FedNormSgda:
             # eta g_i, lines 15 to 17. A straggler's |a_i|_1 and G are 0
             return (x - x_i) / torch.where(a_x > 0, a_x, 1.0), (u_i - y) / torch.where(a_y > 0, a_y, 1.0)
 
-        C, local, everyone = fed.cohort(), fed.local(self.tau, self.B), fed.everyone()
+        C, local = fed.cohort(), fed.local(self.tau, self.B)
         tau_x = tau_y = 1.0
         if normalised:
-            solver = self._solver(lambda values: np.take(values, everyone, mode="wrap"))
-            norms = solver.norms(local.steps_of(problem.splits, everyone), etas)
-            tau_x, tau_y = np.average(norms, axis=1, weights=fed.weights(everyone))
+            of = fed.everyone() if self.tau_eff == "all" else C
+            solver = self._solver(lambda values: np.take(values, of, mode="wrap"))
+            norms = solver.norms(local.steps_of(problem.splits, of), etas)
+            tau_x, tau_y = np.average(norms, axis=1, weights=fed.weights(of))
         weights = fed.weights(C, unbiased=True) if normalised else None  # eq. 3
         snapshot = plus and fed.r % (self.S or 1) == 0  # x_hat is x, which is not sent twice
         x_hat = (s.x,) if snapshot else s.x_hat

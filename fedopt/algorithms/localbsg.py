@@ -99,6 +99,7 @@ class LocalBSGVRM(Momentum):
     step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
     L, L_Phi: the theorem's constants L-hat and L_Phi.
     S: the number of samples xi over which the first D and G are means.
+    warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
     neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
     """
 
@@ -106,6 +107,7 @@ class LocalBSGVRM(Momentum):
     L: PositiveFloat
     L_Phi: PositiveFloat
     S: PositiveInt
+    warm_up: NonNegativeInt
     neumann: Literal["sum", "term"] = field(metadata={"before": "sum"})
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class LocalBSGVRM(Momentum):
         return at_start(Vectors(problem.start()), problem.clients)
 
     def step(self, s: Averages, problem: Bilevel, fed: Round) -> Averages:
-        K = fed.cohort_size
+        K, rho1_now = fed.cohort_size, 0.0 if fed.r < self.warm_up else self.rho1
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
         terms: list[int | None] = [None] * (S - 1 + self.p)
         if self.neumann == "term":
@@ -135,7 +137,7 @@ class LocalBSGVRM(Momentum):
             return neumann_maps(client, z, xi, self.Q, self.theta, term)
 
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:  # eq. 3.5 with eta_t
-            return descend(client, z, d, [rho * self.eta_t(t, K) for rho in (self.rho1, self.rho2)])
+            return descend(client, z, d, [rho * self.eta_t(t, K) for rho in (rho1_now, self.rho2)])
 
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]

@@ -85,16 +85,17 @@ class Multilevel:
             x, h, p = self.estimates(client, x, (x_old, tuple(h), p), client.sample("xi"))
             return p, torch.cat([x, *h, p])
 
-        n = len(problem.dims)
         if fed.r == 0:  # each client has its h and p from the start
-            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, n))
+            p, memory = fed.exchange(
+                start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, len(problem.dims))
+            )
             return State(s.x, p, memory)
-        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, n)
+        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, len(problem.dims))
         if not at_mean:
             (x, p), memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
             return State(x, p, memory)
         x, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
-        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, n))
+        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, len(problem.dims)))
         return State(x, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
