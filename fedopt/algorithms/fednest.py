@@ -48,6 +48,19 @@ class State(NamedTuple):
 class FedNest:
     """FedNest and its variants.
 
+    Other combinations of these keys run too, but no paper has them:
+
+    method                        inner  outer   alternating  inverse     further keys
+    FedNest                       svrg   svrg    true         randomised  cohorts=fresh
+    FedNest, its public code      svrg   svrg    true         truncated   cohorts=one
+    FedNest_SGD                   sgd    svrg    true         randomised
+    LFedNest_SVRG                 svrg   sgd     true         randomised
+    LFedNest                      sgd    sgd     true         randomised
+    LFedNest-NonAlt               sgd    sgd     false        randomised
+    ALSET, and TTSA with tau_in=1 sgd    server  true         randomised  T=1, tau_out=1
+    BSA                           sgd    server  true         randomised  as ALSET, with tau_in=10 and N=10
+    stocBiO                       sgd    server  true         truncated   as BSA
+
     alpha, beta: the step sizes of x and y. T: the inner rounds per round.
     tau_in, tau_out: the local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
     N: the terms of the Neumann series, or the steps of conjugate gradients. l: 1/l is the step size of the Neumann series.

@@ -1,8 +1,9 @@
 """FGDRO: federated learning that minimises a risk over clients, their conditional value at risk or a KL-robust mean [Guo & Yang
 2024].
 
-arXiv 2410.06369. From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and
-the smoothed hinge.
+Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distributionally Robust Optimization", NeurIPS 2024 (arXiv
+2410.06369). From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and the
+smoothed hinge.
 
 Notation
     p_i    the clients' weights in the objective

@@ -124,7 +124,7 @@ def test_warm_up_moves_only_y():
 @pytest.mark.parametrize("key", ["alpha", "beta"])
 def test_weights_beyond_one(algo, key):
     with pytest.raises(UserError, match=rf"{key} \* eta"):
-        steps(small(algo, "quadratic_bilevel", "algo.eta=0.5", f"algo.{key}=4"), 0)
+        steps(small(algo, "quadratic_bilevel", "algo.eta=0.5", f"algo.{key}=4.1"), 0)
 
 
 # FedAvg-S
