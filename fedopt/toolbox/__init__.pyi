@@ -1,5 +1,5 @@
 from fedopt.federation import conjugate_gradients as conjugate_gradients
-from fedopt.federation import moved as moved
+from fedopt.federation.oracles import moved as moved
 from fedopt.federation import neumann_sum as neumann_sum
 from fedopt.federation import neumann_term as neumann_term
 from fedopt.toolbox.composition import chain as chain
