@@ -9,6 +9,6 @@ import os
 from fedopt.lazy import face
 
 PARENT = os.getppid()  # asked before anything that takes time: it is another one when that process was killed
-__version__ = "0.4.0.dev0"
+__version__ = "0.5.0"
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

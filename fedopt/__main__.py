@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -33,30 +34,11 @@ def main(module: str = "commands.run") -> None:
     command()
 
 
-def compare() -> None:
-    """Do what the command `fedopt-compare` does."""
-    main("commands.compare")
-
-
-def reproduce() -> None:
-    """Do what the command `fedopt-reproduce` does."""
-    main("commands.reproduce")
-
-
-def tune() -> None:
-    """Do what the command `fedopt-tune` does."""
-    main("commands.tune")
-
-
-def report() -> None:
-    """Do what the command `fedopt-report` does."""
-    main("commands.report")
-
-
-def bench() -> None:
-    """Do what the command `fedopt-bench` does."""
-    main("commands.bench")
-
+compare = partial(main, "commands.compare")
+reproduce = partial(main, "commands.reproduce")
+tune = partial(main, "commands.tune")
+report = partial(main, "commands.report")
+bench = partial(main, "commands.bench")
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.config import TURN, last_of_each, of_folder, with_project, words_of
-from fedopt.console import counted, ctrl_c_kept, html_text
+from fedopt.console import counted, ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results import RunFolder
@@ -57,18 +57,6 @@ class Result:
         except UserError:
             state = "which cannot be read"
         return f"Result({str(self.folder)!r}, {state})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the folder, the status, and the last values."""
-        cells: dict[str, Any] = {"run": self.folder}
-        try:
-            chosen = self._folder.card().get("chosen", {})
-            cells |= {group: chosen.get(group) for group in ("algo", "problem")} | {"status": self.status}
-            cells |= {name: f"{value:.5g}" for name, value in self.final.items()}
-        except UserError as error:
-            cells[""] = error
-        rows = (f"<tr><th>{html_text(name)}</th><td>{html_text(str(cell))}</td></tr>" for name, cell in cells.items())
-        return f"<table>{''.join(rows)}</table>"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -204,7 +192,6 @@ def run(
     start: Result | str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
     quiet: bool = False,
-    interrupt: Literal["raise", "return"] = "raise",
     **values: Any,
 ) -> Result:
     """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
@@ -222,25 +209,18 @@ def run(
         start: A run, or its folder. The new run begins at its last checkpoint, as with the key ``from``.
         folders: Your config folders, like ``--config-dir``.
         quiet: If true, no progress is shown.
-        interrupt: What to do after Ctrl-C, when the run has written a checkpoint: ``raise`` KeyboardInterrupt, or ``return``
-            the run.
         values: Overrides as keyword arguments, which win over ``words``: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``.
             Texts need no quotes.
 
     Raises:
         UserError: A mistake that the command would answer in one line.
         Exception: What ``on_eval`` raises.
-        KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``raise``.
+        KeyboardInterrupt: Ctrl-C was pressed. The run has written a checkpoint.
     """
-    if interrupt not in ("raise", "return"):
-        raise UserError(f"interrupt={interrupt}: must be raise or return")
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(
-            f"start: {start.folder} was loaded with which=best, and a run can only begin at the last "
-            f"checkpoint; load it without which=best"
-        )
+        raise UserError(f"start: {start.folder}: a run begins at the last checkpoint; load it without which=best")
     places = {"output_dir": output_dir, "from": start}
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
@@ -253,8 +233,7 @@ def run(
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
         say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")
-        if interrupt == "raise":
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
     return Result(folder.path)
 
 
@@ -350,13 +329,14 @@ def compare(
     Raises:
         UserError: There is nothing to compare, or a name, key or value does not fit the runs.
     """
-    from fedopt.analysis import compared
+    from fedopt.analysis import compared, usable
 
     folders = _folders_of(runs)
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
     with _mistakes_said():
-        return compared(folders, metric, x, target, group_by, renamed, at, exclude, label)
+        read = usable(folders, x, exclude)
+        return compared(read, metric=metric, target=target, group_by=group_by, names=renamed, at=at, label=label)
 
 
 def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":

@@ -4,6 +4,8 @@ An entry stays for one minor version after the one that removed its name.
 """
 
 _ALONE = "was removed; set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
+_SMOOTH = "was removed; smooth the table of fedopt.frame with pandas, such as by rolling(5, center=True).mean()"
+_LOOKS = "was removed; draw on matplotlib axes of any style and scale with comparison.draw(ax=...)"
 
 REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, or a Python name with its package
     # in 0.5, so until 0.6
@@ -13,9 +15,18 @@ REMOVED = {  # a key, GROUP=OPTION, an option of a command line such as --live, 
     "logger=mlflow": "was removed; choose logger=wandb or logger=tensorboard",
     "algo.kept": "was removed; DRFA weights the kept points as the local changes are",
     "algo.share": "was removed; in MFCGD each client keeps its own h, U and v",
+    "trust": 'was removed; a fedopt.toml with the line python_path = "." lets commands import Python files of its folder',
+    "interrupt": "was removed; fedopt.run raises KeyboardInterrupt, and fedopt.load(output_dir) returns the run",
     "--schema": "was removed; fedopt --help KEY explains a key",
+    "--long": "was removed; fedopt list algorithms CLASS shows full titles and where equations are from",
     "--live": "was removed; run fedopt-report again to renew the page",
+    "--claims": "was removed; run the same fedopt-reproduce command again, or show the tables with fedopt-report",
+    "--keep": "was removed; scripts/keep copies the results of fedopt-reproduce to docs/results",
+    "--first-seed": "was removed; take more seeds with --seeds N",
     "--prune": "was removed; a search runs all of its trials to the end",
+    "--smooth": _SMOOTH,
+    "smooth": _SMOOTH,
+    **dict.fromkeys(["--style", "--slides", "--logx", "style", "slides", "logx"], _LOOKS),
     "--again": "was removed; widen the range and search again if a best value is at its edge",
 }
 

@@ -123,18 +123,18 @@ def nearest(word: str, known: list[str]) -> str:
         known: The known names.
     """
     whole = {name.casefold(): name for name in known}
-    leaves = {name.rpartition(".")[2]: of for name, of in whole.items()}
+    leaves = {re.split(r"[./]", name)[-1]: of for name, of in whole.items()}
     typed = word.casefold()
     leaf = re.split(r"[./]", typed)[-1]
-    part = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may be fig2a
-    alike = [name for name in known if part.fullmatch(name) or name == MEANT.get(leaf)]
-    if alike and typed not in whole:
-        return f", did you mean {' or '.join(alike[:MOST_ALIKE])}?"
-    for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):
-        if found := get_close_matches(text, names, 1):
-            return f", did you mean {names[found[0]]}?"
-    begun = [name for of, name in whole.items() if len(typed) > 2 and re.search(rf"(\b|_){re.escape(typed)}", of)]
-    return f", did you mean {' or '.join(begun[:MOST_ALIKE])}?" if begun else ""
+    moved = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may be fig2a
+    begun = re.compile(rf"(\b|_){re.escape(typed)}")
+    found = (
+        [name for name in known if typed not in whole and (moved.fullmatch(name) or name == MEANT.get(leaf))]
+        or [whole[name] for name in get_close_matches(typed, whole, 1)]
+        or [leaves[name] for name in get_close_matches(leaf, leaves, 1)]
+        or [name for of, name in whole.items() if len(typed) > 2 and begun.search(of)]
+    )
+    return f", did you mean {' or '.join(found[:MOST_ALIKE])}?" if found else ""
 
 
 def some(names: Iterable[object], most: int) -> str:

@@ -21,16 +21,16 @@ class Cost:
 
     Args:
         name: The name of the cost axis, and the key of ``summary.json``.
-        columns: The columns of ``metrics.csv`` whose sum it is.
         label: The label of an axis.
         meaning: What it counts.
+        columns: The columns of ``metrics.csv`` whose sum it is.
         limit: The key of ``budget`` that limits it; empty if none does.
     """
 
     name: str
-    columns: tuple[str, ...]
     label: str
     meaning: str
+    columns: tuple[str, ...]
     limit: str = ""
 
     def of(self, row: Any) -> Any:
@@ -42,39 +42,21 @@ class Cost:
         return all(column in row for column in self.columns)
 
 
+CALLS = "gradients, Hessian- and Jacobian-vector products of all clients"
+TRIPS = "trips from the server to clients and back"
+VISITS = "clients that took part, summed over communication rounds"
+OF_ONE = "gradients and vector products of one example"
+CALL_COLUMNS = ("grad_calls", "hvp_calls", "jvp_calls")
+EXAMPLE_COLUMNS = ("grad_examples", "hvp_examples", "jvp_examples")
 EVERY_COST = [
-    Cost("round", ("round",), "rounds", "steps of the server", "rounds"),
-    Cost(
-        "comm_rounds",
-        ("comm_rounds",),
-        "communication rounds",
-        "trips from the server to clients and back",
-        "comm_rounds",
-    ),
-    Cost("bytes", ("bytes_down", "bytes_up"), "communication", "bytes down and up, of all clients", "bytes"),
-    Cost("seconds", ("train_seconds",), "training time (s)", "seconds without evaluations", "seconds"),
-    Cost("grad_calls", ("grad_calls",), "client gradients", "gradients of all clients"),
-    Cost(
-        "oracle_calls",
-        ("grad_calls", "hvp_calls", "jvp_calls"),
-        "client gradients and vector products",
-        "gradients, Hessian- and Jacobian-vector products of all clients",
-        "oracle_calls",
-    ),
-    Cost(
-        "example_calls",
-        ("grad_examples", "hvp_examples", "jvp_examples"),
-        "gradients and vector products of one example",
-        "gradients, Hessian- and Jacobian-vector products of all clients, times the examples of each",
-        "example_calls",
-    ),
-    Cost(
-        "client_visits",
-        ("client_visits",),
-        "client visits",
-        "clients that took part, summed over communication rounds",
-        "client_visits",
-    ),
+    Cost("round", "rounds", "steps of the server", ("round",), "rounds"),
+    Cost("comm_rounds", "communication rounds", TRIPS, ("comm_rounds",), "comm_rounds"),
+    Cost("bytes", "communication", "bytes down and up, of all clients", ("bytes_down", "bytes_up"), "bytes"),
+    Cost("seconds", "training time (s)", "seconds without evaluations", ("train_seconds",), "seconds"),
+    Cost("grad_calls", "client gradients", "gradients of all clients", ("grad_calls",)),
+    Cost("oracle_calls", "client gradients and vector products", CALLS, CALL_COLUMNS, "oracle_calls"),
+    Cost("example_calls", OF_ONE, f"{CALLS}, times the examples of each", EXAMPLE_COLUMNS, "example_calls"),
+    Cost("client_visits", "client visits", VISITS, ("client_visits",), "client_visits"),
 ]
 COSTS = {cost.name: cost for cost in EVERY_COST}
 # The columns of metrics.csv that are no metrics
@@ -211,4 +193,5 @@ def interval(name: str, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarra
         return values * np.sqrt(n / chdtri(n, 0.025)), values * np.sqrt(n / chdtri(n, 0.975))
     z, share = ndtri(0.975), values / 100
     middle, half = share + z**2 / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return 100 * (middle - half) / (1 + z**2 / n), 100 * (middle + half) / (1 + z**2 / n)
+    low, high = (100 * end / (1 + z**2 / n) for end in (middle - half, middle + half))
+    return low.round(12), high.round(12)  # 0 and 100 of equal examples, which float arithmetic misses by 1e-15

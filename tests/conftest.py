@@ -51,9 +51,8 @@ def queue(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def trusted_folders(tmp_path_factory, monkeypatch):
-    """The list of them is not the user's, and no test leaves anything in the paths of modules."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+def paths_of_modules(monkeypatch):
+    """No test leaves anything in them."""
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setattr(sys, "path", [*sys.path])
 

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import fedopt as api
 from fedopt.commands import compare
 from fedopt.config.composed import compose
-from fedopt.config.words import parsed, words_of
+from fedopt.config.overrides import parsed, words_of
 from fedopt.console import heard
 from fedopt.data.datasets import Digits
 from fedopt.errors import UserError
@@ -381,12 +381,10 @@ class Mine:
 def test_mistakes_from_python():
     with pytest.raises(api.UserError, match=r"^algo=.*: several values are a sweep; use fedopt.sweep$"):
         api.run(algo=["fedmsa", "soba"], problem="mco")
-    with pytest.raises(api.UserError, match=r"^seed=.*; fedopt -m seed=0,1 runs several, in Python fedopt.sweep"):
+    with pytest.raises(api.UserError, match=r"^seed=.*; a sweep takes several values, .*in Python fedopt.sweep"):
         api.run(TINY, seed=[0, 1])
     for algo in (Mine, Mine()):
-        with pytest.raises(
-            api.UserError, match=r"^algo: Mine is a class; give the name of a config, such as `fedopt new algo NAME`"
-        ):
+        with pytest.raises(api.UserError, match=r"^algo=.*Mine.*: must be a number, a text"):
             api.run(algo=algo, problem="mco")
     with pytest.raises(api.UserError, match="must be overrides"):
         api.run([1])
@@ -425,12 +423,10 @@ def test_ctrl_c(times):
     assert list(run.metrics["round"]) == [0, 1]
     if times == 1:  # the checkpoint is of this round
         assert (run.status, run.summary["round"]) == ("interrupted", 1)
-        run = api.run([*TINY, "resume=true"], on_eval=pressed, output_dir="run", quiet=True, interrupt="return")
+        run = api.run([*TINY, "resume=true"], on_eval=pressed, output_dir="run", quiet=True)
         assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
-        again = api.run(TINY, on_eval=pressed, output_dir="again", quiet=True, interrupt="return")
-        assert (again.status, again.summary["round"]) == ("interrupted", 1)
-    with pytest.raises(api.UserError, match="interrupt=no: "):
-        api.run(TINY, interrupt="no")
+    with pytest.raises(api.UserError, match=r"interrupt: was removed; fedopt\.run raises KeyboardInterrupt"):
+        api.run(TINY, interrupt="return")
 
 
 def test_in_several_threads_at_once(tmp_path):
@@ -615,7 +611,7 @@ def test_compare(monkeypatch, capsys):
 
 
 def test_tables_in_notebooks(tmp_path):
-    """Labels and names of folders are texts there, and stand there in full."""
+    """Labels are texts there, and stand there in full."""
     runs = [api.run([*TINY, f"algo.K={K}"], output_dir=tmp_path / f"<i>{K}", quiet=True) for K in (1, 5)]
     long = "<script>" + 30 * "long" + " end"
     table = api.compare(runs, metric="distance", names={"algo.K=5": long})._repr_html_()
@@ -623,13 +619,6 @@ def test_tables_in_notebooks(tmp_path):
     assert "<script" not in table
     assert table.count("<tr") == 3
     assert "<b>" in table  # the best one
-    shown = runs[0]._repr_html_()
-    assert "&lt;i&gt;1" in shown
-    assert "<i>" not in shown
-    assert "fedmsa" in shown
-    assert f"{runs[0].final['distance']:.5g}" in shown
-    shutil.rmtree(runs[0].folder)
-    assert "there is no run in it" in runs[0]._repr_html_()
 
 
 def test_drawing_on_given_axes(tmp_path):
@@ -665,8 +654,6 @@ def test_drawing_on_given_axes(tmp_path):
     [
         ({"legend": "left"}, "legend=left: "),
         ({"legend": False}, "legend="),
-        ({"smooth": 2}, "2.*odd number"),
-        ({"smooth": -3}, "-3.*odd number"),
         ({"ylim": 0.1}, "ylim=0.1: "),
         ({"ylim": "0,100"}, "ylim=0,100: "),
         ({"ylim": (1, 2, 3)}, "ylim"),
@@ -722,7 +709,7 @@ def test_values_of_a_run_that_ended_hard(tmp_path):
 
 def test_starts_that_cannot_be(tmp_path):
     run = api.run([*TINY, "keep=best", "eval.metric=distance"], output_dir=tmp_path / "run", quiet=True)
-    with pytest.raises(api.UserError, match="was loaded with which=best"):
+    with pytest.raises(api.UserError, match="a run begins at the last checkpoint; load it without which=best"):
         api.run(TINY, start=api.load(run.folder, which="best"), output_dir=tmp_path / "other")
     with pytest.raises(api.UserError, match=r"run.*FedMSA, whose state does.*fit FedAvg.*again"):
         api.run("algo=fedavg problem=classification", start=run, output_dir=tmp_path / "other")

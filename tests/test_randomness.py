@@ -13,7 +13,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs
-from fedopt.testing.harness import node, pairs, small, steps
+from fedopt.testing.harness import config, pairs, small, steps
 
 PASSED_ON = {"keyed_rng", "torch_seed", "rng"}  # the functions through which a place asks for a stream
 FURTHER = {  # what draws more than the usual options do
@@ -54,7 +54,7 @@ def test_no_two_places_draw_from_one_stream(algo, problem, table, monkeypatch):
         return generator(philox)
 
     monkeypatch.setattr(np.random, "Generator", recorded)
-    labelled = node("problem", problem).get("model") is not None
+    labelled = config(f"problem={problem}")["problem"].get("model") is not None
     data = ["dataset=csv", f"dataset.path={table}", "dataset.label=digit"] if labelled else []
     e = small(algo, problem, *data, *FURTHER.get(problem, []), "participation.dropout=0.3")
     steps(e, 2)

@@ -24,13 +24,13 @@ import fedopt as public
 from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
 from fedopt.papers import published
-from fedopt.papers.kept import rows_of
+from fedopt.papers.claims import rows_of
 from fedopt.results.folder import FILES
 
 WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
 PAGES = [ROOT / "README.md", *WRITTEN]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")]
-FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
+FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml|toml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
 MAIN = {
     "fedopt-compare": compare.main,
@@ -77,7 +77,7 @@ def test_commands_run(page, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that commands start
     names: dict[str, object] = {}
     for block in blocks(page):
-        if (file := FILE.match(block.text)) and block.language in ("python", "yaml"):
+        if (file := FILE.match(block.text)) and block.language in ("python", "yaml", "toml"):
             Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
             Path(file[1]).write_text(block.text)
         elif block.language == "python" and block.mark != "not run":
@@ -244,7 +244,7 @@ def test_promises_are_held_by_tests():
 def test_own_files_are_held_to_the_contract(tmp_path):
     """Those of docs/own-algorithm.md, own-problem.md and own-contract.md."""
     for block in (block for page in sorted((ROOT / "docs").glob("own-*.md")) for block in blocks(page)):
-        if (file := FILE.match(block.text)) and block.language in ("python", "yaml"):
+        if (file := FILE.match(block.text)) and block.language in ("python", "yaml", "toml"):
             (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file[1]).write_text(block.text)
     env = {**os.environ, "FEDOPT_CONTRACT_CONF": str(tmp_path / "myconf")}

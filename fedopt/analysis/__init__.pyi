@@ -9,7 +9,6 @@ from fedopt.analysis.lines import is_log as is_log
 from fedopt.analysis.lines import lines_of as lines_of
 from fedopt.analysis.lines import mean_line as mean_line
 from fedopt.analysis.lines import median_line as median_line
-from fedopt.analysis.lines import thinned as thinned
 from fedopt.analysis.page import all_runs as all_runs
 from fedopt.analysis.page import sections as sections
 from fedopt.analysis.runs import NO_RUN as NO_RUN

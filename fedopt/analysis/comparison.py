@@ -1,12 +1,8 @@
-"""Comparison of groups of runs: a table, paired tests and a figure. Imports no torch."""
+"""Comparison of groups of runs: their tables as files, their figure and their page. Imports no torch."""
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.scale import LogScale
 
+from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.groups import (
     default_keys,
     departures,
@@ -24,50 +21,30 @@ from fedopt.analysis.groups import (
     with_metric,
 )
 from fedopt.analysis.lines import explained, is_log, lines_of
-from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
-from fedopt.analysis.stats import moments, tests
+from fedopt.analysis.page import all_runs, sections
+from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, problem_name
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console import html_text, note, order
-from fedopt.drawing import Page, PlotStyle, figures
+from fedopt.drawing import Page, PlotStyle, Table, figures
 from fedopt.errors import UserError
-from fedopt.metrics import COSTS, Metric, selected, validates
-from fedopt.results import OVER
+from fedopt.metrics import selected, validates
 
 TABLES = ("csv", "latex", "markdown")
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """Groups of runs, with their table, paired tests and figure.
-
-    Args:
-        by: The config keys whose values define the groups.
-        groups: label -> runs.
-        metric: The metric that is compared.
-        x: The cost axis, a key of `COSTS`.
-        target: A value of the metric; the table then has the cost to reach it. None: no such column.
-        at: The value of ``x`` at which the table and the tests compare: later evaluations are ignored. None: all are used.
-        slots: label -> index in the order of colours; by default the index in `groups`.
-    """
-
-    by: Sequence[str]
-    groups: Mapping[str, list[Recorded]]
-    metric: str
-    x: str
-    target: float | None
-    at: float | None = None
-    slots: Mapping[str, int] = field(default_factory=dict)
+class Comparison(GroupedRuns):
+    """Groups of runs, with their table, paired tests, figure and page. The arguments are those of `GroupedRuns`."""
 
     def __repr__(self) -> str:
-        return shown_table(self)[0].to_string(index=False)
+        return shown_table(self).cells.to_string(index=False)
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks. Labels are shown as plain text."""
-        shown, best = shown_table(self)
-        cells = shown.rename(columns=html_text).map(html_text)
-        cells = cells.where(~best.to_numpy(), "<b>" + cells + "</b>")
+        shown = shown_table(self)
+        cells = shown.cells.rename(columns=html_text).map(html_text)
+        cells = cells.where(~shown.bold.to_numpy(), "<b>" + cells + "</b>")
         with pd.option_context("display.max_colwidth", None):
             return cells.to_html(index=False, escape=False)
 
@@ -76,44 +53,8 @@ class Comparison:
 
         Its `write(PATH)` writes a file; in a notebook it displays itself.
         """
-        from fedopt.analysis.page import all_runs, sections
-
         runs = [run for members in self.groups.values() for run in members]
         return Page("Comparison", [all_runs(runs), *sections(self)])
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """Return the table of compare.csv, one row per group: the values of `by`, the label, and the columns of `summary`.
-
-        Raises:
-            UserError: A run has no evaluation up to `at`; or there is a target, but no direction of the metric is better.
-        """
-        rows = []
-        for label, runs in self.groups.items():
-            keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
-            rows.append(keys | {"label": label} | summary(runs, self.metric, self.x, self.target, self.at, self.twin))
-        return pd.DataFrame(rows) if self.at is None else pd.DataFrame(rows).assign(at=self.at)
-
-    @cached_property
-    def paired(self) -> pd.DataFrame:
-        """Return tests between the groups, paired by seeds and what else differs within them; for the columns see
-        `fedopt.analysis.stats.tests`.
-
-        Raises:
-            UserError: A run has no evaluation up to `at`.
-        """
-        return tests(self.groups, self.metric, self.at)
-
-    @property
-    def twin(self) -> str:
-        """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
-        twin = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
-        return twin if all(twin in run.table for runs in self.groups.values() for run in runs) else ""
-
-    @property
-    def described(self) -> Metric:
-        """Return the description of the compared metric: its label, unit and direction."""
-        return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def explained(self, how: PlotStyle) -> str:
         """Return a caption that says what the lines and bands of the figure are. how: the options of the figure."""
@@ -121,10 +62,7 @@ class Comparison:
         logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
-        text = explained(*members, how.smooth, how.band, self.x)
-        if max(members[0]) > 1 and any(run.status not in OVER for runs in lines for run in runs):
-            text += "; runs that have not finished count as far as they have got"
-        return text
+        return explained(*members, self.x, how)
 
     def draw(self, *paths: str | Path, ax: Axes | Sequence[Axes] | None = None, **how_drawn: Any) -> Any:
         """Write a figure with one picture per problem; in it each group is a line (the mean over runs) with a band.
@@ -139,7 +77,7 @@ class Comparison:
             The points drawn, as a DataFrame; with ``ax``, the axes.
 
         Raises:
-            UserError: A field, a limit, a file's ending, a size or the style file is not allowed; or ``ax`` has not one axes
+            UserError: A field, a limit, a file's ending or a size is not allowed; or ``ax`` has not one axes
                 for each problem.
         """
         how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
@@ -159,13 +97,11 @@ class Comparison:
                 if how.legend != "none":
                     one.legend()
             return ax
-        settings = how.settings
-        width, height = figures.SLIDE if how.slides else settings.get("figure.figsize", (None, None))
-        size = (math.ceil(count**0.5) if how.slides else 1, how.width or width, how.height or height)
         words: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
-        files = [*map(Path, paths)]
-        with figures.pictures(files, count, *size, settings=settings, **words, grows=size[2] is None) as axes:
-            return _draw_on(axes, self, how)
+        words["settings"] = {"font.size": how.font} if how.font else {}
+        words["grows"] = how.height is None
+        with figures.pictures([*map(Path, paths)], count, 1, how.width, how.height, **words) as all_axes:
+            return _draw_on(all_axes, self, how)
 
     def write(
         self,
@@ -190,49 +126,41 @@ class Comparison:
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
                 raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
-        shown, best = shown_table(self, columns, decimals)
         # As a paper's table has it: algo.K is K
         head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
-        shown = shown.rename(columns={shown.columns[0]: head})
-        best = best.rename(columns={best.columns[0]: head})
-        base, tested = Path(folder) / "compare", self.paired
-        base.parent.mkdir(parents=True, exist_ok=True)
+        shown = shown_table(self, columns, decimals, first=head)
         if len(by_problem(self.groups)) > 1:
-            shown, best = self._across(shown), self._across(best.astype(object)).eq(other=True)
-        written = [write_shown(base, name, self.table, shown, best) for name in formats]
+            bold = self._across(shown.bold, False).eq(other=True)
+            shown = shown._replace(cells=self._across(shown.cells, ABSENT), bold=bold)
+        base, tested = Path(folder) / "compare", self.paired
+        written = [write_shown(base, name, self.table, shown) for name in formats]
         if len(tested):
             # Heads without what the difference is of, which a caption says
-            short = tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
+            short = Table("", tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0]))
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
-    def _across(self, table: pd.DataFrame) -> pd.DataFrame:
+    def _across(self, table: pd.DataFrame, missing: str | bool) -> pd.DataFrame:
         """Return a table of groups with a row per method instead, and its columns for each problem side by side."""
         legend, parts = legend_labels(self.groups), []
+        values = table.iloc[:, 1:].set_axis([*legend.values()])
         for problem, runs in by_problem(self.groups).items():
-            of_problem = table[[label in runs for label in self.groups]].set_index(
-                pd.Index([legend[label] for label in runs])
-            )
-            of_problem = of_problem.drop(columns=table.columns[0])
-            name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
-            parts.append(of_problem.add_prefix(f"{name}: "))
-        return pd.concat(parts, axis=1).fillna(ABSENT).rename_axis("method").reset_index()
+            of_problem = values[[label in runs for label in self.groups]]
+            parts.append(of_problem.add_prefix(f"{problem_name(problem)}: "))
+        joined = pd.concat(parts, axis=1).astype(object)
+        return joined.where(joined.notna(), missing).rename_axis("method").reset_index()
 
 
-def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.DataFrame:
+def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
     """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
 
     all_axes: one per problem. c: the comparison. how: the options of the figure. Raises UserError if a logarithmic axis would
         begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
-    drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band, how.logx) for groups in problems.values()]
-    for axis, begins, limits in (
-        ("x", how.logx, how.xlim),
-        ("y", any(isinstance(of.scale, LogScale) for of in drawn), how.ylim),
-    ):
-        if begins and limits and limits[0] <= 0:
-            raise UserError(f"--{axis}lim: a logarithmic axis must begin above 0; use --no-log{axis} for a linear one")
+    drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
+    if how.ylim and how.ylim[0] <= 0 and any(isinstance(of.scale, LogScale) for of in drawn):
+        raise UserError("--ylim: a logarithmic axis must begin above 0; use --no-logy for a linear one")
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
         shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
         slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
@@ -242,7 +170,7 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
         for label, line in of.drawn.items():
             cells = dict(zip((c.x, c.metric, "low", "high"), line, strict=True))
             parts.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
-        title = ", ".join(part for part in problem if part not in (ABSENT, "none")) if len(problems) > 1 else ""
+        title = problem_name(problem) if len(problems) > 1 else ""
         described = problems[problem][next(iter(of.lines))][0].metric(c.metric)
         figures.describe(axes, c.x, described.title, title)
         if c.target is not None:
@@ -250,47 +178,36 @@ def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.Data
         if c.at is not None:
             thin = 0.7 * axes.lines[0].get_linewidth()
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
-        if how.logx:
-            axes.set_xscale("log")
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
     return pd.concat(parts)
 
 
 def compared(
-    paths: Sequence[Path],
+    runs: Sequence[Recorded],
+    *,
     metric: str | None = None,
-    x: str = "comm_rounds",
     target: float | None = None,
     group_by: str | None = None,
     names: Sequence[str] = (),
     at: float | None = None,
-    exclude: Sequence[str] = (),
     label: str | None = None,
-    runs: Sequence[Recorded] = (),
 ) -> Comparison:
     """Group runs by the keys in which they differ. Notes on stderr say what makes the comparison unequal.
 
     Args:
-        paths: Folders that hold runs, at any depth.
+        runs: At least one run, all read with the same cost axis.
         metric: The metric to compare. None: the first one of a run's problem that is in metrics.csv, of validation if a run has
             one; a note says so.
-        x: The cost axis, a key of `COSTS`.
-        target: As in `Comparison`.
+        target: As in `GroupedRuns`.
         group_by: Keys to group by, separated by commas. None: those in which the runs differ.
         names: New names of lines, as 'OLD=NEW', where OLD is a label or a part of one.
-        at: As in `Comparison`.
-        exclude: As in `usable`.
+        at: As in `GroupedRuns`.
         label: A new label for the metric, with its unit. None: its usual label.
-        runs: Runs that are already read, in place of `paths`.
 
     Raises:
-        UserError: There are no runs, no run has the metric or a key, a run has no evaluation up to ``at``, or a name is not
-            allowed.
+        UserError: No run has the metric or a key, a run has no evaluation up to ``at``, or a name is not allowed.
     """
-    if x not in COSTS:
-        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
-    runs = runs or usable(paths, x, exclude)
     asked, metric = metric, metric or first_metric(runs) or next(iter(runs[0].metrics))
     runs = with_metric(runs, metric)
     if label is not None:
@@ -306,7 +223,7 @@ def compared(
     slots = labels_of(by, list(members), names, departures(runs) if group_by is None else None)
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
-    comparison = Comparison(by, groups, metric, x, target, at, slots)
+    comparison = Comparison(by, groups, metric, runs[0].x, target, at, slots)
     _ = comparison.table  # whose mistakes come first
     comparison = replace(comparison, slots=_slots(comparison, named=bool(names)))
     if asked is None and validates(metric):
@@ -323,55 +240,13 @@ def _slots(c: Comparison, named: bool) -> dict[str, int]:
 
     named: Whether the user has named lines, whose order counts then.
     """
-    legend, ranks = legend_labels(c.groups), dict[str, list[int]]()
-    for runs in by_problem(c.groups).values():
-        ends = {
-            label: c.described.sign * moments([run.last(c.metric, c.at) for run in runs[label]])[0] for label in runs
-        }
-        for rank, label in enumerate(sorted(runs, key=lambda label: (math.isnan(ends[label]), ends[label]))):
-            ranks.setdefault(legend[label], []).append(rank)
+    legend = legend_labels(c.groups)
     if named:
         return {label: min(c.slots[other] for other in legend if legend[other] == legend[label]) for label in legend}
     methods = [*dict.fromkeys(legend.values())]
     if len(methods) > figures.STRONG:
-        methods.sort(key=lambda method: fmean(ranks[method]))
+        problems = [problem_name(runs[0].problem) for runs in c.groups.values()]
+        ends = c.described.sign * c.table[f"final_{c.metric}_mean"]
+        ranks = ends.groupby(problems).rank(method="first", na_option="bottom")
+        methods = [*ranks.groupby([*legend.values()], sort=False).mean().sort_values(kind="stable").index]
     return {label: methods.index(method) for label, method in legend.items()}
-
-
-def summary(
-    runs: Sequence[Recorded], metric: str, x: str, target: float | None, at: float | None = None, twin: str = ""
-) -> dict[str, Any]:
-    """Return the row of compare.csv for a group, without its keys and label.
-
-    Standard deviations are over runs, with n - 1. A run without a last value (`Recorded.last`) makes the mean nan. The cost to
-    reach the target is the mean over the runs that reach it, nan if none does.
-
-    target: None: the row has no columns about a target. at: later evaluations are ignored; None: all are used. twin: a metric
-    whose last value, and value at the evaluation where `metric` is best, are next to it; '' for none. Raises UserError for a
-    target if the metric has no better direction, or if a run has no evaluation up to `at`.
-    """
-    last, tested = ([run.last(name, at) for run in runs] for name in (metric, twin or metric))
-    runs = [run.until(at) for run in runs]
-    described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
-    row = {
-        "runs": len(runs),
-        "seeds": len({run.keys.get("seed") for run in runs}),
-        "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
-        **_columns(f"spent_{x}", [run.cost()[-1] for run in runs]),
-        **_columns(f"final_{metric}", last),
-        **(_columns(f"final_{twin}", tested) if twin else {}),
-    }
-    if described.better != "neither":
-        best = [described.best(run.good(metric)) for run in runs]
-        hits = [run.table[twin or metric][run.good(metric) == top] for run, top in zip(runs, best, strict=True)]
-        there = [its.iloc[0] if len(its) else math.nan for its in hits]
-        row |= _columns(f"best_{metric}", best) | (_columns(f"{twin}_at_best", there) if twin else {})
-    if target is not None:
-        hits = [[described.reached(value, target) for value in run.good(metric)] for run in runs]
-        costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
-        row |= {"target": target, "reached": len(costs), **_columns(f"{x}_to_target", costs)}
-    return row
-
-
-def _columns(name: str, values: Sequence[float]) -> dict[str, float]:
-    return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))

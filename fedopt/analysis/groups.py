@@ -131,9 +131,8 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
     If the groups are on several problems, the label of a group does not repeat its problem, which a picture's title has.
-    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that there are no departures and that the groups can
-    still be told apart. Otherwise keys are dropped from the last to the first while the labels stay different, but for
-    departures. If two labels would be equal, all stay unchanged.
+    If a label is long, keys are dropped from the last to the first while the labels stay different, but for departures. If two
+    labels would be equal, all stay unchanged.
     """
     parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     problems = [runs[0].problem for runs in groups.values()]
@@ -143,9 +142,6 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
         text = ", ".join(display_name(part, folders) if part == algo else part for part in kept)
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
-        tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
-        short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
-        parts = short if not stay and _differ(short, problems) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
         for key in [key for key in reversed(keys) if key not in stay]:
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
@@ -178,22 +174,16 @@ def labels_of(
     Raises:
         UserError: A name has no =, or two groups would have the same name.
     """
-    groups = groups if stay is None else _telling(by, groups, stay)
-    parts, exact = _parts(by, _shortened(groups)), _parts(by, groups)
+    parts = _parts(by, _shortened(groups if stay is None else _telling(by, groups, stay)))
     labels = [", ".join(words) or (f"no {' or '.join(by)}" if by else ABSENT) for words in parts]
     shown = list(dict.fromkeys([*labels, *chain(*parts)]))
-    old_names = dict(zip([*map(", ".join, exact), *chain(*exact)], [*labels, *chain(*parts)], strict=True))
-    pairs = [pair for group in groups for pair in zip(by, group, strict=True)]
-    old_names |= {f"{key}={value}": value for key, value in pairs if key in CHOSEN}
-    old_names |= {name: name for name in shown}
     new_names: dict[str, str] = {}
     places: dict[str, int] = {}
     for place, text in enumerate(names):
         if "=" not in text:
             raise UserError(f"--names={text}: must be OLD=NEW, where OLD is one of {', '.join(shown)}")
-        if old := max((name for name in old_names if text.startswith(f"{name}=")), key=len, default=""):
-            new_names[old_names[old]] = text[len(old) + 1 :]
-            places.setdefault(old_names[old], place)
+        if old := max((name for name in shown if text.startswith(f"{name}=")), key=len, default=""):
+            new_names[old], places[old] = text[len(old) + 1 :], place
         else:
             note(f"--names={text}: no line has this name; there are {'; '.join(shown)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()

@@ -1,15 +1,14 @@
 """Lines of several runs: the mean of a metric as a function of cost, with a band."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib.scale import LogScale, ScaleBase
 
 from fedopt.analysis.runs import Groups, Recorded
 from fedopt.analysis.stats import half_width
-from fedopt.drawing import Line, is_share, named_scale, scale_of
+from fedopt.drawing import Line, PlotStyle, is_share, named_scale, scale_of
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
@@ -19,6 +18,7 @@ BANDS = {  # what is drawn around a mean, in words
     "ci": "95 % t-interval",
     "minmax": "least to largest value",
 }
+USUAL = PlotStyle()
 
 
 class Lines(NamedTuple):
@@ -50,34 +50,21 @@ def is_log(groups: Groups, metric: str, log: bool | None = None) -> bool:
     return isinstance(y_scale(groups, metric, log), LogScale)
 
 
-def lines_of(
-    groups: Groups,
-    metric: str,
-    x: str = "",
-    log: bool | None = None,
-    smooth: int = 1,
-    band: str = "std",
-    logx: bool = False,
-) -> Lines:
+def lines_of(groups: Groups, metric: str, x: str = "", how: PlotStyle = USUAL) -> Lines:
     """Return the lines of groups of runs for one picture.
 
-    groups: label -> runs. metric: a column of metrics.csv. log: as in `y_scale`. x, smooth, band, logx: as in `line_of`.
+    Args:
+        groups: label -> runs.
+        metric: A column of metrics.csv.
+        x: The cost axis. Empty: that of the runs.
+        how: The options of the figure.
     """
-    runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, log)
+    runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, how.logy)
     share = is_share(runs[0].metric(metric).title, np.concatenate([run.values(metric) for run in runs]))
-    how: Any = (smooth, band, x, logx)
-    return Lines({label: line_of(its, metric, scale, *how) for label, its in groups.items()}, scale, share)
+    return Lines({label: line_of(its, metric, scale, x, how) for label, its in groups.items()}, scale, share)
 
 
-def line_of(
-    runs: Sequence[Recorded],
-    metric: str,
-    scale: ScaleBase,
-    smooth: int = 1,
-    band: str = "std",
-    x: str = "",
-    logx: bool = False,
-) -> Line:
+def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = "", how: PlotStyle = USUAL) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
 
     The line has a point at each cost at which some run was evaluated. Other runs are interpolated there by a line that is
@@ -89,30 +76,25 @@ def line_of(
         runs: The runs.
         metric: A column of metrics.csv.
         scale: The scale of the y axis. If it is logarithmic, means are geometric, and values of 0 or less are nan.
-        smooth: An odd number. Each run's values are first replaced by centred means over this many evaluations; 1: unchanged.
-        band: One of `BANDS`. With one run the band has no width.
         x: The cost axis. Empty: that of the runs.
-        logx: Whether the x axis is logarithmic. A cost of 0 is then placed at half the smallest other one.
+        how: The options of the figure. With one run the band has no width.
     """
-    along, shown, log = named_scale(logx).get_transform(), scale.get_transform(), isinstance(scale, LogScale)
-    points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
-    costs = [cost for cost, _ in points]
+    shown, log = scale.get_transform(), isinstance(scale, LogScale)
+    costs, values = [run.cost(x) for run in runs], [run.values(metric) for run in runs]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     union = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    least = min(union[union > 0], default=1) / 2 if logx else -np.inf
-    places = [along.transform(np.maximum(cost, least)) for cost in (union, *costs)]
-    heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for _, value in points]
-    between = (np.interp(places[0], *run) for run in zip(places[1:], heights, strict=True))
-    values = np.array([*map(shown.inverted().transform, between)])
-    return mean_line(union, np.ma.array(values, mask=[union > cost[-1] for cost in costs]), log, band)
+    heights = [shown.transform(np.where((value > 0) | (not log), value, np.nan)) for value in values]
+    between = (np.interp(union, *run) for run in zip(costs, heights, strict=True))
+    means = np.array([*map(shown.inverted().transform, between)])
+    return mean_line(union, np.ma.array(means, mask=[union > cost[-1] for cost in costs]), log, how.band)
 
 
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
     """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
 
-    log: whether to average logarithms. band: as in `line_of`.
+    log: whether to average logarithms. band: one of `BANDS`.
     """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)
@@ -138,35 +120,13 @@ def median_line(x: np.ndarray, values: np.ndarray) -> Line:
     return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
 
 
-def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return costs and values after centred means over n evaluations; nan stays nan.
-
-    With ``log``, means of values are geometric. Costs are averaged too, so that a straight line stays straight with uneven
-    spacing. Near the ends the window shrinks on both sides, so the line begins and ends where the run does.
-    """
-    if n == 1:
-        return cost, values
-    index = np.arange(len(values))
-    reach = np.minimum(n // 2, np.minimum(index, index[::-1]))
-    usable = np.isfinite(values) & ((values > 0) | (not log))
-    scaled = np.log(values, where=usable, out=np.full(len(values), np.nan)) if log else values
-    windows = [slice(i - r, i + r + 1) for i, r in zip(index, reach, strict=True)]
-    means = np.array([scaled[w][usable[w]].mean() if usable[i] else np.nan for i, w in enumerate(windows)])
-    return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
-
-
-def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return at most ``most`` evenly spaced rows, always with the first and the last."""
-    return points.iloc[np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))]
-
-
 def from_to(counts: Collection[int]) -> str:
     """Return the range of some numbers as text, such as '2 to 5', or '3' if all are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
 def explained(
-    counts: Collection[int], logs: set[bool], member: str = "seed", smooth: int = 1, band: str = "std", x: str = ""
+    counts: Collection[int], logs: set[bool], member: str = "seed", x: str = "", how: PlotStyle = USUAL
 ) -> str:
     """Return a caption that says what the lines and bands are.
 
@@ -174,16 +134,15 @@ def explained(
         counts: The number of runs of each line.
         logs: The kinds of y axes in the figure: True for logarithmic, False for linear.
         member: The noun for a run, such as seed.
-        smooth: As in `line_of`.
-        band: One of `BANDS`.
         x: The cost axis. Empty: the caption leaves it out.
+        how: The options of the figure.
     """
     several, log = max(counts) > 1, logs == {True}
     text = f"lines: {from_to(counts)} {member}"
     if several:
         of_log = " of the logarithm" if log else " (on logarithmic axes: of the logarithm)"
-        scale = of_log if True in logs and band != "minmax" else ""
-        text = f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[band]}{scale}"
-    if smooth > 1:
-        text += f"; values: {'geometric ' if log else ''}means of {smooth} evaluations, centred"
+        scale = of_log if True in logs and how.band != "minmax" else ""
+        text = (
+            f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[how.band]}{scale}"
+        )
     return f"{text}; x: {COSTS[x].meaning}" if x in COSTS else text

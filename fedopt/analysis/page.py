@@ -6,27 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.groups import first_metric, legend_labels, repeats
-from fedopt.analysis.lines import BANDS, is_log, lines_of, mean_line
-from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting
-from fedopt.analysis.stats import by_ratio
+from fedopt.analysis.lines import BANDS, is_log, lines_of
+from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, PROBLEM, Recorded, by_problem, noting, problem_name
 from fedopt.analysis.summary import paired_by, shown_table, tests_shown
 from fedopt.analysis.tables import mean_text
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config import display_name
 from fedopt.console import counted, heard, order, printable
-from fedopt.drawing import Section, Table, look, styled
+from fedopt.drawing import PlotStyle, Section, Table, look, styled
 from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER, RunFolder
-
-if TYPE_CHECKING:
-    from fedopt.analysis.comparison import Comparison
 
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
 SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
@@ -34,20 +31,18 @@ LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
 
-def sections(comparison: "Comparison", title: str = "") -> list[Section]:
+def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
     """Return one page section per problem. title: a text to put before the problem's name."""
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
-        name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
         legend = legend_labels(runs)
         groups = {legend[label]: list(members) for label, members in runs.items()}
         slots = {legend[label]: slot for label, slot in comparison.slots.items() if label in legend}
         chart, views = _drawn(replace(comparison, groups=groups, slots=slots))
         facts = [LINES] if any(len(members) > 1 for members in groups.values()) else []
-        shared = [line for line in next(iter(views.values()))[1] if all(line in notes for _, notes in views.values())]
-        views = {y: (tables, [line for line in notes if line not in shared]) for y, (tables, notes) in views.items()}
-        heading = ": ".join(filter(None, [title, name]))
-        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), shared))
+        notes = [*unequal(comparison.by, groups, comparison.metric, comparison.at)]
+        heading = ": ".join(filter(None, [title, problem_name(problem)]))
+        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), notes))
     return parts
 
 
@@ -80,13 +75,13 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
 
 def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
     """Return the first cells of a run's row, why it failed or diverged, and its folder. keys: as of `Recorded`."""
-    problem = [keys[key] for key in PROBLEM if keys.get(key, "none") != "none"]
-    names = {"method": display_name(keys.get("algo", ABSENT)), "problem": ", ".join(problem) or ABSENT}
+    problem = problem_name(tuple(keys.get(key, ABSENT) for key in PROBLEM)) or ABSENT
+    names = {"method": display_name(keys.get("algo", ABSENT)), "problem": problem}
     facts = {"state": RunFolder(folder).seen() or ABSENT, **names, "seed": keys.get("seed", ABSENT)}
     return {**facts, "why": RunFolder(folder).summary().get("error", ""), "folder": str(folder)}
 
 
-def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
+def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
     """Return the interactive chart (every metric against every cost), and metric -> (tables, notes)."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
@@ -105,7 +100,10 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
         if by_y.groups:
             chart["ys"][y], chart["logs"][y] = by_y.described.title, is_log(groups, y)
             chart["curves"][y] = {x: _curves(have, y, x, chart["logs"][y]) for x in xs}
-            views[y] = _view(by_y)
+            with heard() as notes:
+                tested = by_y.paired
+            how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
+            views[y] = [shown_table(by_y, first="line"), Table(how, tests_shown(tested))], notes
     return chart, views
 
 
@@ -117,43 +115,13 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
     groups: label -> runs. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
-    lines = lines_of(known, y, x, log).drawn if known else {}
+    lines = lines_of(known, y, x, PlotStyle(logy=log)).drawn if known else {}
     return [_points(lines[k][: 4 if len(runs) > 1 else 2]) if k in lines else None for k, runs in groups.items()]
 
 
 def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
     finite = (np.where(np.isfinite(part), part, np.nan) for part in line if part is not None)
     return [[None if math.isnan(value) else float(f"{value:.6g}") for value in part] for part in finite]
-
-
-def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
-    """Return (tables, notes) of a comparison: its table with t-intervals, the paired tests, and what makes it unequal."""
-    shown, best = shown_table(c)
-    shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
-    ends, log = (
-        [[run.last(c.metric, c.at) for run in runs] for runs in c.groups.values()],
-        by_ratio(c.groups, c.metric, c.at),
-    )
-    head = f"95 % t-interval of the {'geometric ' if log else ''}mean of last values"
-    if max(map(len, ends)) > 1:
-        shown[head], best[head] = [_interval(values, log) for values in ends], False
-    with heard() as notes:
-        tested = c.paired
-    tables = [Table("Last and best values", shown, best)]
-    how = f"T-tests {paired_by(tested)}, two-sided, and with Holm's correction over all pairs"
-    tables.append(Table(how, tests_shown(tested)))
-    return tables, [*unequal(c.by, c.groups, c.metric, c.at), *notes]
-
-
-def _interval(values: Sequence[float], log: bool) -> str:
-    """Format the 95 % t-interval of the mean of [n] values; with ``log``, of their geometric mean.
-
-    Returns `ABSENT` for fewer than two values, or if one is not finite.
-    """
-    if len(values) < 2 or not np.isfinite(values).all():
-        return ABSENT
-    _, _, low, high = mean_line(np.zeros(1), np.ma.array(values)[:, None], log, "ci")
-    return f"{float(low[0]):.4g} to {float(high[0]):.4g}"  # type: ignore[index]
 
 
 def _differences(groups: Runs) -> Table:

@@ -45,7 +45,6 @@ class Recorded:
         table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
         sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
-        elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
         bad: The round of the evaluation at which the run diverged; nan if it did not.
         departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
         solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
@@ -61,7 +60,6 @@ class Recorded:
     table: pd.DataFrame
     tuned: bool = False
     sources: Mapping[str, Set[str]] = field(default_factory=dict)
-    elsewhere: str = ""
     bad: float = np.nan
     departures: Sequence[str] = ()
     solves: Hashable = None
@@ -147,6 +145,11 @@ def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recor
     return on
 
 
+def problem_name(problem: tuple[str, ...]) -> str:
+    """Return (problem, data set) as text, without a data set that the problem lacks."""
+    return ", ".join(part for part in problem if part not in (ABSENT, "none"))
+
+
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
     """Return all runs that can be read, without copies of the same run. Notes name what is left out.
 
@@ -156,8 +159,10 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
         exclude: Shell patterns. A run is left out if one matches its path, or the name of any folder on the path.
 
     Raises:
-        UserError: A path does not exist, or no run is left.
+        UserError: A path does not exist, no run is left, or `x` is no cost axis.
     """
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
     if not runs:
@@ -173,8 +178,16 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
     Raises UserError for a missing path.
     """
     skipped: dict[str, list[str]] = {}
-    runs = []
-    folders = list(_folders(paths, skipped))
+    runs, places = list[Recorded](), dict[Path, Path]()
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder; give one that holds runs")
+        marks = {"config.yaml", "metrics.csv", "summary.json"}
+        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
+        if not inside:
+            skipped.setdefault(NO_RUN, []).append(str(path))
+        places |= {folder.resolve(): folder for folder in inside}
+    folders = [*places.values()]
     for pattern in exclude:
         kept = [folder for folder in folders if not any(fnmatch(n, pattern) for n in (str(folder), *folder.parts))]
         note(f"--exclude={pattern}: {len(folders) - len(kept)} of {counted(len(folders), 'folder')} left out")
@@ -220,28 +233,9 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
     return [run for run in runs if run.folder in counting]
 
 
-def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
-    """Yield all run folders below the paths, each once.
-
-    skipped: reason -> folders; paths without a run are added to it in place. Raises UserError for a missing path.
-    """
-    folders: dict[Path, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such folder; give one that holds runs")
-        marks = {"config.yaml", "metrics.csv", "summary.json"}
-        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
-        if not inside:
-            skipped.setdefault(NO_RUN, []).append(str(path))
-        folders |= {folder.resolve(): folder for folder in inside}
-    yield from folders.values()
-
-
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     """Print a note on the skipped folders, if there are any. skipped: reason -> folders."""
-    reasons = []
-    for why, folders in skipped.items():
-        reasons.append(f"{some(folders, NAMED)} ({why})")
+    reasons = [f"{some(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 
@@ -291,7 +285,6 @@ def read(folder: Path, x: str) -> Recorded:
         table,
         tuned.effective,
         sources,
-        " ".join(tuned.beside),
         table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
         card.get("departures", ()),
         _solves(card, keys),

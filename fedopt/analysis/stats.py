@@ -61,15 +61,6 @@ def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarra
     return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
 
 
-def by_ratio(groups: Groups, metric: str, at: float | None = None) -> bool:
-    """Return whether last values of groups on one problem are compared by their ratios: whether they span decades.
-
-    at: as in `Recorded.last`.
-    """
-    runs = [run for members in groups.values() for run in members]
-    return spans_decades(runs[0].metric(metric), np.array([run.last(metric, at) for run in runs]))
-
-
 def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
@@ -86,7 +77,8 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     """
     rows, kinds = list[tuple[Any, ...]](), set[str]()
     for problem, members in by_problem(groups).items():
-        log = by_ratio(members, metric, at)
+        runs = [run for its in members.values() for run in its]
+        log = spans_decades(runs[0].metric(metric), np.array([run.last(metric, at) for run in runs]))
         kinds.add("ratio" if log else "difference")
         if len(members) > MOST_TESTED:
             note(f"{problem[0]}: {len(members)} groups are too many to test each pair; compare at most {MOST_TESTED}")

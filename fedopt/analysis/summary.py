@@ -5,97 +5,81 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.grouped import GroupedRuns
 from fedopt.analysis.runs import ABSENT
 from fedopt.analysis.tables import alike, in_bytes, latex, markdown, mean_text, plus_minus, unit_of_bytes, write_table
 from fedopt.analysis.unequal import amount
+from fedopt.drawing import Table
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER
 
-if TYPE_CHECKING:
-    from fedopt.analysis.comparison import Comparison
-
 # Of the tables that people read
 COLUMNS = ("runs", "seeds", "status", "spent", "final", "test", "best", "test_at_best", "to_target", "reached")
 
 
-class Measured(NamedTuple):
-    """A column of means and standard deviations.
-
-    head: its heading in the table that is shown. column: its name in the CSV, without _mean and _std. show: formats (mean,
-        std) as text.
-    sign: 1 if lower is better, -1 if higher is, nan if neither; of each row, or of all.
-    """
-
-    head: str
-    column: str
-    show: Callable[[float, float], str]
-    sign: pd.Series | float
-
-
 def shown_table(
-    comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None, short: bool = False
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table of a comparison as text, and a boolean table of the same shape: whether a cell is the best on its
-        problem, among groups without a run in progress.
+    comparison: GroupedRuns,
+    columns: Sequence[str] = (),
+    decimals: int | None = None,
+    short: bool = False,
+    first: str = "",
+) -> Table:
+    """Return the table of a comparison as text. A cell is bold if it is the best on its problem, among groups without a run in
+        progress.
 
     Args:
         comparison: The comparison.
         columns: As in `Comparison.write`.
         decimals: As in `Comparison.write`.
         short: Whether the heads are short names, such as best, in place of phrases such as best test accuracy (%).
+        first: The head of the column of labels. Empty: the keys that define the groups.
 
     Raises:
-        UserError: A column needs a target or a metric with a better direction, or the decimals are not from 0 to 15.
+        UserError: The comparison lacks a column, or the decimals are not from 0 to 15.
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
-    rows, metric, x, target = comparison.table, comparison.metric, comparison.x, comparison.target
-    runs = [members[0] for members in comparison.groups.values()]
-    described, metrics = runs[0].metric(metric), [run.metric(metric) for run in runs]
+    c, rows, runs = comparison, comparison.table, [members[0] for members in comparison.groups.values()]
+    metrics, twin = [run.metric(c.metric) for run in runs], c.twin
     signs = pd.Series([math.nan if its.better == "neither" else its.sign for its in metrics])
-    final = "final" if comparison.at is None else f"at {amount(x, comparison.at)}:"
-    of_metric = partial(plus_minus, decimals=decimals)
-    of_spent = in_bytes if x == "bytes" else plus_minus
-    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
-    values = {
-        "spent": Measured(COSTS[x].label, f"spent_{x}", of_spent, math.nan),
-        "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, signs),
+    title, test, cost = metrics[0].title, runs[0].metric(twin).title, COSTS[c.x].label
+    final = "final" if c.at is None else f"at {amount(c.x, c.at)}:"
+    of_metric, of_spent = partial(plus_minus, decimals=decimals), in_bytes if c.x == "bytes" else plus_minus
+    # Head, column of the CSV, how (mean, std) become text, and the sign that makes lower values better (nan: neither are)
+    measured: dict[str, tuple[str, str, Callable[[float, float], str], pd.Series | float]] = {
+        "spent": (cost, f"spent_{c.x}", of_spent, math.nan),
+        "final": (f"{final} {title}", f"final_{c.metric}", of_metric, signs),
+        "test": (f"{final} {test}", f"final_{twin}", of_metric, math.nan),
+        "best": (f"best {title}", f"best_{c.metric}", of_metric, signs),
+        "test_at_best": (f"{test} there", f"{twin}_at_best", of_metric, math.nan),
+        "to_target": (f"{cost} to {c.target or 0:g}", f"{c.x}_to_target", of_spent, 1),
     }
-    if twin := comparison.twin:
-        test = runs[0].metric(twin).title
-        values["test"] = Measured(f"{final} {test}", f"final_{twin}", of_metric, math.nan)
-    if signs.notna().any():
-        values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, signs)
-        if twin:
-            values["test_at_best"] = Measured(f"{test} there", f"{twin}_at_best", of_metric, math.nan)
-    if target is not None:
-        values["to_target"] = Measured(f"{COSTS[x].label} to {target:g}", f"{x}_to_target", of_spent, 1)
-        counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
-    present = [name for name in COLUMNS if name in counts or name in values]
+    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
+    if c.target is not None:
+        counts["reached"] = rows["reached"].astype(str) + " of " + counts["runs"]
+    measured = {name: column for name, column in measured.items() if f"{column[1]}_mean" in rows}
+    present = [name for name in COLUMNS if name in counts or name in measured]
     if missing := [name for name in columns if name not in present]:
-        if missing[0].startswith("test"):
-            raise UserError(f"--columns={missing[0]} needs a metric of validation; choose one, --metric val_...")
-        if missing[0] == "best":
-            described.check_goal("--columns=best")
-        raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
-    over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in comparison.groups.values()])
-    tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": comparison.at is None}
+        needs = "to_target and reached need --target, test and test_at_best a metric of validation rows"
+        raise UserError(f"--columns={missing[0]}: the columns of this table are {', '.join(present)}; {needs}")
+    over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in c.groups.values()])
+    tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": c.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
-    shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})
+    shown = pd.DataFrame({first or ", ".join(c.by): rows["label"].astype(str)})
     best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
     for name in columns or [name for name in present if not tells_nothing.get(name)]:
         if name in counts:
             head = "reached by" if name == "reached" else name
             shown[head], best[head] = counts[name], False
             continue
-        head, column, show, sign = values[name]
+        head, column, show, sign = measured[name]
         head = name.replace("_", " ") if short else head
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         if show is in_bytes:
@@ -110,7 +94,7 @@ def shown_table(
         mean = mean.where(over)
         problems = pd.Series([run.problem for run in runs])
         shown[head], best[head] = cells, _best(mean, std, show, problems, sign)
-    return shown, best
+    return Table("Last and best values", shown, best)
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
@@ -118,7 +102,8 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign:
 
     nan and the only value of a problem give False.
 
-    show: formats (mean, std) as text. problems: the problem of each value. sign: as in `Measured`.
+    show: formats (mean, std) as text. problems: the problem of each value. sign: 1 if lower is better, -1 if
+        higher is, nan if neither; of each row, or of all.
     """
     tops = (sign * mean).groupby(problems).transform("min") * sign
     several = problems.map(Counter(problems)) > 1
@@ -142,9 +127,7 @@ def paired_by(tested: pd.DataFrame) -> str:
     return f"paired by {', '.join(each)}"
 
 
-def write_shown(
-    base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None
-) -> Path:
+def write_shown(base: Path, name: str, table: pd.DataFrame, shown: Table) -> Path:
     """Write a table in one format, and return the file's path.
 
     Args:
@@ -152,11 +135,11 @@ def write_shown(
         name: The format: csv, latex or markdown.
         table: The values, for CSV.
         shown: The same as text, for the other formats.
-        best: [rows, columns], which cells are bold. None: no cell.
     """
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)
         return path
     path, made = (base.with_suffix(".tex"), latex) if name == "latex" else (base.with_suffix(".md"), markdown)
-    write_atomically(path, f"{made(shown, best).rstrip()}\n".encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"{made(shown.cells, shown.bold).rstrip()}\n".encode())
     return path

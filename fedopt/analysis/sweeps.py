@@ -3,9 +3,10 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -17,12 +18,12 @@ from fedopt.config import GROUPS, Composed, flat
 from fedopt.console import counted, tell
 from fedopt.errors import UserError
 from fedopt.metrics import COSTS
-from fedopt.results import RunFolder, described, numbers_of
+from fedopt.results import RunFolder, numbers_of
 
 MOST_SHOWN = 50  # rows of the table that is printed
 
 
-def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
+def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> int:
     """Write sweep.csv, print a summary, and return the exit code: 1 if a run failed, else 0.
 
     sweep.csv has a row per run: the keys that were overridden, status, costs, final and best metrics, and the cost to reach
@@ -32,105 +33,82 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
         folder: The folder of the sweep.
         refused: run folder -> why its run does not belong to this sweep. Its row has the status refused and no results.
     """
-    rows: list[dict[str, Any]] = []
-    configs: list[dict[str, Any]] = []
+    rows, configs, lasts = list[dict[str, Any]](), list[dict[str, Any]](), list[tuple[str, float]]()
     swept: dict[str, None] = {}
-    metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
-    lasts: dict[str, float] = {}  # run -> last value of its metric
     for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
-        summary, card, config = RunFolder(path).summary(), RunFolder(path).card(), {}
-        if why := (refused or {}).get(path):
+        run, config = RunFolder(path), dict[str, Any]()
+        summary, card = run.summary(), run.card()
+        if why := refused.get(path):
             summary = {"status": "refused", "error": why}
         with suppress(UserError):  # a config that cannot be read
-            config = flat(RunFolder(path).config())
-        row = {"run": path.name, "status": summary.get("status")}
+            config = flat(run.config())
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         given.pop("resume", None)  # a run that was killed before it began has another one
-        # data: a column if there are several
         swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
-        row |= given | {"data": (card.get("data") or "")[:8]}
+        row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in COSTS}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
         configs.append(config)
-        metrics.append(str(config.get("eval.metric") or next((metric.name for metric in card.get("metrics", ())), "")))
-        with suppress(UserError):  # rows that cannot be read
-            lasts[path.name] = RunFolder(path).last(metrics[-1])
+        lasts.append(_last(run, config))
     for row, config in zip(rows, configs, strict=True):
         values = {key: config[key] for key in swept if key in config and key not in row}
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
-    if len({row["data"] for row in rows if row["status"] != "refused"}) < 2:
-        for row in rows:
-            del row["data"]
-    write_table(folder / "sweep.csv", pd.DataFrame(rows))
-    finals = finals_of(rows, metrics, lasts, [key for key in swept if len({row.get(key) for row in rows}) > 1])
-    if {row["status"] for row in rows} == {"finished"}:
-        finals = finals.drop(columns="status", errors="ignore")
+    table = pd.DataFrame(rows)
+    if rows and table.loc[table["status"] != "refused", "data"].nunique() < 2:
+        table, swept = table.drop(columns="data"), {key: None for key in swept if key != "data"}
+    write_table(folder / "sweep.csv", table)
+    finals = finals_of(table, lasts, swept)
     if 0 < len(finals) <= MOST_SHOWN:
         print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
-    if best := _best_of(folder, rows, metrics):
-        tell(best)
     counts = Counter(row["status"] for row in rows)
     tell(f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     tell(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
 
 
-def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
-    """Return a line that names the finished run with the best last value.
-
-    It is empty if fewer than two runs have finished, if runs have different metrics, or if the metric has no better
-    direction.
-    """
-    if len(set(metrics)) != 1:
-        return ""
-    column = f"final_{metrics[0]}"
-    finals = {row["run"]: row[column] for row in rows if row["status"] == "finished" and column in row}
-    metric = next((m for run in finals for m in described(folder / run) if m.name == metrics[0]), None)
-    if len(finals) < 2 or metric is None or metric.better == "neither":
-        return ""
-    best = max if metric.better == "higher" else min
-    run, value = best(finals.items(), key=lambda item: item[1])
-    return f"best final {metric.name} of one run: {value:.5g}, {run}"
+def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
+    """Return eval.metric, else the metric that the problem names first, with its last value; '' and nan if there is none."""
+    metric = str(config.get("eval.metric") or next((metric.name for metric in run.card().get("metrics", ())), ""))
+    try:
+        return metric, run.last(metric)
+    except UserError:  # rows that cannot be read
+        return metric, math.nan
 
 
-def finals_of(
-    rows: Sequence[dict[str, Any]], metrics: Sequence[str], lasts: Mapping[str, float], swept: Sequence[str]
-) -> pd.DataFrame:
+def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: Iterable[str]) -> pd.DataFrame:
     """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
         keys. Seeds of data splits are seeds too.
 
     A run without a last value leaves its group without a mean; runs that were refused do not count. The table is empty if no row
-    has a metric. A single metric is named in the heading, several in a column.
+    has a metric. A single metric is named in the heading, several in a column. Statuses are shown unless all runs have finished.
 
     Args:
-        rows: The rows of sweep.csv.
-        metrics: The metric of each row; empty for a run that failed at once.
-        lasts: run -> last value of its metric, as `RunFolder.last` returns it.
-        swept: The keys that take several values.
+        table: The rows of sweep.csv.
+        lasts: The metric and its last value of each row; ('', nan) for a run that failed at once.
+        swept: The keys that the command sets.
     """
-    splits = any(repeats(key) and key != "seed" for key in swept)  # which give data of their own
-    keys = [key for key in swept if not (repeats(key) or (splits and key == "data"))]
-    names = sorted(set(metrics) - {""})
-    if len(names) == 1:
-        metrics = names * len(rows)
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row, metric in zip(rows, metrics, strict=True):
-        groups.setdefault((*(str(row.get(key, "-")) for key in keys), metric), []).append(row)
+    names = sorted({metric for metric, _ in lasts} - {""})
+    if not names:
+        return pd.DataFrame()
+    cells = table.astype(object).where(table.notna(), "-").astype(str)
+    keys = [key for key in swept if cells[key].nunique() > 1]
+    if any(repeats(key) and key != "seed" for key in keys):  # splits, which give data of their own
+        keys = [key for key in keys if key != "data"]
+    keys = [key for key in keys if not repeats(key)]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, options in enumerate(cells[keys].to_numpy().tolist()):
+        groups.setdefault((*options, names[0] if len(names) == 1 else lasts[i][0]), []).append(i)
     shown = []
-    for (*values, metric), members in groups.items():
-        finals = [lasts.get(row["run"], math.nan) for row in members if row["status"] != "refused"]
-        counts = Counter(row["status"] for row in members)
-        shown.append(
-            dict(zip(keys, values, strict=True))
-            | {"runs": str(len(members)), "status": ", ".join(f"{n} {status}" for status, n in counts.items())}
-            | {"metric": metric, "final": mean_text(*moments(finals))}
-        )
-    table = pd.DataFrame(shown if names else [])
-    if len(names) == 1:
-        return table.drop(columns="metric").rename(columns={"final": f"final {names[0]}"})
-    return table
+    for (*values, metric), its in groups.items():
+        counts = Counter(cells["status"].iloc[its])
+        mean = mean_text(*moments([lasts[i][1] for i in its if cells["status"].iloc[i] != "refused"]))
+        row = dict(zip(keys, values, strict=True)) | {"runs": str(len(its))}
+        row["status"] = ", ".join(f"{n} {status}" for status, n in counts.items())
+        shown.append(row | ({f"final {metric}": mean} if len(names) == 1 else {"metric": metric, "final": mean}))
+    finals = pd.DataFrame(shown)
+    return finals.drop(columns="status") if {*cells["status"]} == {"finished"} else finals
 
 
 def differences(runs: Sequence[Composed], swept: Container[str]) -> str:

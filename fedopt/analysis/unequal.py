@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.scale import LinearScale
@@ -12,19 +12,14 @@ from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
 from fedopt.analysis.stats import not_positive
 from fedopt.analysis.tables import in_bytes, plus_minus
-from fedopt.console import order
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
-UNEQUAL = 1.1  # spends whose ratio is larger are named
-SPARSE = 2  # and intervals of evaluations whose ratio is larger
-ABOVE = 2  # times its best value: a loss that ends above is named
-BATCH = "algo.B"  # the key that every method of fedopt's has for its examples of a step, null for all
-MANY = 10  # times its first value: a loss that has grown to more is named
+UNEQUAL = 1.1  # amounts whose ratio is larger are named
 
 
 def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) -> Iterator[str]:
-    """Yield a line for each thing that makes a comparison of groups unequal, such as different costs or batch sizes.
+    """Yield a line for each thing that makes a comparison of groups unequal, such as different costs.
 
     Args:
         by: The keys that define the groups.
@@ -47,20 +42,13 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
             axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
             yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the others span decades"
     yield from _spends(by, groups, runs[0].x, at)
-    if runs[0].x != "seconds":  # which are never the same
-        yield from _intervals(groups, runs[0].x)
     for label, members in groups.items():
-        counts = Counter(_ends_worse(run, metric) for run in members)
-        for how, number in counts.items():
-            if how:
-                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps{step_keys(members[0].keys)}"
-        if not any(counts):
-            yield from _above_best(label, members, metric)
+        if worse := sum(_ends_worse(run, metric) for run in members):
+            how = f"{worse} of {len(members)} runs end with a worse {metric} than they began with"
+            yield f"{label}: {how}; try smaller steps"
     yield from _versions(runs)
     yield from _weights(groups)
-    yield from _tuning(runs)
-    if "algo" in by and BATCH not in by:
-        yield from _batches(groups)
+    yield from _tuning(groups)
     yield from _asked(groups)
 
 
@@ -110,69 +98,24 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         ends = {label: costs for label, costs in ends.items() if label not in early}
     for problem, labels in by_problem({label: groups[label] for label in ends if ends[label]}).items():
         spent = {label: float(np.mean(ends[label])) for label in labels}
-        if pair := _apart(spent, UNEQUAL):
+        if pair := _apart(spent):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
             again = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
             hint = again if at is None else "use a smaller eval.every"
             yield f"unequal costs on {problem[0]}: {least}, {most}; {hint}"
 
 
-def _intervals(groups: Groups, x: str) -> Iterator[str]:
-    """Yield a line for each problem whose groups are evaluated at very different intervals of cost."""
-    for labels in by_problem(groups).values():
-        gaps = {label: [gap for run in members for gap in np.diff(run.cost())] for label, members in labels.items()}
-        every = {label: float(np.median(costs)) for label, costs in gaps.items() if costs}
-        if pair := _apart(every, SPARSE):
-            often, rarely = (f"{label} is evaluated every {amount(x, every[label])}" for label in pair)
-            yield f"{rarely}, {often}: best values and costs to a target are as coarse; set eval.every to make them alike"
-
-
-def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None:
-    """Return the labels of the smallest and the largest amount if their ratio exceeds `ratio`; else None."""
+def _apart(amounts: Mapping[str, float]) -> tuple[str, str] | None:
+    """Return the labels of the smallest and the largest amount if their ratio exceeds `UNEQUAL`; else None."""
     ranked = sorted(amounts, key=lambda label: amounts[label])
-    return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > ratio * amounts[ranked[0]] else None
+    return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > UNEQUAL * amounts[ranked[0]] else None
 
 
-def _ends_worse(run: Recorded, metric: str) -> str:
-    """Return a phrase on how a run ends worse than it began; '' if it does not, or if its first row is not round 0.
-
-    A run ends worse if the metric is worse than at first, or if a loss is more than `MANY` times its first value.
-    """
-    if run.table["round"].iloc[0] != 0:
-        return ""
+def _ends_worse(run: Recorded, metric: str) -> bool:
+    """Return whether a run that was evaluated at round 0 ends with a worse value than it had there."""
     first, last = run.values(metric)[[0, -1]]
-    if {"lower": last > first, "higher": last < first, "neither": False}[run.metric(metric).better]:
-        return f"a worse {metric} than they began with"
-    for name in [name for name, described in run.metrics.items() if described.bounds and name in run.table]:
-        first, last = run.values(name)[[0, -1]]
-        if run.metric(name).better == "lower" and last > MANY * first > 0:
-            return f"a {name} of more than {MANY} times what they began with"
-    return ""
-
-
-def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
-    """Yield at most one line: a run of the group ends at more than `ABOVE` times its best value.
-
-    Only metrics for which lower is better are checked, `metric` first, then metrics with bounds, such as losses. The line
-    names the worst run of the first metric with such a run.
-    """
-    names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
-    for name in (name for name in names if members[0].metric(name).better == "lower"):
-        values = [(run.keys.get("seed"), run.values(name)) for run in members if name in run.table]
-        ends = [(seed, its[-1], float(np.nanmin(its))) for seed, its in values if np.isfinite(its).any()]
-        if far := [(last / best, last, best, seed) for seed, last, best in ends if best > 0 and last > ABOVE * best]:
-            _, last, best, seed = max(far)
-            where, remedy = f" on seed {seed}" if seed else "", f"try smaller steps{step_keys(members[0].keys)}"
-            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; {remedy}"
-            return
-
-
-def step_keys(keys: Iterable[str]) -> str:
-    """Return those of the keys of a run that are step sizes, in brackets; '' if none has a usual name."""
-    algo = [key for key in keys if key.startswith("algo.")]
-    steps = [key for key in algo if key.startswith("algo.eta")]
-    steps = steps or [key for key in algo if key in ("algo.alpha", "algo.beta", "algo.gamma")]
-    return f" ({', '.join(steps)})" if steps else ""
+    described = run.metric(metric)
+    return run.table["round"].iloc[0] == 0 and described.better != "neither" and described.sign * (last - first) > 0
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
@@ -197,41 +140,15 @@ def _weights(groups: Groups) -> Iterator[str]:
             yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy}"
 
 
-def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Yield a line for each problem on which only some algorithms ran with tuned values, and for values tuned on another model
-    or data.
-    """
-    tuned: dict[tuple[str, ...], bool] = {}  # problem and algorithm -> whether a run has tuned values
-    elsewhere: dict[str, dict[str, None]] = {}  # algorithm -> words
-    for run in runs:
-        pair = run.group(["problem", "algo"])
-        tuned[pair] = tuned.get(pair, False) or run.tuned
-        if run.tuned:
-            elsewhere.setdefault(pair[1], {}).update(dict.fromkeys(run.elsewhere.split()))
-    for problem in dict.fromkeys(problem for problem, _ in tuned):
-        algos = {algo: yes for (where, algo), yes in tuned.items() if where == problem}
-        some, none = (", ".join(algo for algo in algos if algos[algo] is yes) for yes in (True, False))
-        if some and none:
-            yield (
-                f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
-                f"unequal; preset=none runs all without"
-            )
-    texts = {algo: " ".join(words) for algo, words in elsewhere.items()}
-    for text in filter(None, dict.fromkeys(texts.values())):
-        names = ", ".join(algo for algo in texts if texts[algo] == text)
-        yield f"the tuned values of {names} were found without {text}, and may be far from the best here; tune again"
-
-
-def _batches(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost."""
+def _tuning(groups: Groups) -> Iterator[str]:
+    """Yield a line for each problem on which only some algorithms ran with tuned values."""
     for problem, labels in by_problem(groups).items():
-        sizes: dict[str, list[str]] = {}
-        for label, runs in labels.items():
-            for size in sorted({run.keys[BATCH] for run in runs if BATCH in run.keys}, key=order):
-                sizes.setdefault("all" if size == "null" else size, []).append(label)
-        if len(sizes) > 1:
-            each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
-            yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
+        runs = [run for members in labels.values() for run in members]
+        tuned = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.tuned)
+        others = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.keys.get("algo", "") not in tuned)
+        if tuned and others:
+            how = f"{', '.join(tuned)} ran with tuned values, {', '.join(others)} without"
+            yield f"{problem[0]}: {how}, so that budgets and step sizes may be unequal; preset=none runs all without"
 
 
 def _asked(groups: Groups) -> Iterator[str]:
@@ -242,7 +159,7 @@ def _asked(groups: Groups) -> Iterator[str]:
             ends = [run for run in runs if run.knows("client_visits")]
             visits, rounds = (sum(run.cost(x)[-1] for run in ends) for x in ("client_visits", "comm_rounds"))
             asked |= {label: visits / rounds} if rounds else {}
-        if pair := _apart(asked, UNEQUAL):
+        if pair := _apart(asked):
             few, many = (f"{label} asks {asked[label]:.3g}" for label in pair)
             yield f"on {problem[0]} {few} clients in a communication round, {many}; compare with --x client_visits too"
 

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
-from fedopt.config import GROUPS, NODES, one_word, with_project
+from fedopt.config import with_project
 from fedopt.console import ctrl_c_kept
 from fedopt.console import say as console
 from fedopt.console.say import say
@@ -45,11 +45,7 @@ class Parser(argparse.ArgumentParser):
             if text := removed(word.partition("=")[0]):
                 raise UserError(text)
         if self.prog == "fedopt" and message.startswith("unrecognized"):
-            words = message.partition(": ")[2].lstrip("-").split()
-            if words[0] in {*NODES} - {*GROUPS}:  # --budget rounds 10
-                words[:2] = [".".join(words[:2])]
-            _, _, meant = one_word(words).partition(": ")
-            message += f"; {meant or 'write settings without dashes, such as algo=fedavg'}"
+            message += "; write settings without dashes, such as algo=fedavg or budget.rounds=10"
         elif message.startswith("unrecognized"):
             message += nearest(message.split()[2], [flag for of in self._actions for flag in of.option_strings])
         raise UserError(f"{message}; {self.prog} --help lists the options")

@@ -19,6 +19,7 @@ from fedopt.analysis import (
     print_table,
     shown_table,
     tests_shown,
+    usable,
     write_table,
 )
 from fedopt.commands.answer import Parser, answer, number, some_of
@@ -39,15 +40,15 @@ def compare(arguments: argparse.Namespace) -> None:
     Raises UserError if there is no run to compare, or an option does not fit the runs.
     """
     look = build(PlotStyle, {field.name: getattr(arguments, field.name) for field in fields(PlotStyle)})
-    wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
-    comparison = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
+    wanted = {name: getattr(arguments, name) for name in ("metric", "target", "group_by", "names", "at", "label")}
+    comparison = compared(usable(arguments.paths, arguments.x, arguments.exclude), **wanted)
     base = arguments.out / "compare"
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
     curves = base.with_name("compare_curves.csv")
     write_table(curves, comparison.draw(*pictures, **asdict(look)))
     written = comparison.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
     phrases, shown = (
-        shown_table(comparison, arguments.columns, arguments.decimals, short)[0] for short in (False, True)
+        shown_table(comparison, arguments.columns, arguments.decimals, short).cells for short in (False, True)
     )
     print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
     tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
@@ -105,19 +106,15 @@ def _arguments() -> argparse.Namespace:
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
     digits = "decimals of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
-    add("--smooth", type=int, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     bands = "standard deviation, standard error, 95%% t-interval, or extremes"
     add("--band", choices=[*BANDS], default="std", help=bands)
-    add("--legend", choices=LEGENDS, default="above", help="where the legend is (default: above)")
-    add("--caption", action=argparse.BooleanOptionalAction, default=True, help="say below the picture what is drawn")
+    add("--legend", choices=LEGENDS, default=LEGENDS[0], help=f"where the legend is (default: {LEGENDS[0]})")
+    add("--no-caption", dest="caption", action="store_false", help="leave out the text below the picture")
     add("--width", type=number, metavar="INCHES", help=f"width of the picture (default: {WIDTH}, a column of a paper)")
     add("--height", type=number, metavar="INCHES", help="height of the whole picture (default: by what is in it)")
     add("--font", type=number, metavar="POINTS", help=f"the size of letters (default: {STYLE['font.size']})")
-    add("--style", type=Path, metavar="FILE", help="a matplotlib style file")
-    add("--slides", action="store_true", help="a picture for slides: 16:9, with large letters and thick lines")
     for axis in "xy":
         add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
-    add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")
     logy = "a logarithmic y axis (default: where values span decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
     add("--title", default="", help="the text above the picture")

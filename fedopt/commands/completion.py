@@ -21,7 +21,7 @@ def completions(line: str) -> list[str]:
     elif not equals:
         ends = {key: key.find(".", len(word)) + 1 for key in described}
         words = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in described), *(f"{g}=" for g in GROUPS)}
-        words |= {"ls", "list", "rm", "new", "trust", "export"} if len(before) == 1 else set()
+        words |= {"ls", "list", "rm", "new", "export"} if len(before) == 1 else set()
     elif name in GROUPS:
         words = {f"{begun}{option}" for option in options(name, folders)}
     else:

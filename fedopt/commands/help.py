@@ -2,32 +2,26 @@
 
 from fedopt.console import show, show_table
 
-COMMANDS = {
-    "fedopt algo=fedmsa problem=mco": "one run",
-    "fedopt algo=fedmsa problem=mco algo.K=10": "with another value",
+COMMANDS = {  # the first six are those of `fedopt --help`
+    "fedopt algo=fedmsa problem=mco": "one run; algo.K=10 sets a key, --cfg job shows the config and does not run",
     "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time, --launcher slurm queues them",
     "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
-    "fedopt --help algo=fedmsa": "the keys of an algorithm, a problem, ...",
-    "fedopt --help algo.beta": "the meaning of a key",
-    "fedopt algo=fedmsa problem=mco --cfg job": "show the config and do not run",
+    "fedopt ls": "your runs; --help shows how to choose and sort them",
+    "fedopt-compare outputs": "compare runs: tables and curves",
+    "fedopt list commands": "all commands",
+    "fedopt --help algo.beta": "the meaning of a key; --help algo=fedmsa: the keys of an algorithm, a problem, ...",
     "fedopt resume=true output_dir=DIR": "resume the run in this folder",
     "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...; fedopt.toml names such a folder too",
-    "fedopt ls": "your runs; --help shows how to choose and sort them",
     "fedopt rm": "delete failed runs, or those that you name, after asking",
     "fedopt export RUN": "write a run's model to a file, JSON if it is linear; --client NAME that of one client",
-    "fedopt list commands": "all commands",
     "fedopt list TOPIC": "algorithms, problems, data sets, ...; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
-    "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
-    "fedopt-compare outputs": "compare runs: tables and curves",
     "fedopt-report DIR...": "a page of results",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
     "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
     "fedopt-bench run --smoke": "the benchmark of methods; also rank, and enter ALGORITHM",
 }
-FIRST = ["fedopt algo=fedmsa problem=mco", "fedopt -m algo=fedmsa problem=mco seed=0,1,2"]
-FIRST += ["fedopt --help algo=fedmsa problem=mco", "fedopt ls", "fedopt-compare outputs", "fedopt list commands"]
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
@@ -37,7 +31,7 @@ def show_help(words: list[str], folders: list[str]) -> None:
     """
     if not words:
         show("fedopt: federated nested optimisation in PyTorch", "")
-        show_table(["", ""], [(f"  {command}", text) for command, text in COMMANDS.items() if command in FIRST])
+        show_table(["", ""], [(f"  {command}", text) for command, text in [*COMMANDS.items()][:6]])
         return
     from fedopt.commands.keys import explain, show_keys
 

@@ -176,16 +176,17 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
 
 
-def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted key -> value of a config. Keys that begin with an underscore are left out; a schedule counts as one value."""
+def _leaves(node: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of a config. Keys that begin with an underscore are left out; a schedule counts as one value.
+
+    inside: the node's own key and a dot.
+    """
     leaves: dict[str, Any] = {}
-    for key, value in _with_loggers(config).items():
-        inner = (
-            {f"{key}.{name}": leaf for name, leaf in value.items() if name[0] != "_"}
-            if isinstance(value, dict)
-            else None
-        )
-        leaves |= {key: value} if inner is None else inner
+    for name, value in node.items():
+        if isinstance(value, dict) and value and "kind" not in value:
+            leaves |= _leaves(value, f"{inside}{name}.")
+        elif name[0] != "_":
+            leaves[f"{inside}{name}"] = value
     return leaves
 
 
@@ -195,14 +196,7 @@ def _shown(value: Any) -> str:
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
     types = dict(about(SETTINGS)["fields"])
-    for where, node in _with_loggers(nodes).items():
+    for where, node in {**nodes, **{f"logger.{name}": node for name, node in nodes["logger"].items()}}.items():
         path = str(node.get("_target_", "")) if isinstance(node, dict) else ""
         types |= {f"{where}.{key}": words for key, words in about(path)["fields"].items()} if path else {}
     return types
-
-
-def _with_loggers(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the nodes of a config in which each logger is a node, logger.NAME."""
-    loggers = {name: node for name, node in nodes["logger"].items() if isinstance(node, dict)}
-    rest = {name: value for name, value in nodes["logger"].items() if name not in loggers}
-    return {**nodes, "logger": rest, **{f"logger.{name}": node for name, node in loggers.items()}}

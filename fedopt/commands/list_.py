@@ -6,7 +6,17 @@ from textwrap import shorten
 from fedopt.commands.answer import Parser
 from fedopt.commands.help import COMMANDS
 from fedopt.commands.keys import show_keys
-from fedopt.config import PROBLEM, Folders, about_all, certainty, check_folders, class_path, options, title
+from fedopt.config import (
+    PROBLEM,
+    Folders,
+    about_all,
+    certainty,
+    check_folders,
+    class_path,
+    experimental,
+    options,
+    title,
+)
 from fedopt.console import columns, show, show_folded, show_table
 from fedopt.errors import UserError, nearest
 
@@ -30,20 +40,18 @@ def show_list(arguments: list[str]) -> None:
     parser = Parser(prog="fedopt list", description="Algorithms, problems and whatever else a command can choose.")
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
-    which = "all that fit this class of problems, with --long"
+    which = "all that fit this class of problems, with full titles, and where an algorithm's equations are from"
     parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
-    parser.add_argument("--long", action="store_true", help="full titles, and how certain an algorithm's equations are")
     given = parser.parse_args(arguments)
     check_folders(tuple(given.folders))
-    names = {word: topic for topic, group in TOPICS.items() for word in (group, f"{group}s", topic, topic.rstrip("s"))}
-    topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
+    topic = next((topic for topic, group in TOPICS.items() if given.topic == group), given.topic)
     group = TOPICS.get(topic or "", "")
     if given.topic is None:
         counts = {name: f"{len(options(of, given.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
-    elif topic is None:
+    elif topic not in topics:
         near = nearest(given.topic, topics)
         raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
     elif topic == "commands":
@@ -51,18 +59,18 @@ def show_list(arguments: list[str]) -> None:
     elif topic == "keys":
         show_keys([], given.folders)
     elif group in ("algo", "problem"):
-        _by_class(group, " ".join(given.kind), given.long, given.folders)
+        _by_class(group, " ".join(given.kind), given.folders)
     else:
         show_table(["", ""], [(name, title(group, name, given.folders)) for name in options(group, given.folders)])
 
 
-def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
-    """Print algorithms or problems, each below the first class of problems that it fits, on a line each.
+def _by_class(group: str, wanted: str, folders: Folders) -> None:
+    """Print algorithms or problems, each below the first class of problems that it fits, checked algorithms first.
 
     Args:
         group: algo or problem.
-        wanted: A class: print all that fit it, as with `long`. '' prints all.
-        long: Whether to print full titles, and how certain the equations of algorithms are. Else titles are cut to the line.
+        wanted: A class: print all that fit it, with full titles and where the equations of algorithms are from. '' prints all,
+            on a line each.
         folders: The user's config folders.
 
     Raises:
@@ -76,21 +84,28 @@ def _by_class(group: str, wanted: str, long: bool, folders: Folders) -> None:
     if wanted and wanted not in named:
         every = ", ".join(CLASSES.get(kind, kind) for kind in kinds)
         raise UserError(f"{wanted}: there is no such class{nearest(wanted, [*named])}; choose one of {every}")
+    unchecked = {name for name in paths if group == "algo" and experimental(name, folders)}
     for kind in [named[wanted]] if wanted else kinds:
-        fitting = [name for name, its in fits.items() if kind in its]
+        fitting = sorted((name for name, its in fits.items() if kind in its), key=lambda name: name in unchecked)
         members = fitting if wanted else [name for name in fitting if fits[name][0] == kind]
-        if fitting:
-            others = f", and {len(fitting) - len(members)} of other classes fit" if len(members) < len(fitting) else ""
-            show_folded(f"{CLASSES.get(kind, kind)}: {len(members)}{others}")
-            titles = [title(group, name, folders) for name in members]
-            if not (wanted or long):
-                room = max(columns() - max(map(len, members), default=0) - 4, 20)
-                titles = [shorten(re.sub(r" \[[^]]*\]$", "", text), room, placeholder=" ...") for text in titles]
-            elif group == "algo":
-                titles = [
-                    f"{text}; {certainty(name, folders) or '-'}" for name, text in zip(members, titles, strict=True)
-                ]
-            show_table(["", ""], [(f"  {name}", text) for name, text in zip(members, titles, strict=True)])
+        if not fitting:
+            continue
+        parts = [f"{CLASSES.get(kind, kind)}: {len(members)}"]
+        parts += [f"{count} of them experimental"] if (count := len(unchecked & {*members})) else []
+        parts += [f"{more} of other classes fit"] if (more := len(fitting) - len(members)) else []
+        show_folded(", ".join(parts))
+        show_table(
+            ["", ""], [(f"  {name}", _title(group, name, bool(wanted), name in unchecked, folders)) for name in members]
+        )
     if not wanted:
         topic = next(topic for topic, of in TOPICS.items() if of == group)
         show_folded(f"fedopt list {topic} CLASS, such as minimax: all that fit a class, and their full titles")
+
+
+def _title(group: str, name: str, full: bool, unchecked: bool, folders: Folders) -> str:
+    """Return what a list says of an option: its title, cut to a line unless it shall be `full`."""
+    text = title(group, name, folders)
+    if full:
+        return f"{text}; {certainty(name, folders) or '-'}" if group == "algo" else text
+    text = re.sub(r" \[[^]]*\]$", "", text)
+    return shorten(f"(experimental) {text}" if unchecked else text, max(columns() - 26, 20), placeholder=" ...")

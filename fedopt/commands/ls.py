@@ -9,11 +9,10 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatchcase
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,15 @@ from rich.filesize import decimal
 
 from fedopt.commands.answer import Parser
 from fedopt.config import flat, outputs
-from fedopt.console import as_number, columns, counted, fits, note, order, printable, show, show_table
+from fedopt.console import as_number, columns, counted, note, order, printable, show, show_table
 from fedopt.errors import UserError, nearest, some
 from fedopt.jobs import queued
 from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 
 Row = dict[str, Any]
 COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "date", "size", "folder")
-NUMBERS = ("seed", "value", "time", "size")  # flush right
-LEFT_OUT = ("size", "time", "metric", "date")  # in this order on narrow terminals: the others tell runs apart
+SHOWN = ("status", "algo", "problem", "seed", "metric", "value", "date", "folder")
+NUMBERS = ("seed", "value")  # flush right
 SEARCH = "search.json"  # is in the folder of a search
 
 
@@ -38,10 +37,10 @@ def ls(arguments: list[str]) -> None:
 
     Raises UserError for a folder, a column or a key that does not exist.
     """
-    parser = _parser("ls", "The runs in folders, at any depth. The trials of a search share a line.")
+    parser = _parser("ls", "The runs in folders, at any depth. A search is one line; its folder lists its trials.")
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
-    parser.add_argument("--json", action="store_true", help="print JSON: all columns, each trial of a search")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
     given = parser.parse_intermixed_args(arguments)
     runs, rows = _chosen(given, given.sort)
     values = [(row, _value(row, given.sort or "folder")) for row in rows]
@@ -50,8 +49,8 @@ def ls(arguments: list[str]) -> None:
     if given.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
-        _print(_searches_folded(rows))
-        _advise(rows, runs, given.paths)
+        _print(rows)
+        _advise(rows, given)
     else:
         begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
         wanted = f" with {' '.join(given.filters)}" if given.filters else ""
@@ -67,7 +66,7 @@ def rm(arguments: list[str]) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     given = parser.parse_intermixed_args(arguments)
     given.words = given.words or ["status=failed"]
-    rows = [row for row in _chosen(given)[1] if row["search"] is None]  # a search would run its trials again
+    rows = [row for row in _chosen(given)[1] if row["status"] != "search"]  # it would run its trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
         note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
@@ -100,19 +99,10 @@ def _delete(path: Path) -> bool:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"fedopt {name}", description=description)
-    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
+    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as "
+    what += "algo=fed* or 'date=2026-05-*'"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
-    parser.add_argument("--since", type=_date, metavar="DATE", help="only runs begun from here on, such as 2026-05-31")
-    parser.add_argument("--before", type=_date, metavar="DATE", help="only runs begun before this")
     return parser
-
-
-def _date(text: str) -> str:
-    """Return a date, with or without a time, as rows have it; a `type` for argparse."""
-    try:
-        return datetime.fromisoformat(text).isoformat(" ", "minutes")
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} must be a date, such as 2026-05-31 or 2026-05-31T18:00") from None
 
 
 def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
@@ -141,29 +131,25 @@ def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Ro
             raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
     for key, _, wanted in (word.partition("=") for word in given.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
-    since, before = given.since or "", given.before or "9999"
-    return runs, [row for row in rows if since <= (row["date"] or "") < before]
+    return runs, rows
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
-    """Yield a row (see `_row`) for each run in the folders, each run once. Symbolic links are not followed.
+    """Yield a row (see `_row`) for each run in the folders, each run once, and one for each search.
 
-    The status is None if summary.json cannot be read. Raises UserError for a missing folder.
+    Symbolic links are not followed. The status is None if summary.json cannot be read. Raises UserError for a missing folder.
     """
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
             raise UserError(f"{path}: there is no such folder; give one that holds runs")
-        searches: list[Path] = []
-        for place, _, files in os.walk(path):
+        for place, inside, files in os.walk(path):
             if SEARCH in files and place != path:
-                searches.append(Path(place))
-            if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
+                inside.clear()  # its trials have seeds of their own, and bad values by design
+                yield _row(Path(place), ()) | {"status": "search"}
+            elif {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
-                row = _row(Path(place), files)
-                for search in (search for search in searches if search in row["folder"].parents):
-                    row["search"] = search / row["folder"].relative_to(search).parts[0]
-                yield row
+                yield _row(Path(place), files)
 
 
 def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
@@ -181,7 +167,7 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
 
 
 def _row(path: Path, files: Sequence[str]) -> Row:
-    """Return the columns of a run, the options that it chose, and `search`: None, or of which search it is a trial."""
+    """Return the columns of a run, why it failed, and the options that it chose."""
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
     for name in files:
@@ -204,7 +190,6 @@ def _row(path: Path, files: Sequence[str]) -> Row:
         "folder": path,
         "error": summary.get("error", "") if status == "failed" else "",
         "chosen": chosen,
-        "search": None,
     }
 
 
@@ -233,41 +218,15 @@ def _matches(value: Any, wanted: str) -> bool:
     return fnmatchcase(words.get(str(value), str(value)), wanted)
 
 
-def _searches_folded(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with one row for all trials of an algorithm in a search."""
-    groups: dict[Path, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["search"] or row["folder"], []).append(row)
-    folded = []
-    for folder, members in groups.items():
-        row = members[0]
-        if row["search"]:
-            row = row | {"status": "search", "seed": None, "value": None, "folder": folder, "error": _counts(members)}
-            row |= {name: sum(member[name] or 0 for member in members) for name in ("time", "size")}
-        folded.append(row)
-    return folded
-
-
 def _print(rows: Sequence[Row]) -> None:
-    """Print the rows, with as many columns as fit the terminal if folders are below. Why a run failed is below it."""
-
-    def table(names: Sequence[str]) -> tuple[Sequence[str], list[list[str]], Sequence[str]]:
-        return names, [[_cell(name, row[name]) for name in names] for row in rows], NUMBERS
-
-    names = list(COLUMNS)
-    for name in LEFT_OUT:
-        if not fits(*table(names[:-1])):
-            names.remove(name)
-    show_table(*table(names), below=[[printable(row["error"])[: columns() - 4]] for row in rows])
+    """Print the rows. Why a run failed is below its row."""
+    cells = [[_cell(name, row[name]) for name in SHOWN] for row in rows]
+    show_table(SHOWN, cells, NUMBERS, [[printable(row["error"])[: columns() - 4]] for row in rows])
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if name == "size":
-        return decimal(value)
-    if name == "time":
-        return f"{value:.3g} s" if value < 60 else str(timedelta(seconds=round(value)))
     return f"{value:.4g}" if name == "value" else str(value)
 
 
@@ -276,32 +235,25 @@ def _counts(rows: Sequence[Row]) -> str:
     return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
 
 
-def _advise(rows: Sequence[Row], runs: Sequence[Row], paths: Sequence[str]) -> None:
-    """Print how many runs there are, commands that compare those of each problem, and one that resumes an interrupted run.
+def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
+    """Print how many runs there are, a command that compares them, and one that resumes an interrupted run.
 
-    Trials of a search are not compared: they have seeds of their own, and bad values. A command names the highest folders that
-    hold no run of another problem.
+    The command names the runs that filters choose; without filters, folders that hold some.
 
     Args:
         rows: The runs that are shown.
-        runs: All runs.
-        paths: The folders of the command.
+        given: The arguments, as `_chosen` leaves them.
     """
     show(_counts(rows))
-    together: dict[tuple[Any, ...], list[Path]] = {}  # what the runs of a comparison have in common -> their folders
-    for row in rows:
-        if row["search"] is None and row["status"] not in ("failed", "queued"):
-            together.setdefault((row["problem"], row["chosen"].get("dataset")), []).append(row["folder"])
-    for folders in [folders for folders in together.values() if len(folders) > 1]:
-        others = [row["folder"] for row in runs if row["status"] != "failed" and row["folder"] not in {*folders}]
-        taken = {place for folder in others for place in (folder, *folder.parents)}
-        tops = dict.fromkeys(_top(folder, taken, paths) for folder in folders)
-        show(f"to compare: fedopt-compare {shlex.join(map(str, tops))}")
-    if stopped := [row["folder"] for row in rows if row["status"] == "interrupted" and row["search"] is None]:
+    compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
+    if len(compared) > 1:
+        places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
+        show(f"to compare: fedopt-compare {shlex.join(map(str, dict.fromkeys(places)))}")
+    if stopped := [row["folder"] for row in rows if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
 
 
-def _top(folder: Path, taken: Container[Path], paths: Sequence[str]) -> Path:
-    """Return the highest folder above a run's, inside one of the paths, that is not taken; else the run's own folder."""
-    inside = (place for place in (folder, *folder.parents) if any(place.is_relative_to(path) for path in paths))
-    return [folder, *takewhile(lambda place: place not in taken, inside)][-1]
+def _below(folder: Path, paths: Sequence[str]) -> Path:
+    """Return the folder above a run's that is directly below one of the paths; the run's own folder if it is the path."""
+    path = next(path for path in paths if folder.is_relative_to(path))
+    return Path(path, *folder.relative_to(path).parts[:1])

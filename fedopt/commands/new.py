@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from keyword import iskeyword
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fedopt.commands.answer import Parser
 from fedopt.config import options, project
-from fedopt.console import note, show
+from fedopt.console import show
 from fedopt.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -30,8 +29,8 @@ def new(arguments: list[str]) -> None:
     """Write the files of a new algorithm or problem, and print how to run them: `fedopt new algo NAME`.
 
     The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the project's folder. CONFIG is myconf, or
-    the folder that fedopt.toml names. If there is no fedopt.toml, one is written and the folder is trusted. Nothing is
-    overwritten. Raises UserError for a name or class that cannot be used.
+    the folder that fedopt.toml names. If there is no fedopt.toml, one is written. Nothing is overwritten.
+    Raises UserError for a name or class that cannot be used.
     """
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
@@ -57,47 +56,14 @@ def new(arguments: list[str]) -> None:
     words = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
     for path, word in product(texts, words):
         texts[path] = texts[path].replace(word, words[word])
-    _write_all(texts if found else {**texts, Path(project.NAME): project.new_text()})
-    show(f"wrote {', '.join(map(str, files))}")
-    if not found:
-        try:
-            show(f"wrote {project.NAME}: {project.trust()}")
-        except UserError as error:
-            note(str(error))
+    texts |= {} if found else {Path(project.NAME): project.TEXT}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    show(f"wrote {', '.join(map(str, texts))}")
     first = "" if find_spec("pytest") else ", after pip install 'fedopt[testing]'"
     show(f"to test it: python -m pytest {home / f'test_{name}.py'}{first}")
     show(f"to run it: fedopt {command.replace(example, name)}")
-
-
-def trust(arguments: list[str]) -> None:
-    """Allow commands in the working directory to import its Python files: `fedopt trust`. A missing fedopt.toml is written.
-
-    Raises UserError if that cannot be recorded.
-    """
-    Parser(prog="fedopt trust", description="Let commands in this folder import its Python files.").parse_args(
-        arguments
-    )
-    if not os.path.lexists(project.NAME):
-        _write_all({Path(project.NAME): project.new_text()})
-    show(project.trust())
-
-
-def _write_all(texts: dict[Path, str]) -> None:
-    """Write all files, or none if one cannot be written. Raises OSError."""
-    written: list[Path] = []
-    try:
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:
-                written.append(path)
-                file.write(text)
-    except OSError:
-        for path in written:
-            path.unlink()
-        for folder in (folder for path in texts for folder in path.parents[:-1]):
-            with suppress(OSError):  # it has other files
-                folder.rmdir()
-        raise
 
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
@@ -107,10 +73,10 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
         )
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]} exists already, and is not overwritten; choose another name")
-    if name in options(kind):
-        raise UserError(f"{name}: fedopt has {kind}={name} already; choose another name")
-    if name in sys.stdlib_module_names or find_spec(name):
-        raise UserError(f"{name}: a Python module of this name is installed; choose another name")
+    if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
+        raise UserError(
+            f"{name}: fedopt has {kind}={name}, or a Python module of this name is installed; choose another name"
+        )
 
 
 def _camel(name: str) -> str:

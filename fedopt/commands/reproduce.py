@@ -6,40 +6,23 @@ them. Imports no torch, except in the processes that run.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from fedopt.analysis import markdown, write_table
+from fedopt.analysis import write_table
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
 from fedopt.config import outputs
 from fedopt.console import show, show_table, tell
 from fedopt.console.say import say
 from fedopt.drawing import FORMATS
 from fedopt.errors import UserError
-from fedopt.files import refuse_linked
 from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
-from fedopt.papers import (
-    Plan,
-    chosen,
-    claims_shown,
-    draw_again,
-    judged_again,
-    keep,
-    load,
-    names,
-    rows_of,
-    takes,
-    totals,
-)
+from fedopt.papers import Plan, chosen, load, names, takes
 from fedopt.papers.report import report
 from fedopt.results import ENDED, RunFolder
-
-RUNS = "runs"  # the folder of all runs, in the output folder
-MOST_SEEDS = 10  # of the lines of a claim that is undecided
 
 
 def main() -> None:
@@ -51,22 +34,17 @@ def _main() -> int:
     given = _arguments()
     wanted = chosen(given.names or names(given.folders), given.folders)
     if given.list:
-        show_list(wanted, given.folders, given.output)
-        return 0
-    for name in wanted:
-        refuse_linked((given.keep or given.results) / name, given.keep or given.output)
-    if given.claims:
-        show(claims_table(wanted, given.folders, given.keep or given.results))
-        for name in wanted if given.keep else ():
-            draw_again(name, given.folders, given.keep / name)
+        show_list(wanted, given.folders)
         return 0
     if not given.names:
         raise UserError("no experiment is named; choose from fedopt-reproduce --list")
-    launcher = launcher_of(given)
+    launcher, overrides = launcher_of(given), [f"hardware={given.hardware}"] if given.hardware else []
     lock = RunFolder(given.output)
     lock.open()
     try:
-        return reproduce([_plan(name, given) for name in wanted], launcher, ["png", *given.format], given.keep)
+        how: Any = {"folders": given.folders, "overrides": overrides, "seeds": given.seeds, "quick": given.quick}
+        plans = [Plan(name=name, output=given.output, **how) for name in wanted]
+        return reproduce(plans, launcher, ["png", *given.format])
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
@@ -80,18 +58,8 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")
-    add("--list", action="store_true", help="show all experiments and how far they are")
-    add("--claims", action="store_true", help="run nothing: judge again what was measured, and show it as Markdown")
-    small = "keep the figure, its curves and the claims in DIR/<paper>/<name>; --claims judges and draws again what is kept there"
-    add("--keep", type=Path, metavar="DIR", help=small)
-    add(
-        "--seeds",
-        type=positive,
-        metavar="N",
-        help="the number of seeds of each line (default: what the experiment says)",
-    )
-    first = "the first seed, such as one on which nothing was chosen (default: 0); results go to DIR/seeds_from_N"
-    add("--first-seed", dest="first", type=partial(positive, least=0), default=0, metavar="N", help=first)
+    add("--list", action="store_true", help="show all experiments, with their minutes on two cores")
+    add("--seeds", type=positive, metavar="N", help="the seeds of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
     formats = f"formats of the figure besides png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
@@ -101,57 +69,30 @@ def _arguments() -> argparse.Namespace:
     add("--output", type=Path, default=outputs() / "reproduce", metavar="DIR", help="default: outputs/reproduce")
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
-    given = parser.parse_args()
-    given.results = given.output / f"seeds_from_{given.first}" if given.first else given.output
-    return given
+    return parser.parse_args()
 
 
 # Running
 
 
-def _plan(name: str, given: argparse.Namespace) -> Plan:
-    """Return the plan of an experiment: its runs, and where they and the results go.
-
-    name: <paper>/<name>. given: the command's options. Raises UserError if the experiment's file is broken.
-    """
-    published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
-    results, seeds = given.results / name, given.seeds or published.seeds
-    if given.first:
-        published = replace(published, title=f"{published.title}, seeds from {given.first} on")
-    if given.quick:
-        published = replace(published, title=f"{published.title} (a few rounds, no result)")
-        words += published.quick
-        results, seeds = given.results / "quick" / name, given.seeds or 1
-    for place in (results, given.output / RUNS):
-        refuse_linked(place, given.output)
-    most = 0 if given.quick or given.seeds else MOST_SEEDS
-    plan = Plan(name, published, given.folders, words, given.output / RUNS, results, most, not given.quick, given.first)
-    plan.add(seeds)
-    return plan
-
-
-def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str], kept: Path | None = None) -> int:
+def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
     """Do the missing runs, then draw and judge each experiment. Return the exit code: 1 if a run failed or was refused, else 0.
 
     Args:
         plans: The experiments.
         launcher: Does the runs.
         formats: The formats of the figures, such as png.
-        kept: The folder into which `papers.kept.keep` copies the results. None: no copy.
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
-        tell(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+        tell(f"{more} runs more for claims that are undecided")
         failed |= _run(plans, launcher)
     for plan in plans:
         tell(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
-        if not plan.with_claims:
+        if plan.quick:
             show("(no claim is checked)")
         report(plan, list(dict.fromkeys(formats)))
         show(f"results: {plan.results}")
-        if kept:
-            keep(plan.name, plan.folders, plan.results, kept / plan.name)
-            show(f"kept: {kept / plan.name}")
     for folder, why in failed.items():
         say(f"{folder}: {why}")
     return 1 if failed else 0
@@ -175,53 +116,21 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 # What there is
 
 
-def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the experiments by paper, with their minutes and the number of their runs that have ended.
+def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
+    """Print the experiments, with their minutes.
 
     Args:
         known: The names of the experiments.
         folders: The user's config folders.
-        output: The folder of all results and runs.
 
     Raises:
-        UserError: An experiment's file or runs.csv is broken.
+        UserError: An experiment's file is broken.
     """
-    papers: dict[str, list[tuple[str, ...]]] = {}
+    rows = []
     for name in known:
-        published, listed = load(name, folders), output / name / "runs.csv"
-        ended = sum(
-            RunFolder(output / RUNS / str(row["run"])).status() in ENDED
-            for row in rows_of(listed, ("line", "seed", "run"))
-            if row["line"] in published.lines and row["seed"] < published.seeds
-        )
-        needed = len(published.lines) * published.seeds
-        state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else ""
-        minutes, _, on_gpu = takes(name, published, folders).partition(" ")
-        row = f"  {name}", f"{minutes:>3} min{', GPU' if on_gpu else ''}", state, published.title
-        papers.setdefault(published.paper, []).append(row)
-    for paper, rows in papers.items():
-        show(f"{paper}:")
-        show_table([""] * 4, rows)
-
-
-def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
-    """Judge again the claims of the experiments that have results, and rewrite their claims.csv.
-
-    Return a Markdown table of all claims, followed by their totals and the names of the experiments without results.
-
-    Args:
-        wanted: The names of the experiments.
-        folders: The user's config folders.
-        results: The folder of all results.
-
-    Raises:
-        UserError: An experiment or a table is broken.
-    """
-    here = [name for name in wanted if (results / name / "claims.csv").exists()]
-    rows = [{"experiment": name, **row} for name in here for row in judged_again(name, folders, results / name)]
-    absent = [name for name in wanted if name not in here]
-    table = f"{markdown(claims_shown(rows))}\n\n{totals(rows)}"
-    return table + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
+        published = load(name, folders)
+        rows.append((name, takes(name, published, folders), f"{published.paper}: {published.title}"))
+    show_table(["experiment", "minutes", "what"], rows)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def main() -> None:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = ["--help", *arguments[1:]]
-    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["trust"], ["export"]):
-        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm"), "trust": ("new", "trust")}
+    if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["export"]):
+        others = {"list": ("list_", "show_list"), "rm": ("ls", "rm")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0
@@ -105,10 +105,7 @@ def _single(composed: Composed) -> int:
 
 def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     summary = folder.summary()
-    labels = {metric.name: f" ({metric.label})" for metric in folder.card().get("metrics", ())}
-    final = numbers_of(summary.get("final")).items()  # below 0 with what it is, where the name does not say so
-    shown = (f"{k} {v:.5g}{labels.get(k, '') if v < 0 and k not in labels.get(k, k) else ''}" for k, v in final)
-    values = "  ".join(shown)
+    values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
     why = f", since {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
     line = f"{status} after {counted(summary.get('round', 0), 'round')}{why} ({summary.get('seconds')} s)"
     lines = [line + (f": {values}" if values else "")]

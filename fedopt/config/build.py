@@ -109,11 +109,6 @@ def imported(path: Any, word: str) -> Any:
         UserError: It cannot be imported.
     """
     module, _, name = str(path).rpartition(".")
-    if "__main__" in module.split("."):
-        raise UserError(
-            f"{word} cannot be imported: __main__ is a program, which an import would run; put the class "
-            f"into another module"
-        )
     try:
         source = import_module(module)
         if hasattr(source, name):
@@ -121,8 +116,8 @@ def imported(path: Any, word: str) -> Any:
     except (Exception, SystemExit) as error:
         top = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == top:
-            why = f"there is no module {top}, neither installed nor on PYTHONPATH; if {top}.py is in this folder and you trust it, "
-            why += "run `fedopt trust` once"
+            why = f"there is no module {top}, neither installed nor on PYTHONPATH; if {top}.py is in this folder, "
+            why += 'write python_path = "." into its fedopt.toml'
         else:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
             why = "".join(f"{line_of(frame.filename, frame.lineno)}: " for frame in frames[-1:])
@@ -143,9 +138,7 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
         fields = [field.name for field in dataclasses.fields(cls) if field.init and field.name not in given]
         text = "; ".join(_message(one, node, where, fields) for one in errors)
         if any(one["type"] in OF_KEYS and len(one["loc"]) == 1 for one in errors):
-            owner = "" if cls.__module__.startswith("fedopt.") else f" the fields of {cls.__module__}.{cls.__name__},"
-            if owner or "did you mean" not in text:
-                text += f"; the keys are{owner} {', '.join(fields) or '(none)'}"
+            text += f"; the keys are {', '.join(fields) or '(none)'}"
         raise UserError(text) from None
     _refuse_odd_numbers(node, values, where)
     return values
@@ -191,10 +184,8 @@ def _meant(key: str, value: Any) -> str:
 
     key, value: of the config.
     """
-    if ends := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", str(value)):
-        return f"; fedopt -m '{key}=range({ends[1]},{int(ends[2]) + 1})' runs several"
-    if isinstance(value, list):
-        return f"; fedopt -m {key}={','.join(map(str, value))} runs several, in Python fedopt.sweep"
+    if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
+        return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
     return "; write null for all or none" if str(value).lower() in ("all", "none") else ""
 
 

@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from typing_extensions import TypedDict
 
 from fedopt.config.build import imported, typed
@@ -34,11 +33,8 @@ class Answer(TypedDict):
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
 NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}
 BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-SCHEDULES = {
-    "Piecewise": "step size",
-    "Growing": "local work",
-    "Cyclic": "pattern",
-}  # by one of the classes that a schedule may be of
+# By one of the classes that a schedule may be of
+SCHEDULES = {"Piecewise": "step size", "Growing": "local work", "Cyclic": "pattern"}
 
 
 def about(path: str) -> dict[str, Any]:
@@ -68,10 +64,9 @@ def about_all(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
         answers[path] = answer
     known.update(new)
     if new and (file := _file()):
-        with suppress(OSError):  # a home that cannot be written to, or is busy
+        with suppress(OSError):  # a home that cannot be written to
             file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{file}.lock", timeout=5):  # other processes may add answers meanwhile
-                write_atomically(file, json.dumps(_read() | new).encode())
+            write_atomically(file, json.dumps(_read() | new).encode())
     return answers
 
 

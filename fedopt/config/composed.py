@@ -13,9 +13,9 @@ from fedopt.config.classes import about
 from fedopt.config.files import CONF, ROLE, Folders, chain, content, flat, meanings, values_of
 from fedopt.config.fits import refuse_misfit
 from fedopt.config.merging import explained, merged, plain, put
+from fedopt.config.overrides import key_of, literal, parsed, quoted
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned
-from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.deprecated import REMOVED
 from fedopt.errors import UserError, nearest
 
@@ -45,8 +45,16 @@ class Composed:
 
     @cached_property
     def settings(self) -> Settings:
-        """The typed parts that every run has. `compose` has checked them; on the result of `merge` this may raise UserError."""
-        return checked_settings(self.nodes)
+        """The typed parts that every run has. `compose` has checked them.
+
+        On the result of `merge` this may raise UserError: for an unknown key, a wrong value, and an algorithm that does not fit
+        the problem.
+        """
+        if missing := next((key for key, value in flat(self.nodes).items() if value == MISSING), ""):
+            raise UserError(f"{missing}: is missing; give a value")
+        settings = build(Settings, self.nodes)
+        refuse_misfit(*(str(self.nodes[group].get("_target_")) for group in ("algo", "problem")))
+        return settings
 
     @cached_property
     def parts(self) -> dict[str, Any]:
@@ -156,15 +164,3 @@ def _literal(node: Any) -> Any:
     if isinstance(node, list):
         return [*map(_literal, node)]
     return literal(node) if isinstance(node, str) else node
-
-
-def checked_settings(nodes: Mapping[str, Any]) -> Settings:
-    """Return the typed parts of a config.
-
-    Raises UserError for an unknown key, a wrong value, and an algorithm that does not fit the problem.
-    """
-    if missing := next((key for key, value in flat(nodes).items() if value == MISSING), ""):
-        raise UserError(f"{missing}: is missing; give a value")
-    settings = build(Settings, nodes)
-    refuse_misfit(*(str(nodes[group].get("_target_")) for group in ("algo", "problem")))
-    return settings

@@ -8,7 +8,7 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fedopt.config.files import GROUPS, options, values_of
-from fedopt.config.words import key_of
+from fedopt.config.overrides import key_of
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
 KINDS = {  # of keys, by their names in other programs: what the comment beside such a key says of it

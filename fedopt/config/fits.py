@@ -1,6 +1,5 @@
 """Which algorithms fit which problems, by the classes of problems that they name."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from fedopt.config.classes import about, about_all
@@ -24,7 +23,7 @@ def refuse_misfit(algo: str, problem: str) -> None:
         problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
         raise UserError(
             f"algo and problem do not fit: this algorithm solves {', '.join(solves)} problems (problem={problems}), and this "
-            f"problem is {kind[0]} (algo={methods}){other_solution(solves, kind)}"
+            f"problem is {kind[0]} (algo={methods})"
         )
 
 
@@ -40,25 +39,6 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
     if path.startswith("fedopt.") and (kinds := about(path)["fits"]):
         return f" of those that fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
     return f"; fedopt list {group} shows them"
-
-
-def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
-    """Return the last part of the message that refuses an algorithm; "" if there is nothing to explain.
-
-    It explains problems that differ only in a level that is local to each client, or in an outer function that everyone
-    knows.
-
-    solves: the classes of problems that the algorithm solves. kind: the classes of the problem.
-    """
-    if "known_outer" in solves and {"two_level", "compositional"} & {*kind}:
-        return "; it needs two levels, the last of which is one function that everyone knows"
-    solved, given = (
-        {re.sub("two_level|known_outer", "compositional", name).removeprefix("local_") for name in n}
-        for n in (solves, kind)
-    )
-    if not solved & given:
-        return ""
-    return "; a lower level or a composition that is local to each client has another solution than one of all clients"
 
 
 def that_fit(group: str, classes: Collection[str]) -> list[str]:

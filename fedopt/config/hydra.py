@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config.files import CONF, GROUPS, Folders
-from fedopt.config.words import quoted
+from fedopt.config.overrides import quoted
 from fedopt.errors import UserError, first_line
 
 TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in its threads take turns

@@ -11,17 +11,18 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config.classes import SETTINGS, about
 from fedopt.config.explain import explain
 from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options, setting_of
 from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
-from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
+from fedopt.config.overrides import key_of, parsed
+from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
-from fedopt.config.words import key_of, parsed
 from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.metrics import LIMITS
 
 
 @contextmanager
@@ -66,8 +67,6 @@ def merged(
     if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
         refuse_mistyped(words)
         raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{choice(lacking, chosen, folders)}")
-    if config.output_dir is not None and "output_dir" not in map(key_of, words):
-        refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     if equal := experiment.get("equal"):
         _set_equal(config, chosen["algo"], equal, folders)
@@ -78,16 +77,11 @@ def merged(
             raise UserError(f"{word}: cannot be set as a whole; set its keys, {key}.KEY=VALUE")
         try:
             put(config, key, value)
-        except (ConfigAttributeError, ConfigKeyError):
-            raise
-        except (OmegaConfBaseException, TypeError, ValueError):
+        except (TypeError, ValueError):
             raise UserError(f"{word}: this key cannot hold such a value; fedopt --help shows its type") from None
-    limits = {
-        o.key_or_group
-        for o in setting.values()
-        if o.key_or_group.startswith("budget.") and o.key_or_group != "budget.until" and o.value() is not None
-    }
-    if limits and "budget.rounds" not in map(key_of, words):
+    by_key = {override.key_or_group: override.value() for override in setting.values()}
+    limited = any(by_key.get(f"budget.{name}") is not None for name in LIMITS)
+    if limited and "budget.rounds" not in map(key_of, words):
         config.budget.rounds = None  # what the command does not ask for ends no run
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
@@ -126,12 +120,8 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     name, values = tuned_values(wanted, chosen, folders)
     done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
     others = {*GROUPS} - {"algo"}  # an option that was chosen may lack the key
-    there = (
-        k
-        for k in values
-        if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
-    )
-    values = {key: values[key] for key in there}
+    lacking = {key for key in values if OmegaConf.select(config, key, default=MISSING) == MISSING}
+    values = {key: value for key, value in values.items() if key.partition(".")[0] not in others or key not in lacking}
     beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     pair = f"{chosen['algo']} on {chosen['problem']}"
     if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data
@@ -176,11 +166,6 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
         group, _, name = word.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
         if names and name and "," not in name and name.strip("'\"") not in names:
-            if other := next((kind for kind in GROUPS if group in GROUPS and name in options(kind, folders)), ""):
-                raise UserError(
-                    f"{group}={name}: {name} is an option of {other}: use {other}={name}, or {group}= with "
-                    f"one of {', '.join(names)}"
-                )
             raise UserError(unknown(group, name, names))
 
 
@@ -208,13 +193,10 @@ def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
         or references expand to far too much.
     """
     try:
-        nodes = OmegaConf.to_container(config, resolve=False)
-        if resolve and "${" in str(nodes):
-            refuse_expanding(nodes)
-            nodes = OmegaConf.to_container(config, resolve=True)
+        nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
         raise UserError(
-            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); name an existing key"
+            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); give a value, or name another key"
         ) from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

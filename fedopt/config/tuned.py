@@ -47,9 +47,9 @@ class Tuned:
 
     def __str__(self) -> str:
         if self.name:
-            why = f"for other data or another model, without {' '.join(self.beside)}; preset=none leaves them out"
-            more = [why] if self.beside else []
-            return ", ".join([f"tuned values: {self.name}", *["the defaults"] * self.defaults, *more])
+            text = f"tuned values: {self.name}{', the defaults' if self.defaults else ''}"
+            other = f" (found without {' '.join(self.beside)}, so they may not suit it; preset=none leaves them out)"
+            return text + (other if self.beside else "")
         why = "tuned values are not used (preset=none)" if self.left_out else f"no tuned values for {self.pair}"
         return f"{why}: keys that the command does not set have their defaults"
 

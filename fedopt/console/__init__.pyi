@@ -10,7 +10,6 @@ from fedopt.console.say import heard as heard
 from fedopt.console.say import note as note
 from fedopt.console.say import show as show
 from fedopt.console.say import tell as tell
-from fedopt.console.table import fits as fits
 from fedopt.console.table import show_folded as show_folded
 from fedopt.console.table import show_table as show_table
 from fedopt.console.texts import LONGEST as LONGEST

@@ -35,22 +35,11 @@ def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), belo
         return
     layout = list(zip(widths or [columns()], [head in right for head in heads], strict=True))
     if any(heads):
-        _print([heads], layout, "bold")
-    block: list[Sequence[str]] = []  # rows with nothing between them
+        _print(heads, layout, "bold")
     for row, texts in zip(rows, below, strict=True):
-        block.append(row)
-        if any(texts):
-            _print(block, layout)
-            block = []
-            for text in filter(None, texts):
-                show_folded(text, INDENT)
-    if block:
-        _print(block, layout)
-
-
-def fits(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> bool:
-    """Return whether all columns of a table fit the terminal next to each other. The arguments are those of `show_table`."""
-    return _widths(heads, rows, right) is not None
+        _print(row, layout)
+        for text in filter(None, texts):
+            show_folded(text, INDENT)
 
 
 def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int] | None:
@@ -75,13 +64,12 @@ def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int]
     return [*widths.values()]
 
 
-def _print(rows: Rows, layout: Sequence[tuple[int, bool]], style: str = "") -> None:
-    """Print rows. layout: for each column, its width and whether it is aligned right. style: of all texts, such as bold."""
+def _print(cells: Sequence[str], layout: Sequence[tuple[int, bool]], style: str = "") -> None:
+    """Print a row. layout: for each column, its width and whether it is aligned right. style: of all texts, such as bold."""
     table = Table.grid(padding=(0, BETWEEN, 0, 0))
     for width, right in layout:
         table.add_column(width=width, justify="right" if right else "left", vertical="bottom" if style else "top")
-    for row in rows:
-        table.add_row(*(Text(printable(cell), style) for cell in row))
+    table.add_row(*(Text(printable(cell), style) for cell in cells))
     console = Console(width=sum(width + BETWEEN for width, _ in layout), force_jupyter=False)
     with console.capture() as captured:
         console.print(table)

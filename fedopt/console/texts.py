@@ -10,19 +10,10 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-    }
-)
-LONGEST, MOST_NESTED, MOST_COMMANDS = (
-    300,
-    10,
-    20,
-)  # characters of a text with formulas; groups in each other, and commands
+_NAMED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = str.maketrans({**_NAMED, **{c: f"\\{c}" for c in "&%$#_{}"}})
+LONGEST = 300  # characters of a text with formulas
+MOST_NESTED, MOST_COMMANDS = 10, 20  # groups of a formula in each other, and its commands
 _NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
 
 

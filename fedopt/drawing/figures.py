@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,26 +41,17 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "svg.hashsalt": "fedopt",  # the same file for the same picture
     "savefig.dpi": 300,
 }
-SLIDES: Any = {
-    "font.size": 20,
-    "legend.fontsize": "small",
-    "lines.linewidth": 3,
-    "lines.markersize": 10,
-    "savefig.dpi": 150,
-}
-SLIDE = (40 / 3, 7.5)  # inches, 16:9
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
 GAP = 0.06  # inches beside what stands above and below the axes
 FEW = 8  # points of a line, which may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
-LEGENDS = ("above", "below", "inside", "none")
+LEGENDS = ("above", "inside", "none")
 STRONG = 4  # lines of a picture that have colours and bands; all others are grey
 LISTED = 12  # lines of a picture up to which a legend names the grey ones
 GREY = "#999999"
 MARKERS = "os^Dv<>Ppd*"  # as many as have no divisor in common with the dashes, so that grey looks repeat late
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
-_UNBROKEN = r"\\\S|\$(?:\\.|[^$\\])+\$"  # by ends of lines: an escape, a formula
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 
 
@@ -230,24 +222,6 @@ def cut(text: str) -> str:
     return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
 
 
-def grid(
-    rows: int, columns: int, width: float | None = None, height: float | None = None, **shared: Any
-) -> tuple[Figure, np.ndarray]:
-    """Return a new figure and its axes, [rows, columns].
-
-    The figure is not registered with pyplot: no window or notebook cell shows it, and any thread may make it.
-
-    Args:
-        rows: Rows of pictures.
-        columns: Columns of pictures.
-        width: Inches of the whole figure. None: each picture is as wide as a paper's column, all are at most `PAGE`.
-        height: Inches of the whole figure. None: by the number of rows.
-        shared: Options of matplotlib's `subplots`, such as sharex.
-    """
-    figure = Figure(figsize=(width or min(WIDTH * columns, PAGE), height or HEIGHT * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
-
-
 @contextmanager
 def pictures(
     paths: Sequence[Path],
@@ -266,21 +240,24 @@ def pictures(
         paths: The files; their endings choose the formats.
         count: The number of pictures.
         columns: The number of pictures side by side. None: at most three, and two if there are four.
-        width: Inches of the whole figure. None: each picture is as wide as a paper's column.
+        width: Inches of the whole figure. None: each picture is as wide as a paper's column, all are at most `PAGE`.
         height: Inches of the whole figure. None: by the number of rows.
         settings: matplotlib's settings in addition to `STYLE`.
-        shared: As in `grid`.
+        shared: Options of matplotlib's `subplots`, such as sharex.
         written: As in `save`: title, note, place, grows.
 
     Raises:
         UserError: The figure is too small for its axes.
     """
     columns = columns or (2 if count == 4 else min(count, 3))
+    rows = -(-count // columns)
+    size = width or min(WIDTH * columns, PAGE), height or HEIGHT * rows
     with styled(settings):
-        figure, axes = grid(-(-count // columns), columns, width, height, **shared)
-        for empty in axes.flat[count:]:
+        figure = Figure(size, layout="constrained")  # not pyplot's: no window or notebook shows it, any thread makes it
+        axes = figure.subplots(rows, columns, squeeze=False, **shared).flat
+        for empty in axes[count:]:
             empty.remove()
-        yield [*axes.flat[:count]]
+        yield [*axes[:count]]
         save(figure, *paths, **written)
 
 
@@ -313,9 +290,7 @@ def save(
     if place == "inside":
         figure.axes[0].legend(handles.values(), handles)
     elif place == "above" and handles:
-        parts, title = [_legend(figure, handles, "upper", title)], ""
-    elif place == "below" and handles:
-        parts, note = [_legend(figure, handles, "lower", note)], ""
+        parts, title = [_legend(figure, handles, title)], ""
     texts = [figure.suptitle(title)] if title else []
     texts += [figure.supxlabel(note, fontsize=plt.rcParams["legend.fontsize"])] if note else []
     for text in texts:
@@ -339,15 +314,15 @@ def save(
             write_atomically(path, picture.getvalue())
 
 
-def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> Legend:
-    """Add a legend that is at most as wide as the figure and reads row by row; return it.
+def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
+    """Add a legend above the pictures that is at most as wide as the figure and reads row by row; return it.
 
-    handles: label -> handle. side: upper or lower. title: the legend's title.
+    handles: label -> handle. title: the legend's title.
     """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):
         order = [label for column in range(columns) for label in [*labels][column::columns]]
-        place = {"loc": f"outside {side} center", "ncols": columns, "title": title, "frameon": False}
+        place = {"loc": "outside upper center", "ncols": columns, "title": title, "frameon": False}
         legend = figure.legend([handles[label] for label in order], [labels[label] for label in order], **place)
         _fit(legend.get_title(), 0.96 * width)
         for label, text in zip(order, legend.get_texts(), strict=True):
@@ -360,34 +335,20 @@ def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> L
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a matplotlib text, in place, into lines of at most this many inches. A formula is not broken but set smaller.
-
-    Each part of the text is measured a few times at most, however it must be broken.
+    """Break a matplotlib text, in place, into lines of at most this many inches. What cannot be broken is set smaller, such as
+    a formula.
     """
 
-    def width(words: str) -> float:
+    def width() -> float:
         """Return the width as a multiple of the limit."""
-        text.set_text(words)
         extent = text.get_window_extent()
         return float(extent.height if text.get_rotation() else extent.width) / text.get_figure().dpi / max(inches, 0.1)
 
-    def parts(word: str) -> list[str]:
-        """Return the word, or the parts into which it must be broken."""
-        letters, times = re.findall(rf"{_UNBROKEN}|.", word), width(word)
-        if times <= 1 or len(letters) == 1:
-            return [word]
-        n = min(max(int(len(letters) / times), 1), len(letters) - 1)
-        return [part for k in range(0, len(letters), n) for part in parts("".join(letters[k : k + n]))]
-
-    words, lines = cut(text.get_text()), [""]
-    if width(words) <= 1:
-        return
-    for blank, word in re.findall(rf"(\s*)((?:{_UNBROKEN}|\S)+)", words):
-        for k, part in enumerate(parts(word)):
-            longer = lines[-1] + part if k else lines[-1] + blank + part
-            if lines[-1] and width(longer) > 1:
-                lines.append(part)
-            else:
-                lines[-1] = longer
-    widest = width("\n".join(lines))
-    text.set_fontsize(text.get_fontsize() / max(widest, 1))
+    text.set_text(cut(text.get_text()))
+    words = re.sub(r"\$[^$]+\$", lambda formula: formula[0].replace(" ", "\u00a0"), text.get_text())
+    letters = len(words)
+    while (times := width()) > 1 and letters > 1:
+        letters = max(int(letters / max(times, 1.1)), 1)
+        lines = wrap(words, letters, break_long_words="$" not in words, break_on_hyphens=False)
+        text.set_text("\n".join(lines).replace("\u00a0", " "))
+    text.set_fontsize(text.get_fontsize() / max(times, 1))

@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
     title: str
     cells: pd.DataFrame
-    bold: pd.DataFrame | None = None
+    bold: Any = None
     open: bool = True
 
 

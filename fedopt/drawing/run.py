@@ -1,9 +1,11 @@
 """The pictures in a run's folder: the partition of the data, who is available, who gains, and the metrics."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,13 +17,12 @@ from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines,
 from fedopt.files import read_text
 from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 
-NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
 COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
-BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
+NUMBERS = 16  # up to so many clients, and classes, are counted in the cells of a heat map
 MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
 INTERVALS = f"thin lines: 95 % intervals by each client's test examples; paler: fewer than {FEW_ROWS} of these"
 PALE, THIN = 0.35, 0.7  # opacity, and width of a line
-NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
+NAMES = 40  # clients, or classes: up to so many are named
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
@@ -33,39 +34,22 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         labels: The class of each example, by index.
         class_names: The names of the classes. Empty: their indices.
     """
-    every = -(-len(split) // COLUMNS)
-    clients = np.arange(0, len(split), every)
-    counts = np.zeros((len(clients), int(labels[split.rows].max()) + 1))
-    for of_client, i in zip(counts, clients, strict=True):
-        of_client += np.bincount(labels[split[int(i)]], minlength=len(of_client))
-    classes = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
-    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
-        if max(counts.shape) <= BARS:
-            above = np.cumsum(counts, axis=1)
-            edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
-            tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
-            for c, name in enumerate(classes):  # one patch a class: a bar for each client takes a second to draw
-                colour, hatch = NOMINAL[c % len(NOMINAL)], HATCHES[c // len(NOMINAL)]
-                fill = {"fill": True, "facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-                axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], label=name, **fill)  # type: ignore[arg-type]
-            axes.set(ylabel="training examples", ylim=(0, None))
-            columns = 1 if class_names and len(classes) <= 10 else 2
-            axes.legend(title="class", ncols=columns, loc="center left", bbox_to_anchor=(1, 0.5))
-        else:
-            ends = (-0.5, len(split) - 0.5, counts.shape[1] - 0.5, -0.5)
-            image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="cividis", extent=ends)
-            axes.figure.colorbar(image, label="training examples")
-            axes.set_ylabel("class")
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-            if len(classes) <= BARS:
-                axes.set_yticks(range(len(classes)), classes)
-        where = ", whose name stands in run.json" if len(split.names) > NAMES else ""
-        axes.set_xlabel(f"client{where}{f', one of {every:,} shown' if every > 1 else ''}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if 0 < len(split.names) <= NAMES:
-            names = list(map(_short, split.names))
-            side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
-            axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
+    clients = np.arange(0, len(split), -(-len(split) // COLUMNS))
+    n = int(labels[split.rows].max()) + 1
+    counts = np.stack([np.bincount(labels[split[int(i)]], minlength=n) for i in clients])
+    names = [_short(name) for name in split.names] if len(split.names) <= NAMES else []
+    with _map(path, counts.T, len(split), label="training examples", cmap="cividis") as axes:
+        if max(counts.shape) <= NUMBERS:
+            for (place, c), count in np.ndenumerate(counts):
+                colour = "black" if count > counts.max() / 2 else "white"
+                axes.text(float(clients[place]), c, str(count), color=colour, ha="center", va="center")
+        axes.set_ylabel("class")
+        if n <= NAMES:
+            axes.set_yticks(range(n), [_short(name) for name in class_names] or [*map(str, range(n))])
+        if names:
+            axes.set_xticks(clients, names, rotation="vertical")
+        elif split.names:
+            axes.set_xlabel(f"{axes.get_xlabel()}; names are in run.json")
         sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 
@@ -78,18 +62,36 @@ def availability(path: Path, there: Sequence[np.ndarray], clients: int) -> None:
         there: The indices of the clients that are available in each round.
         clients: The number of clients.
     """
-    every = -(-clients // COLUMNS)
-    grid = np.stack([np.isin(np.arange(0, clients, every), present) for present in there])
-    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
-        ends = (-0.5, clients - 0.5, len(there) - 0.5, -0.5)
-        axes.imshow(~grid, aspect="auto", interpolation="nearest", cmap="gray", vmin=0, vmax=1, extent=ends)
-        axes.set(xlabel=f"client{f', one of {every:,} shown' if every > 1 else ''}", ylabel="round")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
+    grid = np.stack([np.isin(np.arange(0, clients, -(-clients // COLUMNS)), present) for present in there])
+    with _map(path, ~grid, clients, cmap="gray", vmin=0, vmax=1) as axes:
+        axes.set_ylabel("round")
         mean = np.mean([len(present) for present in there])
         axes.set_title(
             f"available (black): {mean:.3g} of {clients} clients in a round, in the mean of {len(there)} rounds"
         )
+
+
+@contextmanager
+def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: Any) -> Iterator[Axes]:
+    """Draw a heat map, and yield its axes to describe the rest; write it after the `with` block.
+
+    Args:
+        path: The file to write.
+        values: ``[rows, columns]``, a column for each client, or for equally spaced ones.
+        clients: The number of clients.
+        label: What the colours count. Empty: there is no bar of colours.
+        look: Options of matplotlib's `imshow`.
+    """
+    every, (rows, _) = -(-clients // COLUMNS), values.shape
+    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
+        ends = (-0.5, clients - 0.5, rows - 0.5, -0.5)
+        image = axes.imshow(values, aspect="auto", interpolation="nearest", extent=ends, **look)
+        if label:
+            axes.figure.colorbar(image, label=label)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(f"client{f', one of {every:,} shown' if every > 1 else ''}")
+        yield axes
 
 
 def clients(path: Path, table: Path, metric: Metric) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from fedopt.config import Composed, check_choices, compose, key_of, outputs, parsed, refuse_hydra
+from fedopt.config import Composed, check_choices, compose, experimental, key_of, outputs, parsed, refuse_hydra
 from fedopt.console import counted, ctrl_c_kept, ending_at_once, note, tell
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -137,7 +137,8 @@ def _head(planned: Sweep) -> list[str]:
     what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
     over = f" over {', '.join(keys)}" if keys else ""
     head = f"{what}: {counted(len(planned.composed), 'run')}{over}"
-    return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
+    warnings = filter(None, map(experimental, dict.fromkeys(one.chosen["algo"] for one in planned.composed.values())))
+    return [*warnings, *filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
 def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:

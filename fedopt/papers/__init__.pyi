@@ -1,9 +1,3 @@
-from fedopt.papers.claims import totals as totals
-from fedopt.papers.kept import claims_shown as claims_shown
-from fedopt.papers.kept import draw_again as draw_again
-from fedopt.papers.kept import judged_again as judged_again
-from fedopt.papers.kept import keep as keep
-from fedopt.papers.kept import rows_of as rows_of
 from fedopt.papers.published import chosen as chosen
 from fedopt.papers.published import load as load
 from fedopt.papers.published import names as names

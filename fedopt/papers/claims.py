@@ -7,15 +7,18 @@ lies outside. Otherwise it is undecided. The verdict names the settings of the r
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedopt.analysis import half_width, moments, plus_minus
 from fedopt.console import counted
+from fedopt.files import read_table
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
@@ -26,8 +29,12 @@ Kind = Literal["paper", "control", "variant"]
 LEVEL = 0.9  # of the two-sided t-interval
 EXACT = 1e-9  # relative, of `equals`, so that 0 is equal to 0 alone
 MADE = ("date", "commit", "machine")  # of the runs
-MEASURED = ("measure", "mean", "std", "seeds", "note", "values", *MADE)  # whatever the bound and the words are
 COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
+RUNS = ("line", "seed", "run")  # the columns of runs.csv
+TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
+LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
+REMEDY = "the experiment writes it anew when it is run again"
+HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
@@ -39,7 +46,6 @@ class Claim:
     paper: what the paper shows, in words; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
     at_least, at_most, within, equals: the bound; exactly one of them is set.
     within, of: the mean may differ from `of` by at most `within`.
-    exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
     why: one sentence on the cause, shown if the claim is not supported.
     kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
     small: how the runs are smaller than the paper's, such as 'an MLP for 15 rounds, where the paper trains VGG-11 for 250'.
@@ -56,7 +62,6 @@ class Claim:
     within: float | None = None
     of: float = 0.0
     equals: float | None = None
-    exact: bool = False
     why: str = ""
     kind: Kind = "paper"
     small: str = ""
@@ -69,8 +74,6 @@ class Claim:
             raise ValueError("must have exactly one of at_least, at_most, within, equals")
         if self.of and self.within is None:
             raise ValueError("of: is the middle of a band; give within too, or remove it")
-        if self.here and self.here.count("{}") != 1:
-            raise ValueError("here must have {} once, for the value")
         return self
 
     @property
@@ -91,13 +94,11 @@ class Claim:
     def verdict(self, mean: float, std: float, n: int) -> str:
         """Return the verdict from the mean and standard deviation of the measure over n seeds.
 
-        A nan mean gives `UNMEASURED`. With one seed the claim is undecided, unless it is `exact`.
+        A nan mean gives `UNMEASURED`. With one seed the claim is undecided.
         """
         if math.isnan(mean):
             return UNMEASURED
-        margin, half = self.margin(mean), 0.0 if self.exact else math.inf
-        if n > 1:
-            half = half_width(std, n, LEVEL)
+        margin, half = self.margin(mean), half_width(std, n, LEVEL) if n > 1 else math.inf
         if not math.isfinite(half) or -half <= margin < half:
             return f"{UNDECIDED} with {counted(n, 'seed')}"
         return HOLDS if margin >= half else FAILS
@@ -109,17 +110,17 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
     Its `note` says which seeds have no value and why, and which runs diverged. Diverged runs are counted.
     """
     values: dict[int, float] = {}
-    notes: dict[str, list[str]] = {}  # note -> its seeds
+    notes = defaultdict[str, list[str]](list)  # note -> its seeds
     for seed, runs in seeds.items():
-        for label in dict.fromkeys(word.label for word in claim.measure.words):
+        for label in dict.fromkeys(call.label for call in claim.measure.calls):
             if label in runs.runs and runs.runs[label].status == "diverged":
-                notes.setdefault(f"{label} diverged", []).append(str(seed))
+                notes[f"{label} diverged"].append(str(seed))
         try:
             values[seed] = claim.measure.value(runs)
-            if math.isnan(values[seed]):
-                notes.setdefault("not a number", []).append(str(seed))
         except Unmeasurable as error:
-            notes.setdefault(str(error), []).append(str(seed))
+            notes[str(error)].append(str(seed))
+        if math.isnan(values.get(seed, 0)):
+            notes["not a number"].append(str(seed))
     note = "; ".join(f"{text} (seed{'s' if len(its) > 1 else ''} {', '.join(its)})" for text, its in notes.items())
     mean, std = moments(list(values.values()))
     if math.isinf(mean):  # no deviation if all values are on one side of the bound
@@ -148,20 +149,34 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
-def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
-    """Return as text the number of seeds in a row of claims.csv, and the first seed if it is not 0. word: added after the
-    number.
-    """
-    first = str(row["values"]).partition(":")[0]
-    return f"{row['seeds']}{word}" + (f" from {first} on" if first not in ("", "0") else "")
-
-
 def sentence(row: Mapping[str, Any]) -> str:
     """Return a row of claims.csv as a line to print."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
-    count = seeds_of(row, " seed" if row["seeds"] == 1 else " seeds")
-    text = f"{row['holds']:<28} {row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
+    value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"
+    text = f"{row['holds']:<28} {row['says']}: {value}, asked {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""
     return text + (f". {row['why']}" if row["why"] else "")
+
+
+def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows of claims.csv as a table of texts. It has a column for the kind unless all claims are the paper's."""
+    cells = []
+    for row in rows:
+        measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
+        why = " ".join(filter(None, (row["why"], f"[{row['note']}]" if row["note"] else "")))
+        cells.append({**row, "measured": measured, "why": why})
+    columns = ["kind"] * any(row["kind"] != "paper" for row in rows)
+    columns += ["says", "bound", "paper", "measured", "holds"] + ["why"] * any(cell["why"] for cell in cells)
+    return pd.DataFrame(cells, columns=columns).rename(columns=HEADS)
+
+
+def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a table that fedopt-reproduce wrote; [] if the file does not exist. Raises UserError if it is broken."""
+    if not path.exists():
+        return []
+    how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}
+    table = read_table(path, columns, most=LARGEST, remedy=REMEDY, **how)[[*columns]]
+    table = table.replace("^'(?=[=@+-])", "", regex=True)  # the quote of `csv_cell`
+    return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]

@@ -24,8 +24,7 @@ from fedopt.console import heard, note
 from fedopt.drawing import Page, Section, Table
 from fedopt.errors import UserError
 from fedopt.files import BROKEN, read_bytes, read_table
-from fedopt.papers.claims import COLUMNS, totals
-from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
+from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, rows_of, totals
 from fedopt.papers.published import load
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
@@ -54,7 +53,7 @@ def page(paths: Sequence[Path]) -> Page:
             if run.folder.resolve() not in taken:
                 problems.setdefault(run.problem, []).append(run)
         for members in problems.values():
-            shown += sections(compared((), runs=members))
+            shown += sections(compared(members))
         for path in skipped.pop(NO_RUN, []):
             if not _results([Path(path)]):
                 note(f"{path}: {NO_RUN}")
@@ -91,7 +90,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
             tables.append(Table("The table, with the paper's numbers in brackets", cells))
     listed, place, groups, picture = list[Any](), _runs_of(folder) or folder, dict[str, list[Recorded]](), ""
     with noting(file := folder / "runs.csv"):
-        listed = rows_of(file, ("line", "seed", "run"))
+        listed = rows_of(file, RUNS)
     for row in listed:
         with suppress(*BROKEN):  # it has not begun
             run = read(place / Path(row["run"]).name, X)
@@ -105,7 +104,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
     parts = [Section(title, facts, picture, tables=tables)]
     with noting(folder / "runs.csv"):
         if metric := first_metric(runs):
-            parts += sections(Comparison(default_keys(runs), groups, metric, X, None), name)
+            parts += sections(Comparison(default_keys(runs), groups, metric, X), name)
     return parts
 
 

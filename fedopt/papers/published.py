@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from fedopt.config import Composed, compose, key_of, options
@@ -30,21 +30,6 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
 EachSeries = BeforeValidator(_each_series)
 OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
 Cell = tuple[str, float | None]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Headline:
-    """One line on a paper's page of results. scripts/docs computes its verdict from the experiment's claims.
-
-    figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict.
-    also: other experiments whose claims count too. about: a regular expression; only claims that match it count.
-    """
-
-    figure: str
-    says: str
-    why: str = ""
-    also: list[str] = Field(default_factory=list)
-    about: str = ""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -75,7 +60,10 @@ class Published:
         They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
 
     claims: see `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
-    headlines: see `Headline`. kind: the `Claim.kind` of claims that do not set one.
+    headlines: the lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims. figure:
+        the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict. also:
+        other experiments whose claims count too. about: a regular expression; only claims that match it count.
+    kind: the `Claim.kind` of claims that do not set one.
     """
 
     paper: str
@@ -101,34 +89,32 @@ class Published:
     small: dict[str, str] = Field(default_factory=dict)
     changes: dict[str, str] = Field(default_factory=dict)
     claims: list[Claim] = Field(default_factory=list)
-    headlines: list[Headline] = Field(default_factory=list)
+    headlines: list[dict[str, Any]] = Field(default_factory=list)
     kind: Kind = "paper"
-
-    @model_validator(mode="after")
-    def _points_are_measured(self) -> "Published":
-        if set(self.points) != set(self.point):
-            raise ValueError("points and point must have the same series")
-        return self
 
     def check_labels(self) -> None:
         """Check the labels in panels, table, points, measures, small and changes.
 
-        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`.
+        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`, or if `points` and
+        `point` have other series.
         """
+        if set(self.points) != set(self.point):
+            raise UserError("points and point must have the same series")
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
-        panels = [label for label in chain(*self.panels.values()) if label not in self.points]
-        labels = [(label, label, "line") for label in chain(panels, cells, points, self.small, self.changes)]
+        labels: list[tuple[str, str, Any]] = []  # where, kind, label
+        labels += [("", "line", label) for label in chain(cells, points, self.small, self.changes)]
+        labels += [("", "series" if self.points else "line", label) for label in chain(*self.panels.values())]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:
-            for word in measure.words:
-                kind = "series" if word.name == "fit" else "line"
-                labels += [(f"{where}: {word.name}({word.label!r})", word.label, kind)] * bool(word.label)
-        for text, label, kind in labels:
+            for name, label, _ in measure.calls:
+                if label is not None or name == "fit":
+                    labels.append((f"{where}: {name}() of ", "series" if name == "fit" else "line", label))
+        for where, kind, label in labels:
             present = list(self.points if kind == "series" else self.lines)
             if label not in present:
-                raise UserError(f"{text}: there is no such {kind}{nearest(label, present)}")
+                raise UserError(f"{where}{label}: there is no such {kind}{nearest(str(label), present)}")
 
 
 class Task(NamedTuple):
@@ -152,14 +138,14 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """Return the wanted experiments, each once; the name of a paper stands for all its experiments. Raises UserError for an
     unknown name.
     """
-    groups: dict[str, list[str]] = {}
-    for experiment in names(folders):
-        for name in (experiment, experiment.partition("/")[0]):
-            groups.setdefault(name, []).append(experiment)
+    every, found = names(folders), list[str]()
     for name in wanted:
-        if name.strip("/") not in groups:
-            raise UserError(f"{name}: there is no such experiment{nearest(name, list(groups))}; --list shows them")
-    return list(dict.fromkeys(chain(*(groups[name.strip("/")] for name in wanted))))
+        its = [experiment for experiment in every if name.strip("/") in (experiment, experiment.partition("/")[0])]
+        if not its:
+            near = nearest(name, [*every, *(experiment.partition("/")[0] for experiment in every)])
+            raise UserError(f"{name}: there is no such experiment{near}; --list shows them")
+        found += its
+    return list(dict.fromkeys(found))
 
 
 @contextmanager
@@ -208,9 +194,8 @@ def tasks(
     further: Sequence[str] = (),
     folders: Sequence[Path] = (),
     lines: Sequence[str] | None = None,
-    first: int = 0,
 ) -> list[Task]:
-    """Return the runs of the lines (None: all), for `seeds` seeds beginning with `first`.
+    """Return the runs of the lines (None: all), for the seeds below `seeds`.
 
     name: <paper>/<name>. further: overrides that win over a line's. Raises UserError if an override is wrong.
     """
@@ -223,7 +208,7 @@ def tasks(
                 raise UserError(f"{taken[0]}: must not be set by a line; fedopt-reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
-        for seed in range(first, first + seeds):
+        for seed in range(seeds):
             seeded = composed.changed(seed=seed)
             folder = f"{module['algo']}_{module['problem']}-{digits(seeded.nodes)}"
             needed.append(Task(line, seed, seeded, folder))

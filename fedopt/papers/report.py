@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +10,66 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis import Recorded, beside_paper, moments, noting, print_table, read, write_table
-from fedopt.analysis.frame import frame
 from fedopt.console import tell
+from fedopt.files import refuse_linked
 from fedopt.papers import claims
-from fedopt.papers.figure import curves, draw_curves, draw_points
+from fedopt.papers.figure import curves, draw
 from fedopt.papers.measure import Measure
-from fedopt.papers.published import Published, Task, tasks
+from fedopt.papers.published import Published, Task, load, tasks
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results import ENDED, RunFolder
 
+RUNS = "runs"  # the folder of all runs, in the output folder
+MOST_SEEDS = 10  # of the lines of a claim that is undecided
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Plan:
     """A published experiment as one command runs it: the runs it needs, and where its results go.
 
-    name: <paper>/<name>. published: the experiment. folders: the user's config folders.
-    words: overrides that win over those of the lines.
-    runs: the folder of all runs. results: the folder of the experiment's results.
-    most_seeds: the largest number of seeds for the lines of undecided claims; 0: no seeds are added.
-    with_claims: whether claims are judged. first: the first seed. tasks: the runs needed so far; `add` extends them.
+    name: <paper>/<name>. output: the folder of all results and runs. folders: the user's config folders.
+    overrides: those that win over the lines'. seeds: the seeds of each line; None: what the experiment says, and more for the
+    lines of undecided claims. quick: a few rounds with one seed; claims are not judged.
+
+    It has the experiment as `published`, the folder of all `runs` and that of its `results`, and as `tasks` the runs needed so
+    far. Raises UserError if the experiment's file or an override is wrong.
     """
 
     name: str
-    published: Published
-    folders: Sequence[Path]
-    words: Sequence[str]
-    runs: Path
-    results: Path
-    most_seeds: int
-    with_claims: bool
-    first: int = 0
-    tasks: list[Task] = field(default_factory=list)
+    output: Path
+    folders: Sequence[Path] = ()
+    overrides: Sequence[str] = ()
+    seeds: int | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        self.published = load(self.name, self.folders)
+        self.runs, self.results = self.output / RUNS, self.output / self.name
+        seeds = self.published.seeds
+        if self.quick:
+            self.published = replace(self.published, title=f"{self.published.title} (a few rounds, no result)")
+            self.overrides = [*self.overrides, *self.published.quick]
+            self.results, seeds = self.output / "quick" / self.name, 1
+        for folder in (self.results, self.runs):
+            refuse_linked(folder, self.output)
+        self.tasks: list[Task] = []
+        self.add(self.seeds or seeds)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs.
-
-        Raises UserError if an override is wrong.
-        """
+        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs."""
         there = {(task.line, task.seed) for task in self.tasks}
-        needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines, self.first)
+        needed = tasks(self.name, self.published, seeds, self.overrides, self.folders, lines)
         new = [task for task in needed if (task.line, task.seed) not in there]
         self.tasks += new
         return len(new)
 
     def add_undecided(self) -> int:
-        """Add seeds, up to `most_seeds`, to the lines of undecided claims; return the number of new runs.
+        """Add seeds, up to `MOST_SEEDS`, to the lines of undecided claims; return the number of new runs.
 
         A claim is skipped if none of its runs has ended, or if one took `SHORT` seconds or more.
         """
-        if not self.most_seeds:
+        if self.quick or self.seeds:
             return 0
         seeds, lines = self.ended(), []
         for claim, row in zip(self.published.claims, judged(self, seeds), strict=True):
@@ -69,7 +78,7 @@ class Plan:
             longest = max((run.table["train_seconds"].iloc[-1] for run in ended), default=SHORT)
             if claim.verdict(row["mean"], row["std"], row["seeds"]).startswith(claims.UNDECIDED) and longest < SHORT:
                 lines += about
-        return self.add(self.most_seeds, lines)
+        return self.add(MOST_SEEDS, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
         """Return seed -> the runs that have ended, for all seeds of the tasks. A run that cannot be read is left out with a
@@ -87,37 +96,29 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan into its folder, and print its table and its claims.
 
-    figure.csv is always written, claims.csv if `with_claims`. An experiment with a table gets table.csv and no figure; one
-    with points gets the figure; any other gets the figure and curves.csv. Without measured values there is no figure.
+    claims.csv is not written if the plan is `quick`. An experiment with a table gets table.csv; any other gets curves.csv, with the
+    points or the lines of the figure, and the figure. Without measured values there is no figure.
 
     formats: the formats of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
-    pictures = [plan.results / f"figure.{name}" for name in formats]
     if published.table:
         cells = _table(published, seeds)
         write_table(plan.results / "table.csv", cells)
         print_table(beside_paper(cells), caption="measured (paper)")
-    if plan.with_claims:
+    if not plan.quick:
         rows = judged(plan, seeds)
         for row in rows:
             tell(claims.sentence(row))
         tell(claims.totals(rows))
         write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
-    if published.points:
-        values = _points(published, seeds)
-        if np.isfinite(values["y"].astype(float)).any():
-            draw_points(pictures, published, values)
-    else:
-        lines: dict[str, list[Recorded]] = {}
-        for label in published.lines:
-            if runs := [ended.runs[label] for ended in seeds.values() if label in ended.runs]:
-                lines[label] = runs
-        values = _evaluations(published, lines)
-        if lines and not published.table:
-            write_table(plan.results / "curves.csv", drawn := curves(published, lines))
-            draw_curves(pictures, published, drawn)
-    write_table(plan.results / "figure.csv", values)
+    if published.table:
+        return
+    lines = {label: [of.runs[label] for of in seeds.values() if label in of.runs] for label in published.lines}
+    drawn = _points(published, seeds) if published.points else curves(published, lines)
+    write_table(plan.results / "curves.csv", drawn)
+    if np.isfinite(drawn["y" if published.points else "mean"].astype(float)).any():
+        draw([plan.results / f"figure.{name}" for name in formats], published, drawn)
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
@@ -145,20 +146,11 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(str(value) for value in values if value)) for name, values in columns.items()}
 
 
-def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
-    """Return one row per evaluation: line, seed, the figure's x and its metrics y."""
-    columns = dict.fromkeys(["line", "seed", published.x, *published.y])
-    parts = [frame(runs).assign(line=label) for label, runs in lines.items()]
-    return (pd.concat(parts) if parts else pd.DataFrame(columns=[*columns]))[[*columns]]
-
-
-def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
-    """Return seed -> value of the measure; seeds without a value are left out. names: values for `line` and `x` in the measure."""
-    values = {}
-    for seed, runs in seeds.items():
-        with suppress(Unmeasurable):
-            values[seed] = measure.value(runs, **names)
-    return values
+def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
+    """Return the value of a measure; nan if it has none. names: values for `line` and `x` in the measure."""
+    with suppress(Unmeasurable):
+        return measure.value(runs, **names)
+    return np.nan
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
@@ -166,8 +158,9 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
-            values = _measured(seeds, published.point[series], x=x, line=label)
-            rows += [(series, x, seed, values.get(seed, np.nan)) for seed, its in seeds.items() if label in its.runs]
+            of_label = {seed: runs for seed, runs in seeds.items() if label in runs.runs}
+            measure = published.point[series]
+            rows += [(series, x, seed, _value(measure, runs, x=x, line=label)) for seed, runs in of_label.items()]
     return pd.DataFrame(rows, columns=["series", "x", "seed", "y"])
 
 
@@ -176,6 +169,7 @@ def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():
-            values = list(_measured(seeds, published.cell, line=label).values())
+            values = np.array([_value(published.cell, runs, line=label) for runs in seeds.values()])
+            values = values[~np.isnan(values)]
             rows.append((row, column, paper, *moments(values), len(values)))
     return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,6 @@ class Unmeasurable(Exception):
     """A measure has no value for a seed; the message says why."""
 
 
-class PointMeasure(Protocol):
-    """What measures a point of a series, from the finished runs of one seed."""
-
-    def value(self, runs: "SeedRuns", **names: float | str) -> float: ...
-
-
 @dataclass(frozen=True)
 class SeedRuns:
     """The finished runs of one seed. Its public methods are the functions that a measure may call; each may raise Unmeasurable.
@@ -29,14 +23,15 @@ class SeedRuns:
     The first argument of each is the label of a line; for `fit` it is a series. metric: a column of metrics.csv; empty: the
     figure's first y. x: the cost axis; empty: the figure's. A value that is not finite counts as infinitely bad.
 
-    runs: label -> run. x, metric: the defaults above. points, point: as in `Published`.
+    runs: label -> run. x, metric: the defaults above. points, point: as in `Published`, with a `Measure` for
+        each series.
     """
 
     runs: Mapping[str, Recorded]
     x: str
     metric: str
     points: Mapping[str, Mapping[float, str]]
-    point: Mapping[str, PointMeasure]
+    point: Mapping[str, Any]
 
     def final(self, label: str, metric: str = "") -> float:
         """Return the value of the metric at the last evaluation."""

@@ -1,224 +1,140 @@
 """Names in the texts of an experiment file: each line is written once; panels, table and claims refer to it.
 
-The node `where` of the file gives values to names:
+The node `where` of the file is a table of names. Names without brackets are axes; there is a row for each combination of their
+values, in which every other name has the value that belongs to the axes in its brackets:
 
     where:
       method: [FedAvg, ZO-HFL]                 # an axis: its values
       alpha: [1000, 1]
-      cohort(alpha): [9, 5]                    # a function of an axis: a value for each of the axis's
+      cohort(alpha): [9, 5]                    # depends on an axis: a value for each of the axis's
       step(method, alpha): {FedAvg: [0.1, 0.01], ZO-HFL: [1, 1]}
     lines:
       "{method}, alpha = {alpha}": algo.eta={step} participation.cohort={cohort}
     panels:
       alpha = {alpha}: ["{method}, alpha = {alpha}"]
 
-A key that names axes stands for one key for each combination of their values: four lines here, and two panels. Everything under
-the key has these values. A text in a list that names further axes stands for as many texts: each panel has both methods.
-Combinations are in the order of `where`; the first axis varies slowest.
+A key that has names in curly brackets stands for one key for each of their values: four lines here, and two panels. Everything
+under the key is about the rows with these values. A text in a list that has further names stands for as many texts: each panel
+has both methods. The order is that of `where`; the first axis varies slowest.
 
-A claim whose `says` names axes stands for one claim for each combination. Its `for` maps axes to the values that it is about.
-A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, a mapping or a list of
-axes, then all for the next.
+A claim whose `says` has names stands for one claim for each of their values. Its `for` maps axes to the values that it is about.
+A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list of axes,
+then all for the next.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from fedopt.errors import UserError, nearest
 
+Rows = list[dict[str, str]]  # name -> value
 _IN_TEXT = re.compile(r"\{(\w+)\}")
-_KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
-
-
-@dataclass(frozen=True)
-class Where:
-    """The values of names at one place of an experiment file (see the module).
-
-    axes: axis -> its possible values at this place. functions: name -> (the axes it depends on, nested mappings from their
-        values to the text). An axis is a function of itself.
-    """
-
-    axes: Mapping[str, list[str]]
-    functions: Mapping[str, tuple[list[str], Any]]
-
-    @classmethod
-    def read(cls, node: Any) -> "Where":
-        """Parse the node `where`: a mapping from names, or ``name(axis, axis)``, to values.
-
-        Raises UserError for a malformed or repeated name, an unknown axis, or a wrong value.
-        """
-        if not isinstance(node, dict):
-            raise UserError("where: must be a mapping from names to values")
-        axes: dict[str, list[str]] = {}
-        functions: dict[str, tuple[list[str], Any]] = {}
-        for key in sorted(node, key=lambda key: "(" in str(key)):  # axes, then what depends on them
-            match = _KEY.fullmatch(str(key))
-            if not match:
-                raise UserError(f"where.{key}: must be a name, or a name with its axes, name(axis, axis)")
-            name, depends = match[1], match[2].split(",") if match[2] else []
-            if name in functions:
-                raise UserError(f"where.{name}: is given twice, with different axes; remove one")
-            if depends:
-                depends = [_axis(axis.strip(), axes, f"where.{name}") for axis in depends]
-                functions[name] = depends, _by_value(node[key], depends, axes, f"where.{name}")
-            else:
-                axes[name] = _texts(node[key], f"where.{name}")
-                functions[name] = [name], {value: value for value in axes[name]}
-        return cls(axes, functions)
-
-    def only(self, chosen: Any) -> "Where":
-        """Return a copy in which some axes have fewer values: the node `for` of a claim.
-
-        chosen: axis -> one value or a list; or a list of axes, which keep all values.
-
-        Raises UserError for an unknown axis or value.
-        """
-        if isinstance(chosen, list):
-            chosen = {axis: self.axes[_axis(axis, self.axes, "for")] for axis in chosen}
-        if not isinstance(chosen, dict):
-            some = next(iter(self.axes), "name")
-            raise UserError(
-                f"for={chosen}: must be a list of names from where, such as [{some}], or a mapping from these names to "
-                f"some of their values"
-            )
-        narrowed = dict(self.axes)
-        for axis, values in chosen.items():
-            every = self.axes[_axis(axis, self.axes, "for")]
-            narrowed[axis] = _texts(values if isinstance(values, list) else [values], f"for.{axis}")
-            if unknown := [value for value in narrowed[axis] if value not in every]:
-                raise UserError(f"for.{axis}={unknown[0]}: there is no such value; there are {', '.join(every)}")
-        return replace(self, axes=narrowed)
-
-    def each(self, names: Sequence[str]) -> Iterator["Where"]:
-        """Yield one copy for each combination of values of the axes on which the names depend. In it these axes have one value."""
-        depends = {axis for name in names for axis in self._function(name)[0]}
-        varied = [axis for axis in self.axes if axis in depends]
-        for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
-            yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
-
-    def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """Replace names in the keys of a node by values. Yield each resulting key, its value as written, and the `Where` for
-        the value.
-
-        Raises UserError if two resulting keys are equal.
-        """
-        seen = set()
-        for key, value in node.items():
-            for here in self.each(_names_in(key)):
-                text = here.text(str(key))
-                if text in seen:
-                    raise UserError(
-                        f"{key}: gives the key {text} twice, once its names have values; remove one, or add a name to the "
-                        f"key that tells them apart"
-                    )
-                seen.add(text)
-                yield text, value, here
-
-    def filled(self, node: Any) -> Any:
-        """Return the node with names replaced by values in all keys and texts. Raises UserError for a name without a single
-        value here.
-        """
-        if isinstance(node, dict):
-            return {key: here.filled(value) for key, value, here in self.keyed(node)}
-        if isinstance(node, list):
-            return [here.filled(item) for item in node for here in self.each(_names_in(item))]
-        return self.text(node) if isinstance(node, str) else node
-
-    def text(self, template: str) -> str:
-        """Return the template with names replaced by values. Raises UserError for a name without a single value here."""
-        try:
-            return _IN_TEXT.sub(lambda match: self._value(match[1]), template)
-        except UserError as error:
-            raise UserError(f"'{template}': {error}") from None
-
-    def _value(self, name: str) -> str:
-        depends, values = self._function(name)
-        for axis in depends:
-            value, *others = self.axes[axis]
-            if others:
-                raise UserError(
-                    f"{{{name}}}: {axis} has several values here ({', '.join(self.axes[axis])}); use it "
-                    f"where it has one"
-                )
-            if value not in values:
-                raise UserError(f"{{{name}}}: has no value for {axis} = {value}")
-            values = values[value]
-        return str(values)
-
-    def _function(self, name: str) -> tuple[list[str], Any]:
-        if name not in self.functions:
-            raise UserError(f"{{{name}}}: where has no such name{nearest(name, list(self.functions))}")
-        return self.functions[name]
 
 
 def filled(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node `experiment` of a file with names replaced by values, and without `where`.
 
-    Raises UserError if `where` is broken, or a name has no value where it is used.
+    Raises UserError if `where` is broken, or a name has no single value where it is used.
     """
-    where = Where.read(node.get("where", {}))
-    result: dict[str, Any] = {}
-    for key, value in node.items():
-        if key == "lines" and isinstance(value, dict):
-            result[key] = {
-                label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
-                for label, words, here in where.keyed(value)
-            }
-        elif key == "claims":
-            result[key] = list(_claims(value, where))
-        elif key != "where":
-            result[key] = where.filled(value)
-    return result
+    rows = _table(node.get("where", {}))
+    others = {key: value for key, value in node.items() if key not in ("where", "claims")}
+    stated = {"claims": [*_claims(node["claims"], rows)]} if "claims" in node else {}
+    return _filled(others, rows) | stated
 
 
-def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
+def _table(where: Any) -> Rows:
+    """Return a row for each combination of the axes' values. A name that has no value for some combination is not in its row."""
+    try:
+        axes = {name: [str(value) for value in values] for name, values in where.items() if "(" not in name}
+        rows = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        for key, row in product([key for key in where if key not in axes], rows):
+            name, depends = key.rstrip(")").split("(")
+            value = where[key]
+            for axis in depends.split(", "):
+                pairs = zip(axes[axis], value, strict=True) if isinstance(value, list) else value.items()
+                value = {str(key): inner for key, inner in pairs}.get(row[axis], {})
+            if value != {}:
+                row[name] = "" if value is None else str(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"where: must map axes to lists of values, and name(axis, axis) to a value for each of the axes' ({error})"
+        ) from None
+    if not rows or not all(isinstance(where[axis], list) for axis in axes):
+        raise UserError("where: an axis must have a list of values")
+    return rows
+
+
+def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
+    """Yield the rows for each combination of the values that the names have, in the order of the rows."""
+    groups: dict[tuple[str | None, ...], Rows] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
+    yield from groups.values()
+
+
+def _filled(node: Any, rows: Rows) -> Any:
+    """Return the node with names replaced by values in all keys and texts."""
+    if isinstance(node, dict):
+        result = {}
+        for key, value in node.items():
+            for group in _groups(_IN_TEXT.findall(str(key)), rows):
+                if (text := _text(str(key), group)) in result:
+                    raise UserError(
+                        f"{key}: gives the key {text} twice; remove one, or add a name that tells them apart"
+                    )
+                result[text] = _filled(value, group)
+        return result
+    if isinstance(node, list):
+        return [_filled(item, group) for item in node for group in _groups(_IN_TEXT.findall(str(item)), rows)]
+    return _text(node, rows) if isinstance(node, str) else node
+
+
+def _text(template: str, rows: Rows) -> str:
+    """Return the template with names replaced by values. Raises UserError for a name without a single value in the rows."""
+
+    def value(match: re.Match[str]) -> str:
+        values = dict.fromkeys(row[match[1]] for row in rows if match[1] in row)
+        if len(values) != 1:
+            several = f"has several values here ({', '.join(values)})" if values else "has no value here"
+            known = nearest(match[1], list(dict.fromkeys(name for row in rows for name in row)))
+            raise UserError(f"'{template}': {match[0]} {several}{known}")
+        return next(iter(values))
+
+    return _IN_TEXT.sub(value, template)
+
+
+def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+    """Yield the claims of a list of claims and groups of claims, each for the rows that its `for` allows."""
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
         raise UserError("claims: must be a list of claims, or of groups of claims")
     for node in nodes:
-        axes = node.get("for", [])
-        here = where.only(axes)
-        if "claims" in node:
-            if unknown := node.keys() - {"for", "claims"}:
-                raise UserError(f"claims: {min(unknown)}: a group has no such key; it has for and claims")
-            for each in here.each(list(axes)):
-                yield from _claims(node["claims"], each)
+        claim = dict(node)
+        axes = claim.pop("for", {})
+        if not isinstance(axes, dict):
+            axes = dict.fromkeys(axes if isinstance(axes, list) else [axes])
+        allowed = _allowed(axes, rows)
+        if "claims" not in claim:
+            yield from (_filled(claim, group) for group in _groups(_IN_TEXT.findall(str(claim.get("says"))), allowed))
+        elif len(claim) == 1:
+            for group in _groups(axes, allowed):
+                yield from _claims(claim["claims"], group)
         else:
-            claim = {key: value for key, value in node.items() if key != "for"}
-            yield from (each.filled(claim) for each in here.each(_names_in(claim.get("says"))))
+            raise UserError(f"claims: a group has for and claims, and no {next(iter(claim.keys() - {'claims'}))}")
 
 
-def _names_in(text: Any) -> list[str]:
-    """Return the names in curly brackets in a text; [] for a value that is not a text."""
-    return _IN_TEXT.findall(text) if isinstance(text, str) else []
-
-
-def _axis(axis: Any, axes: Mapping[str, Any], where: str) -> str:
-    if axis not in axes:
-        raise UserError(f"{where}: {axis}: there is no such axis{nearest(str(axis), list(axes))}")
-    return str(axis)
-
-
-def _texts(values: Any, where: str) -> list[str]:
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{where}: must be a list of values")
-    return [str(value) for value in values]
-
-
-def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Return the text of a name as nested mappings, from the values of its first axis inward; without axes, the text itself.
-
-    node: as in the file. A list has one item per value of the axis, in order. None gives ''.
-    depends: the axes, outermost first. where: the name, for messages. Raises UserError if the node does not fit the axes.
-    """
-    if depends:
-        axis, *rest = depends
-        if isinstance(node, list) and len(node) == len(axes[axis]):
-            node = dict(zip(axes[axis], node, strict=True))
-        if isinstance(node, dict):
-            return {str(value): _by_value(inner, rest, axes, where) for value, inner in node.items()}
-    elif not isinstance(node, dict | list):
-        return "" if node is None else str(node)
-    raise UserError(f"{where}={node}: must be {f'a value for each {depends[0]}' if depends else 'one value'}")
+def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
+    """Return the rows that have one of the values of each axis: one value, a list, or None for all."""
+    for axis, values in axes.items():
+        known = list(dict.fromkeys(row[axis] for row in rows if axis in row))
+        chosen = (
+            known if values is None else [str(value) for value in (values if isinstance(values, list) else [values])]
+        )
+        if not chosen or not {*chosen} <= {*known}:
+            there = (
+                f"of {axis}, which has {', '.join(known)}" if known else f"of an axis{nearest(str(axis), [*rows[0]])}"
+            )
+            raise UserError(f"for.{axis}={values}: must be values {there}")
+        rows = [row for row in rows if row.get(axis) in chosen]
+    return rows

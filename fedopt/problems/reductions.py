@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.config import other_solution
 from fedopt.errors import UserError
 from fedopt.problems.classes import (
     CLASSES,
@@ -181,5 +180,5 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     kinds, kind = sorted(covered(solves)), name(class_of(problem))
     raise UserError(
         f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another "
-        f"algorithm or problem{other_solution(kinds, [kind])}"
+        "algorithm or problem"
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedopt.config import Composed
+from fedopt.config import Composed, experimental
 from fedopt.console import Bar, counted, interruptible, note
 from fedopt.console import say as console
 from fedopt.errors import UserError
@@ -226,6 +226,8 @@ class Run:
         bar = self.bar or opened.enter_context(closing(Bar(quiet=self.quiet)))
         if self.bar is None:
             algo = chosen.get("algo", type(e.algorithm).__name__)
+            if warning := experimental(algo):
+                bar.line(warning)
             bar.line(
                 f"{algo} on {chosen.get('problem', type(problem).__name__)}; {tuned_words(self.folder, self.composed)}"
             )

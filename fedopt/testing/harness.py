@@ -76,19 +76,9 @@ def held(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 
-if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.split()} - {
-    *names("algo"),
-    *names("problem"),
-}:
-    raise UserError(
-        f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}; correct the name"
-    )
-
-
-@cache
-def node(group: str, name: str) -> dict[str, Any]:
-    """Return the node of a config group when this option is chosen."""
-    return config(f"{group}={name}")[group]
+named = {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.split()}
+if unknown := ", ".join(sorted(named - {*names("algo"), *names("problem")})):
+    raise UserError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {unknown}; correct the name")
 
 
 @cache
@@ -111,9 +101,8 @@ def problem_classes() -> dict[str, str]:
 def pairs() -> list[tuple[str, str]]:
     """Return all pairs (algorithm, problem) in which the algorithm can solve the problem."""
     classes = problem_classes()
-    return [
-        (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
-    ]
+    solvable = {algo: covered(class_at("algo", algo).solves) for algo in names("algo")}
+    return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
 
 
 def held_pairs() -> list[tuple[str, str]]:
@@ -149,8 +138,9 @@ def structure(algo: str) -> tuple[Any, ...]:
     """
 
     def kind(value: Any) -> Any:
-        amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
-        return amount or (value if isinstance(value, str | None) else bool(value))
+        if isinstance(value, str) and value[0].isdigit():  # '5 epochs'
+            return True
+        return value if isinstance(value, str | None) else bool(value)
 
     kinds = {field: kind(value) for field, value in fields("algo", algo).items() if field[0] != "B"}
     return class_at("algo", algo), *sorted(kinds.items())
@@ -162,12 +152,10 @@ def variants() -> frozenset[str]:
 
     Algorithms are ordered by the number of files that theirs builds on, then by name.
     """
-    seen, repeated = set[tuple[Any, ...]](), set[str]()
+    first: dict[tuple[Any, ...], str] = {}
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
-        if structure(algo) in seen and is_ours("algo", algo):
-            repeated.add(algo)
-        seen.add(structure(algo))
-    return frozenset(repeated)
+        first.setdefault(structure(algo), algo)
+    return frozenset(algo for algo in {*names("algo")} - {*first.values()} if is_ours("algo", algo))
 
 
 @cache
@@ -195,11 +183,9 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
     """Return the usual pairs, and one pair for each variant: with a problem of its first class that has a known solution."""
-    closed = {
-        p: kind for p, kind in problem_classes().items() if class_at("problem", p).solution is not Problem.solution
-    }
-    first = {variant: class_name(class_at("algo", variant).solves[0]) for variant in variants()}
-    return usual_pairs() | {(v, next(p for p, kind in closed.items() if kind == first[v])) for v in variants()}
+    closed = [p for p in names("problem") if class_at("problem", p).solution is not Problem.solution]
+    by_kind = {problem_classes()[p]: p for p in reversed(closed)}
+    return usual_pairs() | {(v, by_kind[class_name(class_at("algo", v).solves[0])]) for v in variants()}
 
 
 @cache

@@ -1,7 +1,7 @@
 from fedopt.federation import conjugate_gradients as conjugate_gradients
-from fedopt.federation.oracles import moved as moved
 from fedopt.federation import neumann_sum as neumann_sum
 from fedopt.federation import neumann_term as neumann_term
+from fedopt.federation.oracles import moved as moved
 from fedopt.toolbox.composition import chain as chain
 from fedopt.toolbox.derivatives import cross_product as cross_product
 from fedopt.toolbox.derivatives import hessian_product as hessian_product

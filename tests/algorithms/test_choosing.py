@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.command import fedopt
 
 from fedopt.commands import list_
 from fedopt.config.composed import compose
-from fedopt.config.files import CERTAIN, certainty, content, options
+from fedopt.config.files import CHECKED, EXPERIMENTAL, certainty, content, experimental, options, setting_of
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import iterate
 
@@ -49,14 +50,56 @@ def test_each_row_answers_all_questions():
         assert {*re.findall(r"`(\w+)`", " ".join(row["row"][TAKE:]))} <= {*options("algo")}
 
 
+@pytest.mark.parametrize("row", SOURCE["rows"], ids=lambda row: row["row"][TAKE])
+def test_no_experimental_method_is_recommended_where_a_checked_one_fits(row):
+    """Where none fits, the row says why."""
+    unchecked = {bool(experimental(algo)) for algo in re.findall(r"`(\w+)`", row["row"][TAKE])}
+    assert unchecked == {"experimental" in row}
+
+
 @pytest.mark.parametrize("algo", options("algo"))
 def test_each_method_says_how_certain_it_is(algo):
-    assert certainty(algo) in CERTAIN
+    assert certainty(algo) in (*CHECKED, *EXPERIMENTAL)
 
 
-def test_a_list_says_it(capsys):
-    list_.show_list(["algorithms", "--long"])
-    assert "[Tarzanagh et al. 2023]; compared with text" in " ".join(capsys.readouterr().out.split())
+def test_the_readme_counts_them():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    unchecked = sum(bool(experimental(algo)) for algo in options("algo"))
+    checked, problems = len(options("algo")) - unchecked, sum(not setting_of(name) for name in options("problem"))
+    assert f"{checked} checked methods, {unchecked} experimental," in readme
+    assert f" and {problems} problems" in readme
+
+
+def test_lists_have_checked_methods_first(capsys):
+    """Also of a class, where they say where the equations are from."""
+    list_.show_list(["algorithms"])
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [k for k, line in enumerate(lines) if re.fullmatch(r"bilevel: \d+, \d+ of them experimental", line)]
+    number, unchecked = map(int, re.findall(r"\d+", lines[head]))
+    marked = ["(experimental)" in line for line in lines[head + 1 : head + 1 + number]]
+    assert marked == [False] * (number - unchecked) + [True] * unchecked
+    list_.show_list(["algorithms", "bilevel"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "[Tarzanagh et al. 2023]; compared with text" in out
+    assert out.index(" soba ") < out.index(" simfbo ")
+
+
+@pytest.mark.parametrize(
+    ("algo", "line"),
+    [
+        ("simfbo", "SimFBO is experimental: written from memory of its paper, not compared with its code"),
+        ("br_fedbi", "BR-FedBi is experimental: written from others' notes on its paper, not compared with its code"),
+        ("fednest", "fednest on quadratic_bilevel"),
+    ],
+)
+def test_a_run_says_it_first(algo, line, monkeypatch, capsys, tmp_path):
+    words = [f"algo={algo}", "problem=quadratic_bilevel", "problem.examples=40", "budget.rounds=1", "preset=none"]
+    for more in (["output_dir=run"], ["-m", "seed=0,1", "output_dir=sweep"]):
+        monkeypatch.chdir(tmp_path)
+        done = fedopt(monkeypatch, capsys, *words, *more)
+        assert done.code == 0
+        head = " ".join((done.out if "-m" in more else done.err).split())  # a sweep's is on stdout
+        assert (head.startswith(line), head.count("is experimental")) == (True, "is experimental" in line)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +121,10 @@ def test_a_list_says_it(capsys):
     ],
 )
 def test_what_a_method_was_compared_with(algo, label, capsys):
-    """The page of all methods says it in full, `fedopt list algorithms` without the details."""
+    """The page of all methods says it in full, `fedopt list algorithms minimisation` without the details."""
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
     assert any(f"[`{algo}`]" in line and label in line for line in page.splitlines())
-    list_.show_list(["algorithms", "--long"])
+    list_.show_list(["algorithms", "minimisation"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (line,) = [" ".join(words) for words in lines if words[:1] == [algo]]
     assert line.endswith(certainty(algo))

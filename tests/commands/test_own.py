@@ -282,14 +282,13 @@ def test_mistakes_in_the_config_are_told_by_their_keys(monkeypatch, capsys, tmp_
         assert (result.code, said in result.err.splitlines()[-1]) == (2, True), result.err
 
 
-KEYS = "the keys are the fields of my_sgd_{}.MySgd, "
 HEADLESS = "must begin with the line"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
     "a field without a key": (
         "py",
         "    eta: float",
         "    eta: float\n    mu: float",
-        f"algo.mu: is missing; {KEYS}eta, mu, B",
+        "algo.mu: is missing; the keys are eta, mu, B",
     ),
     "a key without a field": ("yaml", "eta:", "etta:", "algo.etta: there is no such key, did you mean eta?"),
     "a mistyped class": (
@@ -598,7 +597,7 @@ def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
     (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, *PAIR, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert "if elsewhere.py is in this folder and you trust it, run `fedopt trust` once" in result.err
+    assert 'if elsewhere.py is in this folder, write python_path = "." into its fedopt.toml' in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):

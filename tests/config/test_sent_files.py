@@ -29,9 +29,7 @@ FILES = {
     "a node": ("experiment/sent.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
     "a package": ("experiment/sent.yaml", f"# @package hydra\n{CALLBACK}\n"),
     "a defaults list": ("experiment/sent.yaml", "# @package _global_\ndefaults:\n  - override /hydra/callbacks: x\n"),
-    "a group of Hydra's": ("hydra/callbacks/x.yaml", "x: {_target_: sent.touch}\n"),
-    "a file that is no YAML": ("hydra/launcher/x.yaml", "x: !!python/object/apply:sent.touch []\n"),
-    "a file that another one builds on": ("preset/base.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
+    "a file that another one builds on": ("algo/base.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
 }
 
 
@@ -57,16 +55,17 @@ def trap(tmp_path, monkeypatch):
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
-@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize(("case", "sweep"), [*((case, []) for case in FILES), ("a node", ["-m", "seed=0,1"])])
 def test_a_file_that_sets_up_hydra(case, sweep, monkeypatch, capsys, tmp_path, trap):
     name, text = FILES[case]
     path = tmp_path / "own" / name
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    chosen = ["experiment=sent"] if name.startswith("experiment") else []
-    more = ["--config-dir", str(tmp_path / "own"), *chosen, f"output_dir={tmp_path / 'run'}"]
-    one_line(fedopt(monkeypatch, capsys, *sweep, *TINY, *more), name, "Hydra")
+    (tmp_path / "own" / "algo").mkdir(exist_ok=True)
+    (tmp_path / "own" / "algo" / "mine.yaml").write_text("defaults: [base, _self_]\n")
+    chosen = "experiment=sent" if name.startswith("experiment") else "algo=mine"
+    more = ["--config-dir", str(tmp_path / "own"), chosen, f"output_dir={tmp_path / 'run'}"]
+    one_line(fedopt(monkeypatch, capsys, *sweep, *TINY, *more), "hydra" if "defaults" in text else "configures Hydra")
     assert not (tmp_path / "run").exists()
 
 
@@ -89,9 +88,7 @@ def test_hydra_is_not_set_up_from_the_command_line(word, sweep, monkeypatch, cap
 
 
 @pytest.mark.parametrize("group", ["algo", "problem", "dataset", "partitioner", "logger"])
-@pytest.mark.parametrize(
-    "target", ["sent.touch", "sent.Touch", "builtins.open", "os.system", "pickle.load", "sent", "builtins.str"]
-)
+@pytest.mark.parametrize("target", ["sent.touch", "sent.Touch", "os.system"])
 def test_only_classes_of_the_right_kind_are_built(group, target, trap):
     with pytest.raises(UserError, match=rf"^{group}\._target_={target}"):
         build_target({"_target_": target}, group)
@@ -147,30 +144,20 @@ def test_a_checkpoint_that_is_a_pickle(monkeypatch, capsys, tmp_path, trap):
     one_line(fedopt(monkeypatch, capsys, *arguments, "budget.rounds=8", "resume=true"), "checkpoint.safetensors")
 
 
-HIDDEN = {  # files, by their path beside the config folder `own`
-    "a date that cannot be": {"own/experiment/sent.yaml": "experiment: {when: 2026-99-99}\n"},
-    "a tag": {"own/experiment/sent.yaml": "experiment: {when: !!python/object/apply:pathlib.PosixPath [a]}\n"},
-    "an escaped name": {"own/experiment/sent.yaml": '"\\x68ydra": {callbacks: {y: {_target_: sent.touch}}}\n'},
-    "a folder beside": {"own/experiment/sent.yaml": "defaults: [/../beside/sent, _self_]\n", "beside/sent.yaml": ""},
-    "a choice beside": {
-        "own/experiment/sent.yaml": "defaults: [override /algo: ../../beside/sent, _self_]\n",
-        "beside/sent.yaml": "",
-    },
-}
-
-
-@pytest.mark.parametrize("case", [*HIDDEN, "a linked folder"])
-def test_a_file_that_sets_up_hydra_unseen(case, monkeypatch, capsys, tmp_path, trap):
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f'"\\x68ydra": {{{CALLBACK}}}\n',
+        f"experiment: {{when: 2026-99-99}}\nhydra: {{{CALLBACK}}}\n",
+        "defaults: [/../beside/sent, _self_]\n",
+    ],
+    ids=["an escaped name", "a date that cannot be", "a folder beside"],
+)
+def test_a_file_that_sets_up_hydra_unseen(setting, monkeypatch, capsys, tmp_path, trap):
     """Read as Hydra reads it, and judged by what comes of it."""
-    files = HIDDEN.get(case, {"own/experiment/sent.yaml": "", "beside/sent.yaml": ""})
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        setting = "" if "defaults" in text or "x68" in text else f"hydra:\n  {CALLBACK}\n"
-        path.write_text("# @package _global_\n" + text + setting)
-    if case == "a linked folder":
-        (tmp_path / "own" / "experiment" / "sub").symlink_to(tmp_path / "beside")
-        (tmp_path / "own" / "experiment" / "sent.yaml").write_text("defaults: [/experiment/sub/sent, _self_]\n")
+    own_file(tmp_path, "experiment/sent.yaml", f"# @package _global_\n{setting}")
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "sent.yaml").write_text(f"# @package _global_\nhydra: {{{CALLBACK}}}\n")
     words = ["-m", "--config-dir", str(tmp_path / "own"), *TINY, "experiment=sent", "seed=0,1"]
     one_line(fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}"))
     assert not (tmp_path / "run").exists()
@@ -219,7 +206,7 @@ EXPANDING = {
 }
 
 
-@pytest.mark.parametrize("name", ["preset/large.yaml", "experiment/large.yaml", "algo/large.yaml", "tuned/large.yaml"])
+@pytest.mark.parametrize("name", ["preset/large.yaml", "tuned/large.yaml"])
 @pytest.mark.parametrize("kind", EXPANDING)
 def test_files_that_stand_for_more_than_they_show(kind, name, monkeypatch, capsys, tmp_path):
     """Also those that no word chooses, and also for help."""
@@ -228,37 +215,15 @@ def test_files_that_stand_for_more_than_they_show(kind, name, monkeypatch, capsy
         one_line(fedopt(monkeypatch, capsys, *more, *words), "large.yaml")
 
 
-REFERRING = {
-    "texts": "".join(f"  k{n}: ${{extra.k{n - 1}}}${{extra.k{n - 1}}}\n" for n in LEVELS),
-    "nodes": "".join(f"  k{n}: {{a: '${{extra.k{n - 1}}}', b: '${{..k{n - 1}}}'}}\n" for n in LEVELS),
-    "lists": "".join(f"  k{n}: ['${{extra.k{n - 1}}}', '${{extra.k{n - 1}}}']\n" for n in LEVELS),
-    "two of a node": "".join(f"  k{n}: {{a: '${{extra.k{n - 1}}}', b: '${{.a}}'}}\n" for n in range(1, 15)),
-    "many": "  k1: '" + "${extra.k0}" * 1000 + "'\n" + "".join(f"  k{n}: ${{extra.k1}}\n" for n in range(2, 40)),
-    "itself": "  k1: ${extra.k1}\n",
-    "each other": "  k1: ${extra.k2}\n  k2: {a: '${extra.k1}'}\n",
-}
-
-
-@pytest.mark.parametrize("kind", REFERRING)
-def test_references_that_stand_for_more_than_they_show(kind, monkeypatch, capsys, tmp_path):
-    text = "# @package _global_\nextra:\n  k0: xxxxxxxx\n" + REFERRING[kind]
-    more = own_file(tmp_path, "experiment/large.yaml", text)
-    result = fedopt(monkeypatch, capsys, *more, *TINY, "experiment=large", f"output_dir={tmp_path / 'run'}")
-    one_line(result, "extra", "leads back to itself" if kind in ("itself", "each other") else "more")
-
-
 @pytest.mark.parametrize(
     "value",
     [
         "${oc.env:SECRET}",
         "x${oc.env:SECRET,none}",
         '"\\x24{oc.env:SECRET}"',
-        "[1, '${oc.env:SECRET}']",
-        "${oc.${preset}:SECRET}",
         "{'${oc.env:SECRET}': 1}",
         "${hydra:runtime.cwd}",
         "${k${seed}}",
-        "{a: '${oc.env:SECRET}', b: '${x'}",
     ],
 )
 @pytest.mark.parametrize("name", ["experiment/sent.yaml", "tuned/mine.yaml"])
@@ -285,17 +250,6 @@ def test_the_config_of_a_sent_run_refers_to_nothing(monkeypatch, capsys, tmp_pat
         path.write_text(yaml.safe_dump(config | {"algo": config["algo"] | {"K": reference}}))
         result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=5")
         assert (result.code, "s3cret" in result.err) == (2, False)
-
-
-@pytest.mark.parametrize("place", ["../elsewhere", "/tmp/fedopt-elsewhere", "outputs/../elsewhere", "~/x/../../y"])
-def test_a_file_that_sends_a_run_elsewhere(place, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    more = own_file(tmp_path, "experiment/sent.yaml", f"# @package _global_\noutput_dir: {place}\n")
-    one_line(fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent"), f"output_dir={place}", "outputs")
-    assert fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent", "output_dir=mine").code == 0
-    own_file(tmp_path, "experiment/sent.yaml", "# @package _global_\noutput_dir: outputs/this\n")
-    assert fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent").code == 0
-    assert (tmp_path / "outputs" / "this" / "metrics.csv").exists()
 
 
 # Files that are none, or are of another kind
@@ -411,7 +365,7 @@ def test_values_of_other_types(name, sweep_of_two, capsys):
             assert "bug" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["round", "comm_rounds", "test_accuracy", "train_seconds"])
+@pytest.mark.parametrize("key", ["round", "test_accuracy"])
 @pytest.mark.parametrize("cell", ["x", "", "1e999", '"', "1,2"])
 def test_cells_that_are_no_numbers(key, cell, sweep_of_two):
     path = sweep_of_two / "1" / "metrics.csv"

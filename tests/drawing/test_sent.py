@@ -14,7 +14,7 @@ from fedopt.commands import reproduce
 from fedopt.commands.ls import ls
 from fedopt.errors import UserError
 from fedopt.papers.page import page
-from fedopt.papers.published import Task, load
+from fedopt.papers.published import Task
 from fedopt.papers.report import Plan
 from fedopt.results.folder import TEXTS
 
@@ -165,7 +165,7 @@ def test_all_texts_of_a_run_are_tried():
 def test_a_broken_run_of_an_experiment(results, tmp_path, capsys):
     """The others count; a note names it."""
     line, seed, name = (results / "runs.csv").read_text().splitlines()[1].rsplit(",", 2)
-    plan = Plan("fedmsa/fig1a", load("fedmsa/fig1a"), (), (), tmp_path / "out" / "runs", results, 0, True)
+    plan = Plan(name="fedmsa/fig1a", output=tmp_path / "out")
     plan.tasks = [Task(line.strip('"'), int(seed), None, name), Task("other", int(seed), None, "other")]
     run = record(tmp_path / "out" / "runs" / "other", [10, 90], int(seed))
     (run / "run.json").unlink()

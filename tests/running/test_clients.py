@@ -345,3 +345,10 @@ def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypat
         words = [f"algo={algo}", "problem=classification", *of_classes, *FEW, f"problem.loss={of}"]
         result = fedopt(monkeypatch, capsys, *words)
         assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
+
+
+def test_the_interval_of_no_or_all_test_rows_ends_at_the_share():
+    """Exactly, and not at 3e-15."""
+    rows = np.arange(1, 200)
+    assert (interval("accuracy", np.zeros(len(rows)), rows)[0] == 0).all()
+    assert (interval("accuracy", np.full(len(rows), 100.0), rows)[1] == 100).all()

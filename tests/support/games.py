@@ -18,7 +18,7 @@ from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
 from fedopt.running.assemble import Experiment
-from fedopt.testing.harness import node
+from fedopt.testing.harness import config
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ def quadratic_game(clients: int = 20, d: int = 10, functions: int = 100, seed: i
 
 
 def algorithm(name: str, **changes: Any) -> Any:
-    return build_target({**node("algo", name), **changes}, "algo")
+    return build_target({**config(f"algo={name}")["algo"], **changes}, "algo")
 
 
 def run(method: Any, problem: Any, rounds: int, cohort: int | None = None, seed: int = 0) -> list[Any]:

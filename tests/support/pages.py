@@ -30,6 +30,6 @@ def blocks(page: Path) -> Iterator[Block]:
 def added(command: str, further: str) -> list[str]:
     """Words that make a command of a page short: the further ones, and two rounds of a run unless it says how many."""
     words = shlex.split(further)
-    asks = {"new", "trust", "ls", "list", "export", "--help", "--cfg"} & {*command.split()}
+    asks = {"new", "ls", "list", "export", "--help", "--cfg"} & {*command.split()}
     runs = command.split()[0] == "fedopt" and not asks
     return [*words, *["budget.rounds=2"] * (runs and "budget." not in command + further)]

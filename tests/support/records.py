@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from fedopt.config.tuned import Tuned
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -17,6 +18,9 @@ FEDAVG = {"_target_": "fedopt.algorithms.fedavg.FedAvg", "_solves_": ["minimisat
 
 
 MCO = {"_target_": "fedopt.problems.mco.Mco", "d": 10}
+
+
+SADDLE = {"_target_": "fedopt.problems.saddle.Saddle"}
 
 
 def record(
@@ -42,3 +46,38 @@ def record(
     (folder / "run.json").write_text(json.dumps(card))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
     return folder
+
+
+def change_card(folder: Path, **entries: Any) -> None:
+    """Change entries of a run's run.json."""
+    card = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(card | entries))
+
+
+def named(
+    folder: Path,
+    choice: str,
+    *values: float,
+    seed: int = 0,
+    tuned: str = "",
+    defaults: bool = False,
+    problem: str = "mco",
+    **config: Any,
+) -> None:
+    """A run whose card names the options that were chosen; FedNest and LFedNest are of one class."""
+    if problem == "saddle":
+        config["problem"] = SADDLE
+    record(folder, values, seed, **config)
+    entries: dict[str, Any] = {"chosen": {"algo": choice, "problem": problem, "dataset": "None"}}
+    if tuned:
+        keys = () if defaults else ("algo.K",)
+        entries["tuned"] = asdict(Tuned(tuned, f"{choice} on mco", keys, defaults=defaults))
+    change_card(folder, **entries)
+
+
+def two_problems(folder: Path, finals: dict[str, tuple[float, float]]) -> None:
+    """Runs of methods on two problems. finals: method -> its last values on them."""
+    for method, values in finals.items():
+        for problem, value in zip(("mco", "saddle"), values, strict=True):
+            algo = {**FEDMSA, "_target_": f"a.{method}"}
+            named(folder / f"{method}-{problem}", method, 1, value, problem=problem, algo=algo)

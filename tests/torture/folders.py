@@ -40,10 +40,6 @@ PLACES: dict[str, list[tuple[str, list[str]]]] = {
     "done": [
         ("fedopt-report", ["done", "--out", "made.html"]),
         ("fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "done", "--jobs", "1"]),
-        (
-            "fedopt-reproduce",
-            ["own/tiny", "--config-dir", "conf", "--output", "done", "--claims", "--keep", "done/kept"],
-        ),
         ("fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "done", "--list"]),
     ],
     "queue": [("fedopt", ["ls", "sweep"])],

@@ -168,7 +168,7 @@ def experiment(rng: random.Random, cwd: Path) -> list[str]:
         "done",
         "--jobs",
         "1",
-        *rng.choice([[], [], [], ["--claims"], ["--list"], ["--seeds", "0"]]),
+        *rng.choice([[], [], [], ["--list"], ["--seeds", "0"]]),
     ]
 
 

@@ -1,10 +1,9 @@
-"""The overrides of a command, called words here: parsing, quoting and comparing them."""
+"""The overrides of a command: parsing, quoting and comparing them."""
 
 import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,12 +13,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from fedopt.config.files import GROUPS, options
-from fedopt.config.tuned import NODES
 from fedopt.deprecated import removed
 from fedopt.errors import UserError, first_line
-
-COMMANDS = dict.fromkeys(("compare", "tune", "report", "reproduce", "bench"), "this command is fedopt-{}")
-COMMANDS |= {"run": "leave this word out", "version": "is no override; fedopt --version shows the version"}
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
@@ -30,11 +25,11 @@ def parsed(words: Iterable[str]) -> list[Override]:
     """
     words = list(words)
     if nameless := next((word for word in words if word.startswith("=")), ""):
-        raise UserError(misread(nameless, words))
+        raise UserError(misread(nameless))
     try:
         overrides = OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        raise UserError(misread(str(error.override), words)) from None
+        raise UserError(misread(str(error.override))) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"a value cannot be read ({first_line(error)}); it is too long or nested too deep: shorten it"
@@ -45,40 +40,20 @@ def parsed(words: Iterable[str]) -> list[Override]:
     return overrides
 
 
-def misread(word: str, words: Sequence[str]) -> str:
-    """Return the message for a word that is no override: what was probably meant, and how it is written.
-
-    words: all overrides of the command.
-    """
-    if word in COMMANDS:
-        return f"{word}: {COMMANDS[word].format(word)}"
-    if group := next((group for group in GROUPS if word in options(group)), ""):
-        return f"{word}: write {group}={word}"
-    at = words.index(word) if word in words else 0
-    split = bool(at) and (word.startswith("=") or words[at - 1].endswith("="))
-    if one := one_word(words[at - split :]):
-        return one
-    if word.startswith("="):
-        return f"{word}: has no key; write KEY=VALUE"
-    if word.endswith(","):
-        return f"{word}: ends in a comma; remove it"
-    if re.fullmatch(r"[\w.]+=[^=,]+(,[\w.]+=[^=,]+)+", word):
-        return f"{word}: write blanks between overrides, {word.replace(',', ' ')}"
-    key, _, value = word.partition("=")
-    if key in NODES and re.match(r"\w+=", value):
-        return f"{word}: write {key}.{value}"
-    quotes = (
-        f"; a text with =, commas or brackets needs quotes inside the shell's: '{key}=\"{value}\"'" if value else ""
+def misread(override: str) -> str:
+    """Return the message for a text that is no override."""
+    if message := removed(override):
+        return message
+    if group := next((group for group in GROUPS if override in options(group)), ""):
+        return f"{override}: write {group}={override}"
+    if override in ("compare", "tune", "report", "reproduce", "bench"):
+        return f"{override}: this command is fedopt-{override}"
+    key, _, value = override.partition("=")
+    quoted = f"'{key or 'KEY'}=\"{value or 'VALUE'}\"'"
+    return (
+        f"{override}: cannot be read as an override; write KEY=VALUE, such as seed=1, without blanks around = and with blanks "
+        f"between overrides; a value with =, commas or brackets needs quotes inside the shell's: {quoted}"
     )
-    return f"{word}: cannot be read as an override; write KEY=VALUE{quotes}"
-
-
-def one_word(words: Sequence[str]) -> str:
-    """Return a hint if some words begin with an override that is broken by blanks or written with a colon; else ''."""
-    found = re.match(r"([a-zA-Z][\w./]*)( ?[ =:] ?)([^\s=:]+)(?!\S)", " ".join(words[:3]))
-    if found is None or found[2] == "=":
-        return ""
-    return f"{found[0]}: write it as one word, {found[1]}={found[3]}"
 
 
 def key_of(override: str) -> str:
@@ -91,7 +66,7 @@ def quoted(text: str) -> str:
 
     A reference such as ${seed} in it is still replaced by the value.
     """
-    if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
+    if re.fullmatch(r"(?!(null|true|false|inf|nan)$)[./]*[a-z_][\w./-]*", text, re.ASCII | re.IGNORECASE):
         return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
@@ -147,18 +122,7 @@ def _written(key: str, value: Any) -> str:
         return f"[{','.join(_written(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
         return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
-    if key in GROUPS:
-        name = getattr(value, "__name__", type(value).__name__)
-        raise UserError(f"{key}: {name} is a class; give the name of a config, such as `fedopt new {key} NAME` writes")
     raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
-
-
-def _means_more(text: str) -> bool:
-    """Tell whether an unquoted text would be read as a number, a truth value or null."""
-    with suppress(ValueError):
-        float(text)
-        return True
-    return text.lower() in ("null", "true", "false")
 
 
 def of_folder(word: str) -> str:

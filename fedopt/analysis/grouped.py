@@ -1,0 +1,103 @@
+"""Groups of runs that are compared: the table of their numbers and the paired tests."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from fedopt.analysis.runs import Recorded
+from fedopt.analysis.stats import moments, tests
+from fedopt.metrics import Metric, validates
+
+
+@dataclass(frozen=True, repr=False)
+class GroupedRuns:
+    """Groups of runs, with their table and paired tests.
+
+    Args:
+        by: The config keys whose values define the groups.
+        groups: label -> runs.
+        metric: The metric that is compared.
+        x: The cost axis, a key of `COSTS`.
+        target: A value of the metric; the table then has the cost to reach it. None: no such column.
+        at: The value of ``x`` at which the table and the tests compare: later evaluations are ignored. None: all are used.
+        slots: label -> index in the order of colours; by default the index in `groups`.
+    """
+
+    by: Sequence[str]
+    groups: Mapping[str, list[Recorded]]
+    metric: str
+    x: str
+    target: float | None = None
+    at: float | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Return the table of compare.csv, one row per group: the values of `by`, the label, and the numbers of its runs.
+
+        Standard deviations are over runs, with n - 1. A run without a last value (`Recorded.last`) makes the mean nan. The
+        cost to reach the target is the mean over the runs that reach it, nan if none does.
+
+        Raises:
+            UserError: A run has no evaluation up to `at`; or there is a target, but no direction of the metric is better.
+        """
+        rows = []
+        for label, runs in self.groups.items():
+            keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
+            rows.append(keys | {"label": label} | self._numbers(runs))
+        return pd.DataFrame(rows) if self.at is None else pd.DataFrame(rows).assign(at=self.at)
+
+    @cached_property
+    def paired(self) -> pd.DataFrame:
+        """Return tests between the groups, paired by seeds and what else differs within them; for the columns see
+        `fedopt.analysis.stats.tests`.
+
+        Raises:
+            UserError: A run has no evaluation up to `at`.
+        """
+        return tests(self.groups, self.metric, self.at)
+
+    @property
+    def twin(self) -> str:
+        """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
+        twin = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
+        return twin if all(twin in run.table for runs in self.groups.values() for run in runs) else ""
+
+    @property
+    def described(self) -> Metric:
+        """Return the description of the compared metric: its label, unit and direction."""
+        return next(iter(self.groups.values()))[0].metric(self.metric)
+
+    def _numbers(self, runs: Sequence[Recorded]) -> dict[str, Any]:
+        """Return the row of a group without its keys and label."""
+        metric, twin, x, target = self.metric, self.twin, self.x, self.target
+        shown = [run.until(self.at) for run in runs]
+        described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
+        row = {
+            "runs": len(runs),
+            "seeds": len({run.keys.get("seed") for run in runs}),
+            "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
+            **_columns(f"spent_{x}", [run.cost()[-1] for run in shown]),
+        }
+        for name in filter(None, [metric, twin]):
+            row |= _columns(f"final_{name}", [run.last(name, self.at) for run in runs])
+        if described.better != "neither":
+            best = [described.best(run.good(metric)) for run in shown]
+            row |= _columns(f"best_{metric}", best)
+            if twin:
+                hits = [run.table[twin][run.good(metric) == top] for run, top in zip(shown, best, strict=True)]
+                row |= _columns(f"{twin}_at_best", [its.iloc[0] if len(its) else math.nan for its in hits])
+        if target is not None:
+            hits = [[described.reached(value, target) for value in run.good(metric)] for run in shown]
+            costs = [run.cost()[hit][0] for run, hit in zip(shown, hits, strict=True) if any(hit)]
+            row |= {"target": target, "reached": len(costs), **_columns(f"{x}_to_target", costs)}
+        return row
+
+
+def _columns(name: str, values: Sequence[float]) -> dict[str, float]:
+    return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
