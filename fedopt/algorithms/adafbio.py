@@ -12,18 +12,18 @@ Notation
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.federation import Client, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Minimax, Problem
-from fedopt.toolbox import Storm, Tensors, Vectors, minimax_field, neumann_sum
+from fedopt.toolbox import Pair, Storm, Tensors, Vectors, check_weights, minimax_field, neumann_maps, neumann_samples
 
 Matrix = Literal["diagonal", "norm"]
-Directions = Callable[[Client, Vectors, Any], Vectors]
+Directions = Callable[[Client, Vectors, Sample], Vectors]
 
 
 class State(NamedTuple):
@@ -66,18 +66,10 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         eta = self.eta(0)
-        for name, share in (
-            ("k / n^(1/3)", eta),
-            ("c1 * eta_0^2", self.c1 * eta**2),
-            ("c2 * eta_0^2", self.c2 * eta**2),
-        ):
-            if share > 1 + 1e-12:
-                raise ValueError(
-                    f"{name} must be at most 1, not {share:g} (eta_0 = {eta:g}); make it smaller, or n larger"
-                )
+        check_weights({"k / n^(1/3)": eta, "c1 * eta_0^2": self.c1 * eta**2, "c2 * eta_0^2": self.c2 * eta**2})
 
     def eta(self, t: int) -> float:
-        return self.k / (self.n + t) ** (1 / 3)
+        return float(self.k / (self.n + t) ** (1 / 3))
 
     def init(self, problem: Problem) -> State:
         z = Vectors(problem.start())
@@ -98,7 +90,7 @@ class Adaptive:
         def first(client: Client, z: Vectors) -> Vectors:
             return D(client, z, client.sample("first"))
 
-        def iterations(client: Client, message: Any) -> tuple[Vectors, Vectors]:
+        def iterations(client: Client, message: tuple[Vectors, Vectors, Tensor, Tensor]) -> Pair:
             z, d, A, B = message
 
             def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
@@ -144,14 +136,8 @@ class AdaFBiO(Adaptive):
     solves: ClassVar = (Bilevel,)
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
-
-        def directions(client: Client, z: Vectors, xi: list[Any]) -> Vectors:
-            x, y = z
-            return Vectors((client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])))
-
-        products = self.Q if problem.indirect and not problem.identity else 0
-        return self.adapted(s, fed, directions, problem.hypergradient_samples(products))
+        directions = partial(neumann_maps, Q=self.Q, theta=self.theta)
+        return self.adapted(s, fed, directions, neumann_samples(problem, self.Q))
 
 
 @dataclass(frozen=True)

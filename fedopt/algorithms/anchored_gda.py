@@ -14,10 +14,11 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
 
 from fedopt.config import Schedule
 from fedopt.federation import Client, Memory, Round, Steps
@@ -46,10 +47,9 @@ class AnchoredGda:
     K, steps: the local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
         round.
     a: the weight of the newest gradients in the anchor; with 1 or more, gradients of earlier rounds are not used.
-    anchor: S is all clients (all), the cohort S' of the local steps (cohort), or a different cohort (another).
+    anchor: S is all clients (all), or the cohort S' of the local steps (cohort).
     correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) - v_i +
-        q, which averages the noise of q over the K steps and saves a gradient in each. kept cannot be combined with
-        anchor=another (ValueError).
+        q, which averages the noise of q over the K steps and saves a gradient in each.
     B, B_anchor: the examples of a local step and of the anchor; None for all of a client's.
     lam, stage: local steps also go along lam (u - w_s); w_s is set to w every `stage` rounds.
     """
@@ -61,7 +61,7 @@ class AnchoredGda:
     K: PositiveInt
     steps: Literal["fixed", "geometric"]
     a: Schedule
-    anchor: Literal["all", "cohort", "another"]
+    anchor: Literal["all", "cohort"]
     correction: Literal["sample", "kept"] = field(metadata={"before": "sample"})
     B: PositiveInt | None
     B_anchor: PositiveInt | None
@@ -70,13 +70,6 @@ class AnchoredGda:
 
     solves: ClassVar = (Minimax,)
     cohort_weights = property(lambda self: "corrected" if self.anchor == "all" else "mean")
-
-    def __post_init__(self) -> None:
-        if self.correction == "kept" and self.anchor == "another":
-            raise ValueError(
-                "correction=kept needs anchor=cohort or anchor=all, since the clients of another cohort "
-                "have not kept a gradient"
-            )
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
@@ -89,12 +82,12 @@ class AnchoredGda:
         kept = self.correction == "kept"
         w_s = s.w if fed.r % self.stage == 0 else s.w_s
 
-        def gradients(client: Client, message: tuple[Vectors, ...]) -> Any:
+        def gradients(client: Client, message: tuple[Vectors, ...]) -> tuple[tuple[Vectors, ...], Tensor]:
             b = client.sample("anchor")
             F = tuple(minimax_field(client, w, b) for w in message)
             return F, torch.cat(F[0])
 
-        def local_steps(client: Client, message: tuple[Vectors, ...]) -> Any:
+        def local_steps(client: Client, message: tuple[Vectors, ...]) -> tuple[Vectors, Tensor]:
             w, q, *stage = message
             u, anchor = w, None if exact or kept else w
             if exact or kept:
@@ -106,7 +99,7 @@ class AnchoredGda:
             return u, client.memory
 
         S_local = fed.cohort()
-        S = {"all": fed.everyone, "cohort": lambda: S_local, "another": fed.new_cohort}[self.anchor]()
+        S = fed.everyone() if self.anchor == "all" else S_local
         points = (s.w,) if a == 1 else (s.w, s.w_prev)
         v = Memory([torch.cat(0 * s.w)] * problem.clients)
         (q, *F_prev), v = fed.exchange(gradients, points, S, memory=v, anchor=Steps(1, self.B_anchor))

@@ -11,7 +11,7 @@ Notation
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descen
 
 
 class State(NamedTuple):
-    """memory: the g_i that each client sent last, and with PAGE also the z that it was for, and 1 once it has sent. It is () if
-    clients keep nothing.
+    """memory: the g_i that each client sent last, and with PAGE also the z that it was for, and 1 once it has sent. Rows are
+    empty if clients keep nothing.
     """
 
     z: Vectors
-    memory: Any
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -72,47 +72,40 @@ class BRFedBi:
 
     def init(self, problem: Bilevel) -> State:
         z = bilevel_start(problem)
-        if self.variance == "none":
-            return State(z, ())
-        row = torch.zeros_like(torch.cat([*z, *self.kept(z), z[0].new_zeros(1)]))
-        return State(z, Memory([row] * problem.clients))
+        row = torch.zeros_like(torch.cat([*z, *(z if self.variance == "page" else ()), z[0].new_zeros(1)]))
+        return State(z, Memory([row[:0] if self.variance == "none" else row] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         sizes, S = [len(part) for part in s.z], fed.cohort()
         hostile = np.less(S, self.hostile)
         anew = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
-        def directions(client: Client, z: Vectors) -> Any:
+        def directions(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
             xi = client.sample("xi")
             D = bilevel_maps(client, z, xi)
             if self.variance == "none":
-                return D
-            *row, has_sent = client.memory.split([*sizes, *map(len, self.kept(z)), 1])
+                return D, client.memory
+            kept = z if self.variance == "page" else ()
+            *row, has_sent = client.memory.split([*sizes, *map(len, kept), 1])
             g, z_prev = Vectors(row[: len(z)]), Vectors(row[len(z) :])
             if self.variance == "momentum":
                 g = self.momentum * g + (1 - self.momentum) * D
             else:
                 g = D if anew else g + (D - bilevel_maps(client, z_prev, xi))
             g = Vectors(torch.where(has_sent > 0, *pair) for pair in zip(g, D, strict=True))
-            return g, torch.cat([*g, *self.kept(z), torch.ones_like(has_sent)])
+            return g, torch.cat([*g, *kept, torch.ones_like(has_sent)])
 
         def aggregate(answers: Vectors, weights: Tensor) -> Vectors:
             return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
 
         pt = fed.weights(S, unbiased=True)
         xi = Steps(1, self.B_page if anew and self.variance == "page" else self.B)
-        memory = {} if self.variance == "none" else {"memory": s.memory}
-        answer = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, xi=xi, **memory)
-        Q, new = answer if memory else (answer, ())
+        Q, memory = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, memory=s.memory, xi=xi)
         gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
-        return State(descend(problem, s.z, Q, gammas, self.radius), new)
+        return State(descend(problem, s.z, Q, gammas, self.radius), memory)
 
     def output(self, s: State) -> Tensors:
         return s.z
-
-    def kept(self, z: Vectors) -> Tensors:
-        """Return the part of z that a client keeps besides g_i: all of it with PAGE, else nothing."""
-        return z if self.variance == "page" else ()
 
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
         """Return the rule's mean of the answers, [d].
@@ -127,10 +120,7 @@ class BRFedBi:
             return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         if self.rule == "trimmed":
             if 2 * self.trim >= n:
-                raise UserError(
-                    f"algo.trim={self.trim}: nothing is left of {n} answers after trimming {self.trim} at "
-                    f"each end; use a smaller number"
-                )
+                raise UserError(f"algo.trim={self.trim}: leaves nothing of {n} answers; use a smaller number")
             return in_order(g)[self.trim : n - self.trim].mean(dim=0)
         point = weights @ g / weights.sum()
         for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA

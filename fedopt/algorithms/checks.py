@@ -25,16 +25,12 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
     point, start = algorithm.output(state), problem.start()
     for name, leaf in _named(state):
         real = isinstance(leaf, Tensor | Memory) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
-        if real and leaf.dtype != start[0].dtype:
-            raise WrongFunction(
-                algorithm.init,
-                f"returns {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}; torch.zeros_like(x) has the type of x",
-            )
-    if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
-        raise gives(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
-    for v, variable in zip(point, start, strict=False):
-        if v.shape != variable.shape:
-            raise gives(algorithm.output, v, f"a point of the problem, whose variable has shape {list(variable.shape)}")
+        if real and leaf.dtype != (wanted := start[0].dtype):
+            remedy = f"hardware.dtype is {wanted}; torch.zeros_like(x) has the type of x"
+            raise WrongFunction(algorithm.init, f"returns {name} of {leaf.dtype}, and {remedy}")
+    shapes = [[*v.shape] for v in start]
+    if not isinstance(point, tuple) or [[*getattr(v, "shape", ())] for v in point][: len(start)] != shapes:
+        raise gives(algorithm.output, point, f"a point of the problem, a tuple of tensors of shapes {shapes}")
     return state
 
 
@@ -49,14 +45,9 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
     if structure != _flat(state)[1]:
         raise gives(algorithm.step, new, f"a {type(state).__name__} of the same structure as the one that init returns")
     for (name, was), now in zip(_named(state), leaves, strict=True):
-        if not isinstance(now, Tensor | Memory | int | float):
-            raise gives(algorithm.step, now, f"a tensor or number as {name}: a state holds nothing else")
         if _kind(was) != _kind(now):
-            raise WrongFunction(
-                algorithm.step,
-                f"changes {name} from {_kind(was)} to {_kind(now)}; a state must keep the structure and the "
-                "shapes that init gives it",
-            )
+            change = f"changes {name} from {_kind(was)} to {_kind(now)}"
+            raise WrongFunction(algorithm.step, f"{change}; a state must keep the shapes that init gives it")
     return new
 
 

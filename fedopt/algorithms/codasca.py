@@ -11,29 +11,29 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config import Schedule, values
+from fedopt.config import Schedule
 from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Vectors, descend, minimax_field
+from fedopt.toolbox import Tensors, Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
     """x_s: the stage's point. w_mean: the mean of w over the rounds of the stage so far.
 
-    c: the server's control variate. memory: c_i of each client, flat. Both are () in CODA+.
+    c: the server's control variate. memory: c_i of each client, flat. Both are empty in CODA+.
     """
 
     w: Vectors
     x_s: Tensor
     w_mean: Vectors
-    c: Any
-    memory: Any
+    c: Vectors
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Codasca:
     restart: whether a stage starts from that point of x and y (the paper, from memory). If false, x and y go on, and only lam
         draws x to x_s (the authors' code).
     lam: the weight of the term lam (u_x - x_s) in the steps of x.
-    control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k. iterates: c_i is
-        computed from the change of u, as in SCAFFOLD.
+    control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k.
     """
 
     eta_x: Schedule
@@ -62,51 +61,44 @@ class Codasca:
     stage_point: Literal["last", "mean"]
     restart: bool = field(metadata={"before": False})
     lam: NonNegativeFloat
-    control: Literal["none", "gradients", "iterates"]
+    control: Literal["none", "gradients"]
 
     solves: ClassVar = (Minimax,)
     each_once = property(lambda self: self.control != "none")  # c moves by the changes of the clients' c_i, each once
     cohort_weights = property(lambda self: "mean" if self.control == "none" else "corrected")
 
-    def __post_init__(self) -> None:
-        if self.control == "iterates" and 0 in values(self.eta_x) + values(self.eta_y):
-            raise ValueError("eta_x and eta_y must be greater than 0, since control=iterates divides by them")
-
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
-        if self.control == "none":
-            return State(w, w[0], w, (), ())
-        return State(w, w[0], w, 0 * w, Memory([torch.cat(0 * w)] * problem.clients))
+        c = Vectors() if self.control == "none" else 0 * w
+        return State(w, w[0], w, c, Memory([torch.cat(c) if c else w[0].new_zeros(0)] * problem.clients))
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         number, place = divmod(fed.r, self.stage)
         eta = (self.eta_x(fed.r) / self.decay**number, self.eta_y(fed.r) / self.decay**number)
-        K, lam, control = self.K, self.lam, self.control
 
-        def local_steps(client: Client, message: tuple[Any, ...]) -> Any:
+        def local_steps(
+            client: Client, message: tuple[Vectors, Vectors, Tensors]
+        ) -> tuple[tuple[Vectors, Vectors], Tensor]:
             w, c, x_s = message
             u, total = w, 0 * w
             c_i = w.parts(client.memory) if c else c
             correction = c - c_i if c else None
             for b in client.steps("local"):
                 G = minimax_field(client, u, b)
-                if control == "gradients":
+                if c:
                     total = Vectors(client.moved_(v, g, -1.0) for v, g in zip(total, G, strict=True))  # total + G
                 # u - eta (G + lam (u - x_s) + c - c_i), where only x is drawn to x_s
-                drawn = Vectors((torch.lerp(u[0], x_s[0], lam * eta[0]), u[1])) if x_s else u
+                drawn = Vectors((torch.lerp(u[0], x_s[0], self.lam * eta[0]), u[1])) if x_s else u
                 u = descend(client, drawn, G + correction if correction else G, eta)
             if not c:
-                return u
-            new = 1 / K * total if control == "gradients" else (c_i - c).moved(u - w, (1 / eta[0] / K, 1 / eta[1] / K))
+                return (u, c), client.memory
+            new = 1 / self.K * total
             return (u, new - c_i), torch.cat(new)
 
-        S, draws = fed.cohort(), Steps(K, self.B)
-        message = (s.w, s.c, (s.x_s,) if lam else ())
-        if control == "none":
-            mean, c, memory = fed.exchange(local_steps, message, S, local=draws), s.c, s.memory
-        else:
-            (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
-            c = s.c + float(problem.weights[S].sum()) * dc
+        S, draws = fed.cohort(), Steps(self.K, self.B)
+        message = (s.w, s.c, (s.x_s,) if self.lam else ())
+        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
+        c = s.c + float(problem.weights[S].sum()) * dc
         w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
         w_mean = s.w_mean + 1 / (place + 1) * (w - s.w_mean)
         if place + 1 < self.stage:

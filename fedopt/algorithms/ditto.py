@@ -8,13 +8,13 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Memory, Round
+from fedopt.federation import Client, Memory, Round, Sample
 from fedopt.problems import Minimisation
 
 
@@ -53,7 +53,7 @@ class Ditto:
         eta, eta_theta = self.eta(fed.r), self.eta_theta(fed.r)
 
         def local_steps(client: Client, w: Tensor) -> tuple[Tensor, Tensor]:
-            def step(carry: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
+            def step(carry: tuple[Tensor, Tensor], xi: Sample) -> tuple[Tensor, Tensor]:
                 w_i, theta = carry
                 theta = client.gradient_step_(theta, xi, eta_theta, self.lam * (theta - w))
                 return client.gradient_step_(w_i, xi, eta), theta

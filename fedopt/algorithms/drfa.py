@@ -14,18 +14,20 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Minimisation, simplex
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
+
+Pair = tuple[Tensor, Tensor]  # x_i, and the kept point or the last loss
 
 
 class State(NamedTuple):
@@ -46,10 +48,7 @@ class Drfa:
         weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights lambda.
     losses: the losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA). last:
         the loss of each client's last local batch, before its step (AFL).
-    k: the local steps before a point is kept, at most tau (else ValueError). None: drawn in each round from 1..tau, or from
-        0..tau-2 if kept=public.
-    kept: whether the mean of the kept points is weighted as the local changes are (weighted), or plain as in the public code
-        (public). public cannot be combined with sampling=lambda (ValueError).
+    k: the local steps before a point is kept, of which more than tau are tau. None: drawn in each round from 1..tau.
     """
 
     eta: Schedule
@@ -58,57 +57,44 @@ class Drfa:
     B: PositiveInt | None
     sampling: Literal["lambda", "uniform", "normalised"] = field(metadata={"before": "uniform"})
     losses: Literal["kept", "last"]
-    k: NonNegativeInt | None
-    kept: Literal["weighted", "public"]
+    k: PositiveInt | None
 
     solves: ClassVar = (Minimisation,)
     each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
     cohort_weights: ClassVar = "corrected"
-
-    def __post_init__(self) -> None:
-        if self.k is not None and self.k > self.tau:
-            raise ValueError(
-                f"k must be at most tau, which is {self.tau}, not {self.k}; make it smaller, or null to draw it"
-            )
-        if self.kept == "public" and self.sampling == "lambda":
-            raise ValueError(
-                "kept=public cannot be combined with sampling=lambda, whose means are plain already; use kept=weighted"
-            )
-        if self.k is None and self.kept == "public" and self.tau == 1:
-            raise ValueError("kept=public draws k from 0..tau-2, so tau must be at least 2; or set k")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
         return State(x, Memory(x.new_tensor(problem.weights)[:, None].unbind()))
 
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
-        eta, k, of_kept = self.eta(fed.r), self._k(fed), self.losses == "kept"
+        eta, of_kept = self.eta(fed.r), self.losses == "kept"
+        k = self.k or int(fed.rng(Purpose.ESTIMATOR).integers(1, self.tau + 1))
         mixture = s.mixture.tensor()[:, 0]
         S, weights = self._cohort(mixture, fed)
 
         def local_steps(client: Client, x: Tensor) -> Tensors:
-            def step(carry: Tensors, xi: Any, number: int) -> Tensors:
+            def step(carry: Pair, xi: Sample, number: int) -> Pair:
                 x_i, kept = carry
                 loss = kept if of_kept else client.f(x_i, xi)
                 x_i = moved(x_i, client.gradient(x_i, xi), eta)
                 return x_i, x_i if of_kept and number < k else loss
 
-            x_i, kept = client.scan("local", step, (x, x if of_kept else x.new_zeros(())), lambda number: number)
+            kept = x if of_kept else x.new_zeros(())
+            x_i, kept = client.scan("local", step, (x, kept), lambda number: number)
             return x_i - x, kept - x if of_kept else kept
 
         def mean_changes(answers: Tensors, _: Tensor) -> Tensors:
             changes, kept = answers
-            if not of_kept:
-                return weights @ changes, kept
-            return weights @ changes, kept.mean(0) if self.kept == "public" else weights @ kept
+            return weights @ changes, weights @ kept if of_kept else kept
 
         local = Steps(self.tau, self.B, replace=True)
         change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
         if of_kept:
-            S, kept = self._losses(s.x + kept, fed)
+            S = fed.new_cohort()  # U
+            kept = fed.exchange(loss, s.x + kept, S, combine=lambda losses, _: losses, xi=Steps(1, self.B))
         gain = self.gamma_l(fed.r) * (self.tau * problem.clients / len(S) if of_kept else 1)
-        mixture = mixture.clone()
-        mixture[S] += gain * kept
+        mixture = mixture.index_add(0, torch.as_tensor(S, device=mixture.device), gain * kept)
         return State(s.x + change, Memory(simplex(mixture)[:, None].unbind()))
 
     def output(self, s: State) -> Tensors:
@@ -127,21 +113,7 @@ class Drfa:
         total = weights.sum().clamp(min=1e-300) if self.sampling == "normalised" else len(S) / len(mixture)
         return S, weights / total
 
-    def _k(self, fed: Round) -> int:
-        """Return the number of local steps before a point is kept; 0 with losses=last, which keeps none.
 
-        The public code keeps the point before step 1..tau-1, which is after 0..tau-2 steps.
-        """
-        if self.k is not None or self.losses == "last":
-            return self.k or 0
-        first, end = (0, self.tau - 1) if self.kept == "public" else (1, self.tau + 1)
-        return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
-
-    def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Sample a new cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
-
-        def loss(client: Client, x: Tensor) -> Tensor:
-            return client.f(x, client.sample("xi"))
-
-        U = fed.new_cohort()
-        return U, fed.exchange(loss, x, U, combine=lambda losses, weights: losses, xi=Steps(1, self.B))
+def loss(client: Client, x: Tensor) -> Tensor:
+    """Return f_i(x) on one batch."""
+    return client.f(x, client.sample("xi"))

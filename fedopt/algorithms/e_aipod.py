@@ -16,11 +16,11 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.fednest import estimate, gradient, h_i, product, svrg_steps
+from fedopt.algorithms.fednest import estimate, h_i, svrg_steps
 from fedopt.config import Fixed, LocalWork, Schedule, values
-from fedopt.federation import Client, ClientFn, Memory, Round, Steps
+from fedopt.federation import Client, ClientFn, Memory, Round, Sample, Steps
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Tensors, moved
+from fedopt.toolbox import Tensors, hessian_product, moved, outer_gradient_y
 
 
 class State(NamedTuple):
@@ -84,31 +84,11 @@ class EAiPOD:
             if due:
                 held = client.hold(x)
 
-                def step(y_i: Tensor, zeta: Any) -> Tensor:
+                def step(y_i: Tensor, zeta: Sample) -> Tensor:
                     return held.inner_step_(x, y_i, zeta, beta, -c_i)  # y_i - beta (grad_y g_i(x, y_i; zeta) - c_i)
 
                 y_i = client.scan("inner", step, y_i)
             return y_i, torch.cat([y_i, c_i])
-
-        def at_head(client_fn: ClientFn) -> ClientFn:
-            """Return a client function that takes the inner steps that are due, and then calls client_fn.
-
-            client_fn: a client function of FedNest's outer part. It gets ybar for y, or y_i with own_head.
-            """
-
-            def answer(client: Client, message: Any) -> tuple[Any, Tensor]:
-                x, ybar, *others = message
-                y_i, row = caught_up(client, (x, ybar))
-                return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
-
-            return answer
-
-        def inner() -> Steps:
-            return Steps(due, self.B, split=problem.g_split)
-
-        def mean_product(p: Tensor, n: int) -> Tensor:
-            zeta = Steps(1, self.B_out, split=problem.g_split)
-            return fed.exchange(at_head(product), (x, head(), p), S, memory=memory, zeta=zeta)[0]
 
         def head() -> Tensors:
             """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
@@ -116,26 +96,42 @@ class EAiPOD:
             """
             return (ybar,) if due or untold or not own_head else ()
 
+        def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
+            """Exchange a client function of FedNest's outer part, which clients call after the inner steps that are due.
+
+            client_fn: gets ybar for y, or y_i with own_head. message: what it gets after x and y.
+            """
+            nonlocal memory, due, untold
+
+            def answer(client: Client, message: Any) -> tuple[Tensor, Tensor]:
+                x, ybar, *others = message
+                y_i, row = caught_up(client, (x, ybar))
+                return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
+
+            inner, sent = Steps(due, self.B, split=problem.g_split), (x, head(), *message)
+            mean, memory = fed.exchange(answer, sent, S, memory=memory, **draws, inner=inner)
+            due, untold = 0, False
+            return mean  # type: ignore[no-any-return]
+
+        def mean_product(p: Tensor, n: int) -> Tensor:
+            return answered(hessian_product, p, xi=Steps(1, self.B_out, split=problem.g_split))
+
         for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:
             due += 1
             if coin:
-                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner())
+                inner = Steps(due, self.B, split=problem.g_split)
+                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner)
                 due, untold = 0, True
         p: Tensors = ()
         if problem.indirect:
-            xi = Steps(1, self.B_out, split=problem.f_split)
-            b, memory = fed.exchange(at_head(gradient), (x, head()), S, memory=memory, xi=xi, inner=inner())
-            due, untold = 0, False
+            b = answered(outer_gradient_y, xi=Steps(1, self.B_out, split=problem.f_split))
             _, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
             p = (b if problem.identity else inverse(mean_product, b),)
-        anchor = Steps(1, self.B_out)
-        h, memory = fed.exchange(at_head(h_i), (x, head(), *p), S, memory=memory, anchor=anchor, inner=inner())
+        h = answered(h_i, *p, anchor=Steps(1, self.B_out))
         if self.tau_out == Fixed(1):
             return State(moved(x, h, alpha), ybar, memory)
-        due, untold = 0, False
-        outer_steps = at_head(svrg_steps(lambda _: alpha, problem))
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        x, memory = fed.exchange(outer_steps, (x, head(), h), S, memory=memory, outer=outer)
+        x = answered(svrg_steps(lambda _: alpha), h, outer=outer)
         return State(x, ybar, memory)
 
     def output(self, s: State) -> Tensors:

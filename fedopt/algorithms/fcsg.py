@@ -12,14 +12,14 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Minimisation
 from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
 
@@ -57,13 +57,8 @@ class Fcsg:
     def step(self, s: State | Averages, problem: Minimisation, fed: Round) -> State | Averages:
         eta, alpha, first, draws = self.eta(fed.r), self.alpha, fed.r == 0, Steps(self.I, self.B)
         if isinstance(s, Averages):
-
-            def G(client: Client, z: Vectors, xi: Any) -> Vectors:
-                return Vectors((client.gradient(z[0], xi),))
-
-            return together(
-                Storm(G, lambda client, x, m, t: x.moved(m, (eta,)), lambda t: (alpha,)), s, fed, self.I, draws
-            )
+            storm = Storm(gradient, lambda client, x, m, t: x.moved(m, (eta,)), lambda t: (alpha,))
+            return together(storm, s, fed, self.I, draws)
 
         def local_steps(client: Client, message: tuple[Tensor, Tensors]) -> State:
             x, m = message
@@ -74,7 +69,12 @@ class Fcsg:
                 x = client.moved_(x, m[0] if m else G, eta)
             return State(x, m)
 
-        return fed.exchange(local_steps, s, fed.cohort(), xi=draws)
+        return State(*fed.exchange(local_steps, s, fed.cohort(), xi=draws))
 
     def output(self, s: State | Averages) -> Tensors:
         return (s[0],) if isinstance(s, State) else s.z
+
+
+def gradient(client: Client, z: Vectors, xi: Sample) -> Vectors:
+    """Return G at z = (x,)."""
+    return Vectors((client.gradient(z[0], xi),))

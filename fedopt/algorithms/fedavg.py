@@ -6,14 +6,14 @@ FedAdagrad is from memory of the paper, not compared.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Round
+from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimisation
 from fedopt.toolbox import Tensors
 
@@ -56,7 +56,7 @@ class FedAvg:
         eta = self.eta(fed.r)
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
-            def step(x_i: Tensor, xi: Any) -> Tensor:
+            def step(x_i: Tensor, xi: Sample) -> Tensor:
                 proximal = (x_i - x).mul_(self.mu) if self.mu else None
                 return client.gradient_step_(x_i, xi, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
 

@@ -1,19 +1,18 @@
 """FedAvg-S: federated averaging of simultaneous descent-ascent for saddle points [Tarzanagh et al. 2022 (FedNest), Sec. 4.3]."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import PositiveInt
-from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
 from fedopt.federation import Client, Round
 from fedopt.problems import Minimax
+from fedopt.toolbox import Vectors, descent_ascent_
 
 
 class State(NamedTuple):
-    x: Tensor
-    y: Tensor
+    w: Vectors
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,15 @@ class FedAvgS:
     uneven: ClassVar = "tau"
 
     def init(self, problem: Minimax) -> State:
-        return State(*problem.start())
+        return State(Vectors(problem.start()))
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
-        alpha, beta = self.alpha(fed.r), self.beta(fed.r)
+        steps = self.alpha(fed.r), self.beta(fed.r)
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            def step(point: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
-                x, y = point
-                x, f_y = client.outer_step_(x, y, xi, alpha)  # x - alpha grad_x f, and grad_y f at the old point
-                return x, client.project(y.add(f_y, alpha=beta))
+        def local_steps(client: Client, w: Vectors) -> Vectors:
+            return client.scan("local", lambda w_i, xi: descent_ascent_(client, w_i, xi, steps), w)
 
-            return client.scan("local", step, message)
+        return State(fed.exchange(local_steps, s.w, fed.cohort(), local=fed.local(self.tau, self.B)))
 
-        return State(*fed.exchange(local_steps, (s.x, s.y), fed.cohort(), local=fed.local(self.tau, self.B)))
-
-    def output(self, s: State) -> tuple[Tensor, ...]:
-        return s.x, s.y
+    def output(self, s: State) -> Vectors:
+        return s.w

@@ -10,24 +10,24 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Bilevel, LocalBilevel, Nested
-from fedopt.toolbox import Storm, Tensors, Vectors, bilevel_start, descend, independent_maps, points_first, rows
-
-
-class State(NamedTuple):
-    """z, m: the clients' means of the variables that are averaged, and of their momenta.
-
-    memory: each client's z and m in one row; () if all variables are averaged.
-    """
-
-    z: Vectors
-    m: Vectors
-    memory: Any = ()
+from fedopt.toolbox import (
+    Means,
+    Storm,
+    Tensors,
+    Vectors,
+    bilevel_start,
+    check_weights,
+    descend,
+    independent_maps,
+    means_at_start,
+    points_first,
+)
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,27 @@ class FedBiOAcc:
     averaged: ClassVar = 3  # of the variables, from x on
 
     def __post_init__(self) -> None:
-        largest = self.alpha(0)
-        for name, c in (("c_x", self.c_x), ("c_y", self.c_y), ("c_u", self.c_u)):
-            if c * largest**2 > 1 + 1e-12:
-                raise ValueError(
-                    f"{name} * alpha_0^2 must be at most 1, not {c:g} * {largest:g}^2; make it or delta smaller"
-                )
+        weights = {"c_x": self.c_x, "c_y": self.c_y, "c_u": self.c_u}
+        check_weights({f"{name} * alpha_0^2": c * self.alpha(0) ** 2 for name, c in weights.items()})
 
     def alpha(self, t: int) -> float:
-        return self.delta / (self.u0 + t) ** (1 / 3)
+        return float(self.delta / (self.u0 + t) ** (1 / 3))
 
-    def init(self, problem: Nested) -> State:
-        z = Vectors(bilevel_start(problem)[: self.averaged])
-        return State(z, 0.0 * z)
+    def init(self, problem: Nested) -> Means:
+        return means_at_start(bilevel_start(problem), self.averaged, problem.clients)
 
-    def step(self, s: State, problem: Nested, fed: Round) -> State:
+    def step(self, s: Means, problem: Nested, fed: Round) -> Means:
         def move(client: Client, z: Vectors, m: Vectors, t: int) -> Vectors:
             return descend(client, z, m, [step * self.alpha(t) for step in (self.eta, self.gamma, self.tau)])
 
         def c(t: int) -> list[float]:
             return [weight * self.alpha(t) ** 2 for weight in (self.c_x, self.c_y, self.c_u)]
 
-        storm, begin = Storm(independent_maps, move, c), bilevel_start(problem)
         draws = {"first": Steps(1, self.B1, 3), "xi": Steps(self.I - 1, self.B, 3), "last": Steps(1, self.B, 3)}
-        z, m, memory = points_first(storm, s.z, s.m, s.memory, begin, fed, self.I, draws)
-        return State(z, m, memory if s.memory else ())  # where all is averaged, rows differ between the exchanges alone
+        sizes = [len(part) for part in bilevel_start(problem)]
+        return points_first(Storm(independent_maps, move, c), s, sizes, fed, self.I, draws)
 
-    def output(self, s: State) -> Tensors:
+    def output(self, s: Means) -> Tensors:
         return s.z
 
 
@@ -95,6 +89,3 @@ class FedBiOAccLocal(FedBiOAcc):
 
     solves: ClassVar[Any] = (LocalBilevel,)
     averaged: ClassVar = 1
-
-    def init(self, problem: Nested) -> State:
-        return super().init(problem)._replace(memory=rows(bilevel_start(problem), problem.clients))

@@ -11,13 +11,13 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import KnownOuter
 from fedopt.toolbox import Tensors, chain
 
@@ -54,11 +54,11 @@ class FedDro:
     def step(self, s: State, problem: KnownOuter, fed: Round) -> State:
         eta, beta = self.eta(fed.r), self.beta if fed.r else 1.0
 
-        def moved(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
+        def moved(client: Client, x: Tensor, ybar: Tensor, xi: Sample) -> Tensor:
             _, G = chain(client, x, (xi, xi), lambda k, g: ybar)  # J g_i(x; xi)' grad f(ybar)
             return x.sub(G, alpha=eta)
 
-        def y_i(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
+        def y_i(client: Client, x: Tensor, ybar: Tensor, xi: Sample) -> Tensor:
             return client.level(0, x, xi) + (1 - beta) * (ybar - client.level(0, client.memory, xi))
 
         def first(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

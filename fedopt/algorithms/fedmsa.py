@@ -8,6 +8,7 @@ Notation
     r, k                                 the round, and the local step of it
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -18,23 +19,24 @@ from torch import Tensor
 
 from fedopt.config import Schedule
 from fedopt.errors import UserError
-from fedopt.federation import Client, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Compositional
-from fedopt.randomness import Purpose
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, drawn_iterate
+
+Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the drawn one
 
 
 class State(NamedTuple):
-    """The state (u_r, u_{r-1}, (h, q)_{r-1}, u_drawn).
+    """The state (u_r, u_{r-1}, (h, q)_{r-1}, drawn).
 
-    u, u_prev: the variables after this round and after the last one. d: the last directions (h, q). u_drawn: an iterate drawn
-        uniformly from all so far.
+    u, u_prev: the variables after this round and after the last one. d: the last directions (h, q). drawn: an iterate drawn
+        uniformly from all so far; empty unless iterate=random.
     """
 
     u: Vectors
     u_prev: Vectors
     d: Vectors
-    u_drawn: Vectors
+    drawn: Vectors
 
 
 @dataclass(frozen=True)
@@ -76,33 +78,34 @@ class FedMSA:
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
             raise UserError(
-                f"algo.beta: is a list of {len(self.beta)}; give one number, or a list of {len(u) - 1}, "
-                f"one for each sequence z^n"
+                f"algo.beta: is a list of {len(self.beta)}; give one number, or {len(u) - 1}, one for each z^n"
             )
-        return State(u, u, u, u)
+        return State(u, u, u, u if self.iterate == "random" else Vectors())
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
-        rho, K = (self.rho, self.K) if fed.r else (1.0, 1)
+        rho = self.rho if fed.r else 1.0
         same_xi = self.B is None and not problem.random  # all samples of a client are its full local data
-        step_sizes, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
+        betas = self.beta if isinstance(self.beta, list) else [self.beta] * (len(s.u) - 1)
+        step_sizes = (self.alpha(fed.r) if fed.r >= self.warm_up else 0.0, *(beta(fed.r) for beta in betas))
+        bilevel = isinstance(problem, Bilevel)
 
-        def F(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
+        def F(client: Client, u: Vectors, xi: Sample) -> Vectors:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
         def moved(space: Any, u: Vectors, d: Vectors) -> Vectors:
-            if bilevel:
-                return descend(space, u, d, step_sizes)  # w stays in Y of a minimax problem
-            return Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
+            return (
+                descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
+            )  # w stays in Y of a minimax problem
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")
             return F(client, u, xi) - (1 - rho) * F(client, u_prev[0], xi) if u_prev else F(client, u, xi)
 
-        def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Any, Any]:
+        def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
             u_prev, d = message
             known: Vectors | None = None  # F(u_prev; xi), which the last step has computed
 
-            def step(carry: tuple[Vectors, ...], xi: list[Any], k: int) -> tuple[Vectors, ...]:
+            def step(carry: Iterates, xi: Sample, k: int) -> Iterates:
                 nonlocal known
                 u_prev, u, d, drawn = carry
                 F_prev = F(client, u_prev, xi) if known is None else known
@@ -114,7 +117,7 @@ class FedMSA:
             # k = 1: x^0 = x^1, so that h and q stay; a straggler stays where it is
             u = Vectors(torch.where(steps > 0, *pair) for pair in zip(moved(client, u_prev, d), u_prev, strict=True))
             _, u, _, drawn = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
-            return u, drawn if self.iterate == "random" else ()
+            return u, drawn if self.iterate == "random" else Vectors()
 
         def work(clients: np.ndarray) -> np.ndarray:  # K of each, 0 for a straggler; 1 in round 0
             steps = np.broadcast_to(fed.work(self.K, clients), clients.shape)
@@ -131,32 +134,19 @@ class FedMSA:
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
-        replace, k_drawn = self._drawn(fed, K)
+        k_drawn = drawn_iterate(fed, self.K) if self.iterate == "random" else 0
         if of_server:
             u = moved(problem, s.u, d)
-            return State(u, s.u, d, u if replace else s.u_drawn)
+            return State(u, s.u, d, u if k_drawn else s.drawn)
         sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
         u, drawn = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=sampled, K=Steps(work))
-        return State(u, s.u, d, drawn if replace and drawn else s.u_drawn)
+        return State(u, s.u, d, drawn if k_drawn else s.drawn)
 
     def output(self, s: State) -> Vectors:
-        return s.u if self.iterate == "last" else s.u_drawn
-
-    def _step_sizes(self, r: int, N: int) -> tuple[float, ...]:
-        """Return the step sizes of x, z^1, ..., z^N in round r."""
-        betas = self.beta if isinstance(self.beta, list) else [self.beta] * N
-        return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
-
-    def _drawn(self, fed: Round, K: int) -> tuple[bool, int]:
-        """Draw, as line 19 does but round by round.
-
-        Return whether this round replaces u_drawn, and the index k = 1, ..., K of the iterate that does.
-        """
-        rng = fed.rng(Purpose.OUTPUT)
-        return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
+        return s.u if self.iterate == "last" else s.drawn
 
 
-def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
+def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
     """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11].
 
     P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It counts as one gradient call and N

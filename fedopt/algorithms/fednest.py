@@ -13,20 +13,30 @@ Notation
     nested                                    whether there is a y; minimisation has none, and the outer part is all [Sec. 3.3]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Fixed, LocalWork, Schedule
-from fedopt.federation import Client, ClientFn, Inverse, Round, Steps, conjugate_gradients, neumann_sum, neumann_term
+from fedopt.federation import (
+    Client,
+    Inverse,
+    Round,
+    Sample,
+    Steps,
+    conjugate_gradients,
+    neumann_sum,
+    neumann_term,
+)
 from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Tensors, moved
+from fedopt.toolbox import Tensors, hessian_product, inner_gradient, moved, outer_gradient_y
 
 
 class State(NamedTuple):
@@ -37,6 +47,19 @@ class State(NamedTuple):
 @dataclass(frozen=True)
 class FedNest:
     """FedNest and its variants.
+
+    Other combinations of these keys run too, but no paper has them:
+
+    method                        inner  outer   alternating  inverse     further keys
+    FedNest                       svrg   svrg    true         randomised  cohorts=fresh
+    FedNest, its public code      svrg   svrg    true         truncated   cohorts=one
+    FedNest_SGD                   sgd    svrg    true         randomised
+    LFedNest_SVRG                 svrg   sgd     true         randomised
+    LFedNest                      sgd    sgd     true         randomised
+    LFedNest-NonAlt               sgd    sgd     false        randomised
+    ALSET, and TTSA with tau_in=1 sgd    server  true         randomised  T=1, tau_out=1
+    BSA                           sgd    server  true         randomised  as ALSET, with tau_in=10 and N=10
+    stocBiO                       sgd    server  true         truncated   as BSA
 
     alpha, beta: the step sizes of x and y. T: the inner rounds per round.
     tau_in, tau_out: the local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
@@ -87,51 +110,29 @@ class FedNest:
         """Return the state after a round of Alg. 1."""
         x, y = s
         if problem.nested and not self.alternating:
-            return State(*self.lfednest_non_alt(x, y, problem, fed))
+            return self.lfednest_non_alt(x, y, problem, fed)
         for _ in range(self.T if problem.nested else 0):
-            y = self.fed_inn(x, y, problem, fed) if self.inner == "svrg" else self.lfed_inn(x, y, problem, fed)
+            y = self.inner_round(x, y, problem, fed)
         x = self.lfed_out(x, y, problem, fed) if self.outer == "sgd" else self.fed_out(x, y, problem, fed)
         return State(x, y)
 
     def output(self, s: State) -> Tensors:
         return s.x, s.y
 
-    def fed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return y after local inner steps with SVRG [Alg. 4]."""
-        beta = self.step_of("inner", self.beta(fed.r))
-
-        def q_i(client: Client, message: Tensors) -> Tensor:
-            x, y = message
-            return client.inner_gradient(x, y, client.sample("anchor"))
+    def inner_round(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
+        """Return y after local inner steps, with SVRG [FedInn, Alg. 4] or with SGD [LFedInn, Alg. 6]."""
+        beta, S = self.step_of("inner", self.beta(fed.r)), fed.new_cohort()
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
-            (x, y, q), beta_i = message, beta(client)
-            client = client.hold(x)  # what depends on x alone is computed once
+            return inner_steps(client, *message, beta=beta(client))
 
-            def step(y_i: Tensor, zeta: Any) -> Tensor:
-                # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
-                return client.inner_step_(x, y_i, zeta, beta_i, q, anchor=y)
-
-            # q_i_nu = q where y_i = y
-            return client.scan(
-                "inner", step, unless_late(client, "inner", client.project(moved(y, q, beta_i)), y), skip=1
-            )
-
-        S = fed.new_cohort()
-        anchored = fed.everyone() if self.anchor == "all" else S
-        q = fed.exchange(q_i, (x, y), anchored, anchor=Steps(1, self.B_anchor, split=problem.g_split))
-        return fed.exchange(local_steps, (x, y, q), S, inner=fed.local(self.tau_in, self.B, split=problem.g_split))
-
-    def lfed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return y after local inner steps with SGD [Alg. 6]."""
-        beta = self.step_of("inner", self.beta(fed.r))
-
-        def local_steps(client: Client, message: Tensors) -> Tensor:
-            x, y = message
-            return sgd(client, x, y, beta(client))
-
+        message: Tensors = (x, y)
+        if self.inner == "svrg":
+            anchored = fed.everyone() if self.anchor == "all" else S
+            q = fed.exchange(inner_gradient, (x, y), anchored, xi=Steps(1, self.B_anchor, split=problem.g_split))
+            message = (x, y, q)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
-        return fed.exchange(local_steps, (x, y), fed.new_cohort(), inner=inner)
+        return fed.exchange(local_steps, message, S, inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Return x after local outer steps with SVRG [Alg. 2].
@@ -139,27 +140,25 @@ class FedNest:
         With outer=server the server takes the step, if it is one and clients are even.
         """
         S, alpha = fed.new_cohort(), self.alpha(fed.r)
-        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
+        p: Tensors = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
         if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
             return moved(x, h, alpha)
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        return fed.exchange(svrg_steps(self.step_of("outer", alpha), problem), (x, y, h), S, outer=outer)
+        return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
 
-    def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
+    def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
         """Return p [Alg. 3].
 
         Clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15). S: the cohort.
         """
+        cohort = fed.new_cohort if self.cohorts == "fresh" else lambda: S
 
         def mean_product(p: Tensor, n: int) -> Tensor:
-            return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
+            return fed.exchange(hessian_product, (x, y, p), cohort(), xi=Steps(1, self.B_out, split=problem.g_split))
 
-        def cohort() -> Any:
-            return fed.new_cohort() if self.cohorts == "fresh" else S
-
-        b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
-        return b if problem.identity else self.estimate(problem, fed)[1](mean_product, b)
+        b = fed.exchange(outer_gradient_y, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
+        return b if problem.identity else estimate(self.inverse, self.N, self.l, problem, fed)[1](mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Return x after local outer steps with SGD, each client with its own Hessian [Alg. 5].
@@ -167,7 +166,8 @@ class FedNest:
         The listing prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not per client
         and step.
         """
-        alpha, (products, inverse) = self.step_of("outer", self.alpha(fed.r)), self.estimate(problem, fed)
+        alpha = self.step_of("outer", self.alpha(fed.r))
+        products, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
             x, y = message
@@ -177,23 +177,20 @@ class FedNest:
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         return fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
 
-    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
-        """Return (x, y) after a round of LFedNest-NonAlt [App. H.1]."""
+    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> State:
+        """Return the state after a round of LFedNest-NonAlt [App. H.1]."""
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
-        products, inverse = self.estimate(problem, fed)
+        products, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
 
         def local_steps(client: Client, message: Tensors) -> Tensors:
             x, y = message
-            y_i = sgd(client, x, y, beta(client))
+            y_i = inner_steps(client, x, y, beta=beta(client))
             return hypergradient_descent(client, x, y_i, alpha(client), inverse), y_i
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
-        return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner)
-
-    def estimate(self, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
-        return estimate(self.inverse, self.N, self.l, problem, fed)
+        return State(*fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner))
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
         """Return a function client -> its local step size. With `divided`, it is the step divided by the client's number of
@@ -211,25 +208,12 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
     inverse, N, l: as in `FedNest`.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
-    if inverse == "cg":
-        of_b: Inverse = partial(conjugate_gradients, N=N)
-    elif inverse == "truncated":
-        of_b = partial(neumann_sum, N=N, l=l)
-    else:
-        of_b = partial(neumann_term, N=N, l=l, chosen=products)
-    return products if problem.indirect and not problem.identity else 0, of_b
-
-
-def gradient(client: Client, message: Tensors) -> Tensor:
-    """Return grad_y f_i(x, y) [Alg. 3]. message: (x, y)."""
-    x, y = message
-    return client.outer_gradient_y(x, y, client.sample("xi"))
-
-
-def product(client: Client, message: Tensors) -> Tensor:
-    """Return H_i p [Alg. 3]. message: (x, y, p)."""
-    x, y, p = message
-    return client.inner_hessian(x, y, client.sample("zeta"))(p)
+    of_b: dict[str, Inverse] = {
+        "randomised": partial(neumann_term, N=N, l=l, chosen=products),
+        "truncated": partial(neumann_sum, N=N, l=l),
+        "cg": partial(conjugate_gradients, N=N),
+    }
+    return products if problem.indirect and not problem.identity else 0, of_b[inverse]
 
 
 def h_i(client: Client, message: Tensors) -> Tensor:
@@ -239,19 +223,16 @@ def h_i(client: Client, message: Tensors) -> Tensor:
     return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
 
-def svrg_steps(alpha: Callable[[Client], float | Tensor], problem: Bilevel) -> ClientFn:
+def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, Tensors], Tensor]:
     """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), its answer x_i.
 
     alpha: client -> the step size.
     """
-    direct = problem.direct
 
     def local_steps(client: Client, message: Tensors) -> Tensor:
         (x, y, h), alpha_i = message, alpha(client)
 
-        def step(x_i: Tensor, xi: Any) -> Tensor:
-            if not direct:
-                return moved(x_i, h, alpha_i)
+        def step(x_i: Tensor, xi: Sample) -> Tensor:
             h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
             return moved(x_i, h_i_nu, alpha_i)
 
@@ -269,17 +250,24 @@ def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Ten
     return torch.where(client.own_steps(work) > 0, after, before)
 
 
-def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
-    """Run the client's inner SGD steps on g_i(x, .) from y, and return y_i. It uses the draws called 'inner'.
+def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *, beta: float | Tensor) -> Tensor:
+    """Run the client's inner steps on g_i(x, .) from y, and return y_i. They use the draws called 'inner'.
 
-    beta: the step size.
+    q: the anchor at y, for SVRG; None for SGD. beta: the step size.
     """
-    client = client.hold(x)
+    client = client.hold(x)  # what depends on x alone is computed once
 
-    def step(y_i: Tensor, zeta: Any) -> Tensor:
+    def sgd(y_i: Tensor, zeta: Sample) -> Tensor:
         return client.inner_step_(x, y_i, zeta, beta)
 
-    return client.scan("inner", step, y)
+    def svrg(y_i: Tensor, zeta: Sample) -> Tensor:
+        # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
+        return client.inner_step_(x, y_i, zeta, beta, q, anchor=y)
+
+    if q is None:
+        return client.scan("inner", sgd, y)
+    # q_i_nu = q where y_i = y
+    return client.scan("inner", svrg, unless_late(client, "inner", client.project(moved(y, q, beta)), y), skip=1)
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
@@ -288,7 +276,7 @@ def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | T
     alpha: the step size. inverse: the function that estimates H^-1 b; see `estimate`.
     """
 
-    def step(x_i: Tensor, xi: list[Any]) -> Tensor:
+    def step(x_i: Tensor, xi: Sequence[Sample]) -> Tensor:
         return moved(x_i, client.hypergradient(x_i, y, xi, inverse), alpha)
 
     return client.scan("outer", step, x)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
 from fedopt.errors import UserError
-from fedopt.federation import Client, Memory, Round
+from fedopt.federation import Client, Memory, Round, Sample
 from fedopt.problems import Minimisation
 
 
@@ -52,22 +52,24 @@ class FedRep:
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
-        own = len(x) if self.own == "all" else problem.last_layer() if self.own == "last_layer" else self.own
+        own = problem.last_layer() if self.own == "last_layer" else self.own
+        if own == "all":
+            own = len(x)
         if own > len(x):
             raise UserError(f"algo.own={own}: the model has {len(x)} numbers; take fewer, or algo.own=all")
-        phi, head = x.split([len(x) - own, own])
+        phi, head = torch.split(x, [len(x) - own, own])
         return State(phi, Memory([head] * problem.clients))
 
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
         eta_h, eta_phi, shared = self.eta_h(fed.r), self.eta_phi(fed.r), len(s.phi)
 
         def local_steps(client: Client, phi: Tensor) -> tuple[Tensor, Tensor]:
-            def head_step(h: Tensor, xi: Any) -> Tensor:
+            def head_step(h: Tensor, xi: Sample) -> Tensor:
                 return h - eta_h * client.gradient(torch.cat([phi, h]), xi)[shared:]
 
             h = client.scan("head", head_step, client.memory)
 
-            def step(phi_i: Tensor, xi: Any) -> Tensor:
+            def step(phi_i: Tensor, xi: Sample) -> Tensor:
                 return phi_i - eta_phi * client.gradient(torch.cat([phi_i, h]), xi)[:shared]
 
             return (client.scan("phi", step, phi) if shared else phi), h

@@ -10,15 +10,27 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedopt.config import Schedule, values
+from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Minimax
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, moved, together
+from fedopt.toolbox import (
+    Averages,
+    Pair,
+    Storm,
+    Tensors,
+    Vectors,
+    at_start,
+    check_weights,
+    descend,
+    minimax_field,
+    moved,
+    together,
+)
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
@@ -28,8 +40,6 @@ class FedSGDAM:
     """FedSGDA-M: recursive momentum on each client.
 
     eta_x, eta_y: the step sizes of x and y. alpha, beta: the weights of the newest gradients in u and v.
-    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors, with eta_y at most 1 (else ValueError). None:
-        y moves to P(y - eta_y v).
     q: the iterations between averages, which are one round (Q in the paper). B: the examples of a sample; None for all of a
         client's.
     S: the number of samples over which the first u and v are means.
@@ -39,16 +49,11 @@ class FedSGDAM:
     eta_y: Schedule
     alpha: Weight
     beta: Weight
-    lam: PositiveFloat | None
     q: PositiveInt
     B: PositiveInt | None
     S: PositiveInt
 
     solves: ClassVar = (Minimax,)
-
-    def __post_init__(self) -> None:
-        if self.lam is not None and max(values(self.eta_y)) > 1:
-            raise ValueError("eta_y must be at most 1 if lam is set: it is the fraction of the way to P(y - lam v)")
 
     def init(self, problem: Minimax) -> Averages:
         return at_start(Vectors(problem.start()), problem.clients)
@@ -57,10 +62,7 @@ class FedSGDAM:
         eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
 
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
-            (x, y), (u, v) = z, d
-            if self.lam is None:
-                return Vectors((moved(x, u, eta_x), client.project(moved(y, v, eta_y))))
-            return Vectors((moved(x, u, eta_x), torch.lerp(y, client.project(moved(y, v, self.lam)), eta_y)))
+            return descend(client, z, d, (eta_x, eta_y))
 
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
         storm = Storm(minimax_field, move, lambda t: (self.alpha, self.beta))
@@ -68,13 +70,6 @@ class FedSGDAM:
 
     def output(self, s: Averages) -> Tensors:
         return s.z
-
-
-class State(NamedTuple):
-    """z: the clients' mean of (x, y). d: their mean of (u, v), the momenta."""
-
-    z: Vectors
-    d: Vectors
 
 
 @dataclass(frozen=True)
@@ -98,32 +93,28 @@ class MomentumLocalSGDA:
     solves: ClassVar = (Minimax,)
 
     def __post_init__(self) -> None:
-        for name, beta in (("beta_x", self.beta_x), ("beta_y", self.beta_y)):
-            if beta * self.alpha > 1:
-                raise ValueError(
-                    f"{name} * alpha must be at most 1, not {beta:g} * {self.alpha:g}; make one of them smaller"
-                )
+        check_weights({"beta_x * alpha": self.beta_x * self.alpha, "beta_y * alpha": self.beta_y * self.alpha})
 
-    def init(self, problem: Minimax) -> State:
+    def init(self, problem: Minimax) -> Pair:
         z = Vectors(problem.start())
-        return State(z, 0.0 * z)
+        return Pair(z, 0.0 * z)
 
-    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+    def step(self, s: Pair, problem: Minimax, fed: Round) -> Pair:
         alpha, eta_x, eta_y = self.alpha, self.eta_x(fed.r), self.eta_y(fed.r)
 
         def gradients(client: Client, z: Vectors) -> Vectors:
             return minimax_field(client, z, client.sample("xi"))
 
-        def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
+        def iterations(client: Client, message: Pair) -> Pair:
             (x, y), (u, v) = message
             for xi in client.steps("xi"):
                 x, y = client.moved_(x, u, alpha * eta_x), torch.lerp(y, client.project(moved(y, v, eta_y)), alpha)
                 new_u, new_v = minimax_field(client, Vectors((x, y)), xi)
                 u, v = torch.lerp(u, new_u, self.beta_x * alpha), torch.lerp(v, new_v, self.beta_y * alpha)
-            return Vectors((x, y)), Vectors((u, v))
+            return Pair(Vectors((x, y)), Vectors((u, v)))
 
         d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
-        return State(*fed.exchange(iterations, (s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
+        return Pair(*fed.exchange(iterations, Pair(s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
 
-    def output(self, s: State) -> Tensors:
+    def output(self, s: Pair) -> Tensors:
         return s.z

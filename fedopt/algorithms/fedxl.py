@@ -13,7 +13,7 @@ Notation
     b1, b2       the entries that a client has in its pools for each step; those with fewer examples fill up
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -30,6 +30,7 @@ from fedopt.problems import Side, XRisk
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors
 
+Pullback = Callable[[Tensor], Tensors]
 Average = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -73,68 +74,69 @@ class FeDXL:
 
         def steps(client: Client) -> Iterator[tuple[Side, Side]]:
             both = zip(client.steps("positive"), client.steps("negative"), strict=True)
-            return ((z["positive"], z_["negative"]) for z, z_ in both)
+            return ((z["positive"], z_other["negative"]) for z, z_other in both)
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
             """Return 0 for an example that only others of a stack of clients have."""
             return client.h(w, side) * (side.weight > 0)
 
-        def row(a: list[Tensor], u: list[Tensor], b: list[Tensor]) -> Tensor:
-            widths = [b1] * (len(a) + len(u)) + [b2] * len(b)
-            return torch.cat([F.pad(v, (0, width - len(v))) for v, width in zip([*a, *u, *b], widths, strict=True)])
+        def with_gradient(client: Client, w: Tensor, side: Side) -> tuple[Tensor, Pullback]:
+            """Return the scores, and a function from weights of the scores to the gradient of their sum."""
+            values, product = client.vjp(lambda w: scores(client, w, side), w, grad=1, sample=side)
+            return values.detach(), product
+
+        def row(of_steps: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+            """Return a client's part of the pools. of_steps: for each step a, u and b."""
+            parts = zip(zip(*of_steps, strict=True), (b1, b1, b2), strict=True)
+            return torch.cat([F.pad(v, (0, width - len(v))) for part, width in parts for v in part])
 
         def first_scores(client: Client, w: Tensor) -> Tensor:
-            a, b = zip(*((scores(client, w, z), scores(client, w, z_)) for z, z_ in steps(client)), strict=True)
-            return row([*a], [(z.weight > 0).to(w) for z, _ in steps(client)], [*b])
+            return row(
+                [(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in steps(client)]
+            )
 
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
-            def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_: Tensor) -> Tensor:
-                a_, p, b_, q = pool
-                active = at_z @ client.pair_loss(a[:, None] - b_) @ q
-                return active + p @ client.pair_loss(a_[:, None] - b) @ at_z_
+            def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_other: Tensor) -> Tensor:
+                a_other, p, b_other, q = pool
+                active = at_z @ client.pair_loss(a[:, None] - b_other) @ q
+                return active + p @ client.pair_loss(a_other[:, None] - b) @ at_z_other
 
-            (w, v, *pools), u = message, client.memory
-            kept: tuple[list[Tensor], ...] = ([], [], [])
-            for k, (z, z_) in enumerate(steps(client)):
+            (w, v, *pools), u, kept = message, client.memory, list[tuple[Tensor, Tensor, Tensor]]()
+            for k, (z, z_other) in enumerate(steps(client)):
                 pool = tuple(pools) or (*client.own[:, k], torch.full_like(client.own[0, k], 1 / client.own.shape[2]))
-                a, of_a = client.vjp(lambda w, z=z: scores(client, w, z), w, grad=1, sample=z)
-                b, of_b = client.vjp(lambda w, z_=z_: scores(client, w, z_), w, grad=1, sample=z_)
-                a, b, old = a.detach(), b.detach(), u.gather(0, z.place)
+                (a, of_a), (b, of_b) = with_gradient(client, w, z), with_gradient(client, w, z_other)
+                old = u.gather(0, z.place)
                 change = gamma * (client.pair_loss(a[:, None] - pool[2]) @ pool[3] - old)
                 u = u.scatter_add(0, z.place, torch.where(z.weight > 0, change, 0.0))
                 at_z = z.weight * client.slope(old + change)
-                slope_a, slope_b = grad(surrogate, (0, 1))(a, b, pool, at_z, z_.weight)
+                slope_a, slope_b = grad(surrogate, (0, 1))(a, b, pool, at_z, z_other.weight)
                 v = torch.lerp(v, of_a(slope_a)[0] + of_b(slope_b)[0], beta)
                 w = w.sub(v, alpha=eta)
-                for values, value in zip(kept, (a, torch.where(z.weight > 0, old + change, 0.0), b), strict=True):
-                    values.append(value)
-            return (w, v, row(*kept)), u
+                kept.append((a, torch.where(z.weight > 0, old + change, 0.0), b))
+            return (w, v, row(kept)), u
 
         def means(answers: Tensors, weights: Tensor) -> Tensors:
             w, v, rows = answers
             return weights @ w, weights @ v, rows
 
         S, pools, own = fed.cohort(), s.pools, None
-        message: Tensors = (s.w, s.v)
-        positive, negative = Steps(self.I, self.B1, split="positive"), Steps(self.I, self.B2, split="negative")
+        draws = {split: Steps(self.I, B, split=split) for split, B in (("positive", self.B1), ("negative", self.B2))}
         if not fed.r:
-            of_all = lambda rows, weights: rows  # noqa: E731
-            everyone = fed.everyone()
-            rows = fed.exchange(first_scores, s.w, everyone, combine=of_all, positive=positive, negative=negative)
-            pools = pools.replaced(everyone, rows)
-        places, weights = zip(*self._entries(problem), strict=True)
-        (a_, slopes), b_ = self._scores(problem, pools, places)
+            rows = fed.exchange(first_scores, s.w, fed.everyone(), combine=lambda rows, _: rows, **draws)
+            pools = pools.replaced(fed.everyone(), rows)
+        (places, weights), (places_other, weights_other) = self._entries(problem)
+        a, u, b = (part.flatten() for part in torch.split(pools.tensor(), [self.I * n for n in (b1, b1, b2)], 1))
+        a_other, slopes, b_other = a[places], problem.slope(u[places]), b[places_other]
+        message: Tensors = (s.w, s.v)
         if self.B_pool is None:
-            p, q = (torch.from_numpy(v).to(a_) for v in weights)
-            message = (*message, a_, p * slopes, b_, q)
+            message = (*message, a_other, weights.to(a) * slopes, b_other, weights_other.to(a))
         else:
+            shape, shares = (self.I, self.B_pool), [v.numpy() / v.numpy().sum() for v in (weights, weights_other)]
             rngs = (fed.rng(Purpose.POOL, client=int(i)) for i in S)
-            shape, shares = (self.I, self.B_pool), [v / v.sum() for v in weights]
-            drawn = ([torch.from_numpy(rng.choice(len(v), shape, p=v)).to(a_.device) for v in shares] for rng in rngs)
-            own = torch.stack([torch.stack([a_[at], slopes[at] / self.B_pool, b_[at_]]) for at, at_ in drawn])
-        (w, v, rows), u = fed.exchange(
-            local_steps, message, S, memory=s.u, own=own, combine=means, positive=positive, negative=negative
-        )
+            drawn = ([torch.from_numpy(rng.choice(len(v), shape, p=v)) for v in shares] for rng in rngs)
+            entries = ((a_other[at], slopes[at] / self.B_pool, b_other[at_other]) for at, at_other in drawn)
+            own = torch.stack([torch.stack(of_client) for of_client in entries])
+        (w, v, rows), u = fed.exchange(local_steps, message, S, memory=s.u, own=own, combine=means, **draws)
         return State(w, v, u, pools.replaced(S, rows))
 
     def output(self, s: State) -> Tensors:
@@ -142,22 +144,15 @@ class FeDXL:
 
     def _widths(self, problem: XRisk) -> tuple[int, int]:
         """Return b1 and b2."""
-        most = (int(problem.splits[split].sizes.max()) for split in ("positive", "negative"))
-        b1, b2 = (n if B is None else min(B, n) for n, B in zip(most, (self.B1, self.B2), strict=True))
+        sizes = (problem.splits[split].sizes for split in ("positive", "negative"))
+        b1, b2 = (int(min(B or n.max(), n.max())) for n, B in zip(sizes, (self.B1, self.B2), strict=True))
         return b1, b2
 
-    def _entries(self, problem: XRisk) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _entries(self, problem: XRisk) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the places of the entries in the pools of positive and of negative examples, each with their weights."""
         for split, width in zip(("positive", "negative"), self._widths(problem), strict=True):
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)
             of_step = np.where(np.arange(width) < count, n / (self.I * n.sum() * count), 0)
             weights = np.tile(of_step, self.I).ravel()
-            yield np.flatnonzero(weights), weights[weights > 0]
-
-    def _scores(self, problem: XRisk, pools: Memory, places: Sequence[np.ndarray]) -> tuple[Tensors, Tensor]:
-        """Return (a', F'(u')), each [E+], of the pools of positive examples, and b', [E-]. places: of their entries."""
-        (b1, b2), rows = self._widths(problem), pools.tensor()
-        a, u, b = (part.flatten() for part in rows.split([self.I * width for width in (b1, b1, b2)], 1))
-        at, at_ = (torch.from_numpy(v).to(a.device) for v in places)
-        return (a[at], problem.slope(u[at])), b[at_]
+            yield torch.from_numpy(np.flatnonzero(weights)), torch.from_numpy(weights[weights > 0])

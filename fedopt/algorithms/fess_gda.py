@@ -12,7 +12,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedopt.config import LocalWork, Schedule
 from fedopt.federation import Client, Round
 from fedopt.problems import Minimax
-from fedopt.toolbox import Vectors, descend
+from fedopt.toolbox import Vectors, descend, descent_ascent_
 
 
 class State(NamedTuple):
@@ -59,12 +59,7 @@ class FessGda:
         eta_l, gamma = (self.eta_x(fed.r), self.eta_y(fed.r)), (self.gamma_x(fed.r), self.gamma_y(fed.r))
 
         def local_steps(client: Client, w: Vectors) -> Vectors:
-            def local_step(w_i: Vectors, b: Any) -> Vectors:
-                x, y = w_i
-                x, f_y = client.outer_step_(x, y, b, eta_l[0])  # x - eta_x grad_x f
-                return Vectors((x, client.project(client.moved_(y, f_y, -eta_l[1]))))
-
-            return client.scan("local", local_step, w)
+            return client.scan("local", lambda w_i, b: descent_ascent_(client, w_i, b, eta_l), w)
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
         mean = fed.exchange(local_steps, s.w, S, local=local)

@@ -1,8 +1,9 @@
 """FGDRO: federated learning that minimises a risk over clients, their conditional value at risk or a KL-robust mean [Guo & Yang
 2024].
 
-arXiv 2410.06369. From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and
-the smoothed hinge.
+Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distributionally Robust Optimization", NeurIPS 2024 (arXiv
+2410.06369). From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and the
+smoothed hinge.
 
 Notation
     p_i    the clients' weights in the objective
@@ -18,14 +19,14 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Minimisation
 from fedopt.toolbox import Tensors, moved
 
@@ -71,7 +72,7 @@ class Fgdro:
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             w, s = message
 
-            def step(carry: Tensors, xi: Any) -> Tensors:
+            def step(carry: Tensors, xi: Sample) -> Tensors:
                 w, u, known = carry
                 u = torch.lerp(u, client.f(w, xi), 1 - (1 - gamma) * known)
                 c = torch.ones_like(u) if first else counts(u, s)
@@ -80,10 +81,8 @@ class Fgdro:
             w, u, known = client.scan("local", step, (w, *client.memory))
             return (w, u), torch.stack([u, known])
 
-        S = fed.cohort()
-        (w, _), memory = fed.exchange(
-            local_steps, (s.w, s.s), S, memory=s.u, local=Steps(self.tau, self.B, replace=True)
-        )
+        local = Steps(self.tau, self.B, replace=True)
+        (w, _), memory = fed.exchange(local_steps, (s.w, s.s), fed.cohort(), memory=s.u, local=local)
         u, known = memory.tensor().double().T
         p = known * torch.from_numpy(problem.weights).to(known)
         return State(w, self._threshold(s.s, u, p / p.sum(), fed).to(w), memory)

@@ -12,12 +12,12 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from fedopt.algorithms.simfbo import SimFBO, State
-from fedopt.federation import Client
+from fedopt.federation import Client, Sample
 from fedopt.problems import Bilevel
 from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, moved
 
@@ -50,7 +50,7 @@ class FirstOrder(SimFBO):
         x, y, *v = bilevel_start(problem)
         return State(Vectors((x, y, *(y if self.estimator == "penalty" else v_0 for v_0 in v))))
 
-    def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
+    def directions(self, client: Client, z: Vectors, xi: Sample, r: int) -> Vectors:
         """Return D at z on one sample, in round r.
 
         It counts as three gradient calls with ``penalty`` and four with ``difference``; as two if z has no v.

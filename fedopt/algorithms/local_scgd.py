@@ -12,29 +12,30 @@ Notation
     t, I                      the step, and the number of steps between exchanges
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Constant, Schedule, values
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain
+from fedopt.toolbox import Tensors, chain, check_weights
 
 
 class State(NamedTuple):
     """m: (m,), or () with beta = 1 and order=estimate_first, where each step makes a new one.
 
-    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else ().
+    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else empty.
     """
 
     x: Tensor
     m: Tensors
     u: Tensors
-    memory: Any
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,25 @@ class LocalScgd:
     solves: ClassVar = (LocalCompositional,)
 
     def __post_init__(self) -> None:
-        for name, weights in (("alpha", values(self.alpha)), ("beta", values(self.beta))):
-            if not 0 < min(weights) <= max(weights) <= 1:
-                raise ValueError(f"{name} must be greater than 0 and at most 1, since it is the weight of a mean")
+        check_weights({"alpha": max(values(self.alpha)), "beta": max(values(self.beta))})
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         u = tuple(x.new_zeros(d) for d in problem.dims[1:])
         m = (0 * x,) if self.beta != Constant(1) or self.order == "step_first" else ()
-        return State(x, m, u, ()) if self.share_u else State(x, m, (), Memory([torch.cat(u)] * problem.clients))
+        own = x.new_zeros(0 if self.share_u else sum(problem.dims[1:]))
+        return State(x, m, u if self.share_u else (), Memory([own] * problem.clients))
 
     def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
         first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> Any:
+        def local_steps(
+            client: Client, message: tuple[Tensor, Tensors, Tensors]
+        ) -> tuple[tuple[Tensor, Tensors, Tensors], Tensor]:
             x, (*m_sent,), u = message
-            m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
+            m = m_sent[0] if m_sent else 0 * x
+            u = u or client.memory.split(sizes)
             for t, xi in enumerate(client.steps("xi")):
                 begins = first and t == 0
                 a, b = (1.0, 1.0) if begins else (alpha, beta)
@@ -87,14 +90,11 @@ class LocalScgd:
                 m = gradient if b == 1 else torch.lerp(m, gradient, b)  # (1 - b) m + b gradient
                 if not step_first:
                     x = client.moved_(x, m, eta)
-            sent = (x, (m,) if momentum else ())
-            return (*sent, u) if share_u else ((*sent, ()), torch.cat(u))
+            own = client.memory if share_u else torch.cat(u)
+            return (x, (m,) if momentum else (), u if share_u else ()), own
 
         draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
-        if share_u:
-            x, m, u = fed.exchange(local_steps, s[:3], fed.cohort(), xi=draws)
-            return State(x, m, u, ())
-        S = fed.everyone() if first else fed.cohort()  # each client has its u from the start
+        S = fed.everyone() if first and not share_u else fed.cohort()  # each client has its u from the start
         (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
         return State(x, m, u, memory)
 
@@ -102,7 +102,9 @@ class LocalScgd:
         return (s.x,)
 
 
-def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, old: bool) -> tuple[Tensors, Tensor]:
+def estimated(
+    client: Client, x: Tensor, u: Tensors, xi: Sequence[Sample], a: float, old: bool
+) -> tuple[Tensors, Tensor]:
     """Return the new u, and the gradient of the composition along it.
 
     The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.

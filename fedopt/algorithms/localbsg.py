@@ -11,31 +11,28 @@ Notation
     K            the number of clients that take part
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor
 
-from fedopt.federation import Client, Memory, Round, Steps, neumann_sum, neumann_term
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.toolbox import Averages, Storm, Tensors, Vectors, moved, together
-
-
-class State(NamedTuple):
-    """z: the clients' means of (x_t, y_t, u_{t-1}, v_{t-1}).
-
-    LocalBSGVRM also keeps (x_{t-1}, y_{t-1}), flat; in LocalBSGM the other fields are (). previous: the clients' mean of it,
-    used if cohorts change. memory: a row for each client, used if all clients take part.
-    """
-
-    z: Tensors
-    previous: Any = ()
-    memory: Any = ()
+from fedopt.toolbox import (
+    Averages,
+    Pair,
+    Storm,
+    Tensors,
+    Vectors,
+    at_start,
+    check_weights,
+    descend,
+    neumann_maps,
+    neumann_samples,
+    together,
+)
 
 
 @dataclass(frozen=True)
@@ -59,64 +56,38 @@ class Momentum:
 
     solves: ClassVar = (Bilevel,)
 
-    def start(self, problem: Bilevel) -> Tensors:
-        """Return (x, y, u, v) at the start, with zero momentum."""
-        x, y = problem.start()
-        return x, y, torch.zeros_like(x), torch.zeros_like(y)
-
-    def samples(self, problem: Bilevel, iterations: int) -> Steps:
-        """Return the draws for that number of iterations: in each, the list of samples that the hypergradient takes."""
-        products = self.Q if problem.indirect and not problem.identity else 0
-        return Steps(iterations, self.B, problem.hypergradient_samples(products))
-
-    def estimates(
-        self, client: Client, x: Tensor, y: Tensor, xi: list[Any], term: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return a client's estimates (D, G) at (x, y), [dx] and [dy].
-
-        xi: the list of samples of one iteration.
-        term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of them.
-        """
-        inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
-        if term is not None:
-            inverse = partial(neumann_term, N=self.Q + 1, l=1 / self.theta, chosen=term)
-        return client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])
-
-    def output(self, s: State) -> Tensors:
-        return s.z[:2]
+    def output(self, s: Pair | Averages) -> Tensors:
+        return s.z
 
 
 @dataclass(frozen=True)
 class LocalBSGM(Momentum):
     """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1]. Hyperparameters as in `Momentum`, and:
 
-    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each less than 1 (else ValueError).
+    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
     """
 
     def __post_init__(self) -> None:
-        for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
-            if weight * self.eta >= 1:
-                raise ValueError(
-                    f"{name} * eta must be less than 1, not {weight:g} * {self.eta:g}; make one of them smaller"
-                )
+        check_weights({"alpha * eta": self.alpha * self.eta, "beta * eta": self.beta * self.eta})
 
-    def init(self, problem: Bilevel) -> State:
-        return State(self.start(problem))
+    def init(self, problem: Bilevel) -> Pair:
+        z = Vectors(problem.start())
+        return Pair(z, 0 * z)
 
-    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        eta, first = self.eta, fed.r * self.p
+    def step(self, s: Pair, problem: Bilevel, fed: Round) -> Pair:
+        eta, first, samples = self.eta, fed.r * self.p, neumann_samples(problem, self.Q)
 
-        def iterations(client: Client, z: Tensors) -> Tensors:
-            x, y, u, v = z
+        def iterations(client: Client, message: Pair) -> Pair:
+            (x, y), (u, v) = message
             for t, xi in enumerate(client.steps("xi"), first):
-                D, G = self.estimates(client, x, y, xi)
+                D, G = neumann_maps(client, Vectors((x, y)), xi, self.Q, self.theta)
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
                 x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
-            return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
+            return Pair(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
 
-        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=self.samples(problem, self.p)))
+        return Pair(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
 
 
 @dataclass(frozen=True)
@@ -124,7 +95,7 @@ class LocalBSGVRM(Momentum):
     """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
     Hyperparameters as in `Momentum`, and:
-    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each less than 1 (else ValueError).
+    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each at most 1 (else ValueError).
     step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
     L, L_Phi: the theorem's constants L-hat and L_Phi.
     S: the number of samples xi over which the first D and G are means.
@@ -141,12 +112,7 @@ class LocalBSGVRM(Momentum):
 
     def __post_init__(self) -> None:
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)
-        for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
-            if weight * largest**2 >= 1:
-                raise ValueError(
-                    f"{name} * eta_t^2 must be less than 1, not up to {weight:g} * {largest:g}^2; make "
-                    f"one of them smaller"
-                )
+        check_weights({"alpha * eta_t^2": self.alpha * largest**2, "beta * eta_t^2": self.beta * largest**2})
 
     def eta_t(self, t: int, K: int) -> float:
         """Return the step size of iteration t = 0, 1, ...; it never grows with t. K: the number of clients that take part."""
@@ -154,36 +120,29 @@ class LocalBSGVRM(Momentum):
             return self.eta
         # w_t + t of Theorem 2, whose t is t + 1 here
         w_plus_t = max(3 + t, K**2 * self.p**3, (2 * self.rho1 * self.L_Phi / self.L) ** 3 * K**2)
-        return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
+        return float(K ** (2 / 3) / self.L / w_plus_t ** (1 / 3))
 
-    def init(self, problem: Bilevel) -> State:
-        z = self.start(problem)
-        point = torch.cat(z[:2])
-        return State(z, point, Memory([point] * problem.clients))
+    def init(self, problem: Bilevel) -> Averages:
+        return at_start(Vectors(problem.start()), problem.clients)
 
-    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+    def step(self, s: Averages, problem: Bilevel, fed: Round) -> Averages:
         K, rho1_now = fed.cohort_size, 0.0 if fed.r < self.warm_up else self.rho1
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
         terms: list[int | None] = [None] * (S - 1 + self.p)
         if self.neumann == "term":
             terms = fed.rng(Purpose.ESTIMATOR).integers(self.Q + 1, size=len(terms)).tolist()
 
-        def samples(client: Client) -> Iterator[Any]:
-            return zip(client.steps("xi"), terms, strict=True)
-
-        def estimates(client: Client, z: Vectors, xi_and_term: Any) -> Vectors:
-            x, y = z
-            return Vectors(self.estimates(client, x, y, *xi_and_term))
+        def estimates(client: Client, z: Vectors, xi_and_term: Sample) -> Vectors:
+            xi, term = xi_and_term
+            return neumann_maps(client, z, xi, self.Q, self.theta, term)
 
         def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:  # eq. 3.5 with eta_t
-            (x, y), (u, v), eta = z, d, self.eta_t(t, K)
-            return Vectors((moved(x, u, rho1_now * eta), client.project(moved(y, v, self.rho2 * eta))))
+            return descend(client, z, d, [rho * self.eta_t(t, K) for rho in (rho1_now, self.rho2)])
 
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]
 
         # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
-        averages = Averages(Vectors(s.z[:2]), Vectors(s.z[2:]), s.previous, s.memory)
-        draws = self.samples(problem, S - 1 + self.p)
-        z, d, previous, memory = together(Storm(estimates, move, weights), averages, fed, self.p, draws, S, samples)
-        return State((*z, *d), previous, memory)
+        draws = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
+        with_terms = lambda client: zip(client.steps("xi"), terms, strict=True)  # noqa: E731
+        return together(Storm(estimates, move, weights), s, fed, self.p, draws, S, with_terms)

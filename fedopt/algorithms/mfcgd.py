@@ -1,7 +1,7 @@
 """MFCGD and AdaMFCGD: momentum-based compositional descent, with one step size or adaptive ones [Huang et al. 2026].
 
 From reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text was read (arXiv
-2608.12710), keeps them local: so does share=false.
+2608.12710), keeps them local, as we do.
 
 Notation
     r_i, f_i     the levels of client i's composition f_i(r_i(x))
@@ -17,7 +17,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from fedopt.algorithms.adafbio import rebuilt
 from fedopt.errors import UserError
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional, ball
-from fedopt.toolbox import Tensors, moved
+from fedopt.toolbox import Tensors, check_weights, moved
 
 LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client
 
@@ -36,14 +36,13 @@ class State(NamedTuple):
     """x, w: the clients' means of x and of the momentum w.
 
     a: (a,) with a [d_0], or [1] in the norm form; () with adaptive=none.
-    memory: each client's h, U and v in one row. shared: (the mean of the rows,) with share, else ().
+    memory: each client's h, U and v in one row.
     """
 
     x: Tensor
     w: Tensor
     a: Tensors
     memory: Memory
-    shared: Tensors
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class Mfcgd:
     C_f, C_g: the radii of the balls onto which v and U are projected; None for no projection.
     I: the iterations between exchanges. B, B_start: the examples of each sample, and of the first ones; None for all of a
         client's.
-    share: whether h, U and v are averaged with x and w.
     """
 
     gamma: PositiveFloat
@@ -76,48 +74,41 @@ class Mfcgd:
     I: PositiveInt
     B: PositiveInt | None
     B_start: PositiveInt | None
-    share: bool
 
     solves: ClassVar = (LocalCompositional,)
 
     def __post_init__(self) -> None:
-        for name, c in (("c1", self.c1), ("c2", self.c2), ("c3", self.c3)):
-            if c * self.eta(0) ** 2 > 1 + 1e-12:
-                raise ValueError(
-                    f"{name} * eta_0^2 must be at most 1, not {c:g} * {self.eta(0):g}^2; make it or k smaller"
-                )
+        weights = {"c1": self.c1, "c2": self.c2, "c3": self.c3}
+        check_weights({f"{name} * eta_0^2": c * self.eta(0) ** 2 for name, c in weights.items()})
 
     def eta(self, t: int) -> float:
         """Return eta_t for t = 0, 1, ...; it falls with t."""
-        return self.k / (self.n + t) ** (1 / 3)
+        return float(self.k / (self.n + t) ** (1 / 3))
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
-            raise UserError(
-                f"this algorithm needs a problem of two levels, the first with at most {LARGEST} outputs, since it "
-                f"keeps their Jacobian; "
-                f"this problem's levels have dimensions {', '.join(map(str, problem.dims))}; choose another problem"
+            what = (
+                f"a problem of two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
             )
+            raise UserError(f"this algorithm needs {what}, since it keeps their Jacobian; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
-        return State(x, 0 * x, a, Memory([row] * problem.clients), (row,) if self.share else ())
+        return State(x, 0 * x, a, Memory([row] * problem.clients))
 
     def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
-        share, first, d1, entries = self.share, (fed.r - 1) * self.I, problem.dims[1], problem.dims[1] * problem.dims[0]
+        first, d1, entries = (fed.r - 1) * self.I, problem.dims[1], problem.dims[1] * problem.dims[0]
 
-        def answer(x: Tensor, h: Tensor, U: Tensor, v: Tensor) -> Any:
-            row = torch.cat([h, U.flatten(), v])
-            return (x, U.T @ v, (row,) if share else ()), row
+        def answer(x: Tensor, h: Tensor, U: Tensor, v: Tensor) -> tuple[Tensors, Tensor]:
+            return (x, U.T @ v), torch.cat([h, U.flatten(), v])
 
-        def start(client: Client, x: Tensor) -> Any:
+        def start(client: Client, x: Tensor) -> tuple[Tensors, Tensor]:
             xi, zeta = client.sample("xi")
             h, U = value_and_jacobian(client, x, xi)
             return answer(x, h, within(U, self.C_g), within(grad_f(client, h, zeta), self.C_f))
 
-        def iterations(client: Client, message: tuple[Tensor, Tensor, Tensors, Tensors]) -> Any:
-            x, w, A, shared = message
-            h, U, v = (shared[0] if shared else client.memory).split([d1, entries, d1])
+        def iterations(client: Client, message: tuple[Tensor, Tensor, Tensors]) -> tuple[Tensors, Tensor]:
+            (x, w, A), (h, U, v) = message, client.memory.split([d1, entries, d1])
             U = U.view(d1, -1)
             for t, (xi, zeta) in enumerate(client.steps("xi"), first):
                 eta = self.eta(t)
@@ -133,25 +124,25 @@ class Mfcgd:
 
         if fed.r == 0:  # each client has its h, U and v from the start
             draws, S = Steps(1, self.B_start, samples=2), fed.everyone()
-            (x, w, shared), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=draws)
-            return State(x, w, s.a, memory, shared)
+            (x, w), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=draws)
+            return State(x, w, s.a, memory)
         pairs = [rebuilt(self.adaptive, a, s.w, self.theta, self.rho) for a in s.a if self.adaptive != "none"]
         a, A = zip(*pairs, strict=True) if pairs else ((), ())
         draws, S = Steps(self.I, self.B, samples=2), fed.cohort()
-        (x, w, shared), memory = fed.exchange(iterations, (s.x, s.w, A, s.shared), S, memory=s.memory, xi=draws)
-        return State(x, w, a, memory, shared)
+        (x, w), memory = fed.exchange(iterations, (s.x, s.w, A), S, memory=s.memory, xi=draws)
+        return State(x, w, a, memory)
 
     def output(self, s: State) -> Tensors:
         return (s.x,)
 
 
-def value_and_jacobian(client: Client, x: Tensor, xi: Any) -> tuple[Tensor, Tensor]:
+def value_and_jacobian(client: Client, x: Tensor, xi: Sample) -> tuple[Tensor, Tensor]:
     """Return r_i(x) and its Jacobian, [d_1, d_0]. It counts as d_1 Jacobian-vector products."""
     r, product = client.pullback(client.level, 0, x, xi)
     return r, torch.stack([product(unit) for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
 
 
-def grad_f(client: Client, h: Tensor, zeta: Any) -> Tensor:
+def grad_f(client: Client, h: Tensor, zeta: Sample) -> Tensor:
     """Return grad f_i(h). It counts as one gradient call."""
     return client.grad(client.level, 1, h, zeta)
 

@@ -13,15 +13,15 @@ Notation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
-from fedopt.toolbox import Tensors, chain, moved
+from fedopt.toolbox import Tensors, chain, check_weights, moved
 
 Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 
@@ -58,11 +58,7 @@ class Multilevel:
     solves: ClassVar = (LocalCompositional,)
 
     def __post_init__(self) -> None:
-        for name, weight in (("alpha", self.alpha), ("rho", self.rho)):
-            if weight * self.eta**2 > 1 + 1e-12:
-                raise ValueError(
-                    f"{name} * eta^2 must be at most 1, not {weight:g} * {self.eta:g}^2; make one of them smaller"
-                )
+        check_weights({"alpha * eta^2": self.alpha * self.eta**2, "rho * eta^2": self.rho * self.eta**2})
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
@@ -72,11 +68,11 @@ class Multilevel:
     def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
         step, at_mean, sizes = self.gamma * self.eta, self.order == "A", [*problem.dims, problem.dims[0]]
 
-        def start(client: Client, x: Tensor) -> Any:
+        def start(client: Client, x: Tensor) -> Tensors:
             h, p = chain(client, x, client.sample("xi"), lambda k, r: r)
             return p, torch.cat([x, *h, p])
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> Any:
+        def local_steps(client: Client, message: Tensors) -> tuple[Tensor | Tensors, Tensor]:
             (x, p), (_, *h, _) = message, client.memory.split(sizes)
             now: Estimates = x, tuple(h), p
             for xi in client.steps("xi"):
@@ -84,24 +80,25 @@ class Multilevel:
             x, h, p = now
             return moved(x, p, step) if at_mean else (x, p), torch.cat([x, *h, p])
 
-        def at_mean_x(client: Client, x: Tensor) -> Any:
+        def at_mean_x(client: Client, x: Tensor) -> Tensors:
             x_old, *h, p = client.memory.split(sizes)
             x, h, p = self.estimates(client, x, (x_old, tuple(h), p), client.sample("xi"))
             return p, torch.cat([x, *h, p])
 
-        n = len(problem.dims)
         if fed.r == 0:  # each client has its h and p from the start
-            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, n))
+            p, memory = fed.exchange(
+                start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, len(problem.dims))
+            )
             return State(s.x, p, memory)
-        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, n)
+        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, len(problem.dims))
         if not at_mean:
             (x, p), memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
             return State(x, p, memory)
         x, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
-        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, n))
+        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, len(problem.dims)))
         return State(x, p, memory)
 
-    def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Any]) -> Estimates:
+    def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
         """Return (x, h, p): a new x, and the estimates there, with the same samples at the new and the old x.
 
         old: (x, h, p) before. xi: a sample for each level.

@@ -8,15 +8,15 @@ Notation
     xi, xi', xi''   the samples of the inner gradient, of the outer one, and of the Hessian
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Minimisation
 
 
@@ -51,7 +51,7 @@ class PerFedAvg:
         alpha, beta = self.alpha(fed.r), self.beta(fed.r)
 
         def local_steps(client: Client, w: Tensor) -> Tensor:
-            def step(w_i: Tensor, xis: list[Any]) -> Tensor:
+            def step(w_i: Tensor, xis: Sequence[Sample]) -> Tensor:
                 xi, xi_outer, *xi_hessian = xis
                 d = client.gradient(w_i - alpha * client.gradient(w_i, xi), xi_outer)
                 for xi in xi_hessian:
@@ -72,9 +72,8 @@ class PerFedAvg:
     def personal(self, s: State, problem: Minimisation, fed: Round) -> Tensor:
         alpha = self.alpha(fed.r)
 
-        def adapted(client: Client, w: Tensor) -> tuple[tuple[()], Tensor]:
-            return (), w - alpha * client.gradient(w, client.sample("all"))
+        def adapted(client: Client, w: Tensor) -> Tensor:
+            return w - alpha * client.gradient(w, client.sample("all"))
 
-        rows = Memory([torch.zeros_like(s.w)] * problem.clients)
-        _, theta = fed.exchange(adapted, s.w, fed.everyone(), memory=rows, all=Steps(1, None))
-        return theta.tensor()
+        theta: Tensor = fed.exchange(adapted, s.w, fed.everyone(), combine=lambda rows, _: rows, all=Steps(1, None))
+        return theta

@@ -9,7 +9,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Memory, Round
+from fedopt.federation import Client, Memory, Round, Sample
 from fedopt.problems import Minimisation
 
 
@@ -59,7 +59,7 @@ class PFedMe:
         lam, eta, delta = self.lam, self.eta(fed.r), self.delta(fed.r)
 
         def local_rounds(client: Client, w: Tensor) -> tuple[Tensor, Tensor]:
-            def local_round(carry: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
+            def local_round(carry: tuple[Tensor, Tensor], xi: Sample) -> tuple[Tensor, Tensor]:
                 w_i, theta = carry
                 for _ in range(self.K):  # on f_i(theta; xi) + lam/2 |theta - w_i|^2
                     theta = client.gradient_step_(theta, xi, delta, lam * (theta - w_i))
@@ -72,9 +72,10 @@ class PFedMe:
         trained = S if self.trained == "cohort" else fed.everyone()
         p = np.zeros(problem.clients)
         p[S] = fed.weights(S)
-        p = p[trained]
         local = fed.local(self.R, self.B, replace=True)
-        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=p / p.sum(), memory=s.theta, local=local)
+        mean, theta = fed.exchange(
+            local_rounds, s.w, trained, weights=p[trained] / p[trained].sum(), memory=s.theta, local=local
+        )
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

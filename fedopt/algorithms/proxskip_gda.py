@@ -65,10 +65,8 @@ class ProxSkipGda:
             a_i = w_i.moved(minus_h_i, [-step for step in skipped])
             return a_i, torch.cat(a_i)
 
-        until_heads = int(fed.rng(Purpose.COIN).geometric(self.p))
-        (x, y), memory = fed.exchange(
-            iterations, s.w, fed.everyone(), memory=s.memory, local=Steps(until_heads, self.B)
-        )
+        local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until heads
+        (x, y), memory = fed.exchange(iterations, s.w, fed.everyone(), memory=s.memory, local=local)
         return State(Vectors((x, problem.project(y))), memory)  # the proximal step of consensus and constraint
 
     def output(self, s: State) -> Vectors:

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule, values
-from fedopt.federation import Client, Memory, Round
+from fedopt.federation import Client, Memory, Round, Sample
 from fedopt.problems import Minimisation
 
 
@@ -46,9 +46,7 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         if 0 in values(self.eta):
-            raise ValueError(
-                "eta must be greater than 0, since the control variates are changes of iterates divided by it"
-            )
+            raise ValueError("eta must be greater than 0: the control variates are divided by it")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
@@ -62,7 +60,7 @@ class Scaffold:
             c_i = client.memory
             correction = c - c_i
 
-            def step(y: Tensor, xi: Any) -> Tensor:
+            def step(y: Tensor, xi: Sample) -> Tensor:
                 return client.gradient_step_(y, xi, eta, correction)  # y - eta (grad f_i(y) - c_i + c)
 
             y, K = client.scan("local", step, x), client.own_steps("local")

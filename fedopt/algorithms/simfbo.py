@@ -10,7 +10,6 @@ Notation
     I, t                     the iterations between averages, a round, and the iteration
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,8 +18,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Memory, Round, Steps
-from fedopt.problems import Bilevel, LocalBilevel
+from fedopt.federation import Client, Memory, Round, Sample, Steps
+from fedopt.problems import Bilevel, LocalBilevel, Nested
 from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend, descend_, independent_maps
 
 
@@ -29,9 +28,9 @@ class State(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """x: the server's. memory: (y_i, u_i) of each client, [2 dy]."""
+    """z: the clients' means of the variables that are averaged. memory: each client's others, flat."""
 
-    x: Tensor
+    z: Vectors
     memory: Memory
 
 
@@ -70,7 +69,7 @@ class SimFBO:
         gammas = [gamma(r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
 
         def local_steps(client: Client, z: Vectors) -> Any:
-            def step(carry: tuple[Vectors, Vectors], xi: Any) -> tuple[Vectors, Vectors]:
+            def step(carry: tuple[Vectors, Vectors], xi: Sample) -> tuple[Vectors, Vectors]:
                 z_i, q_i = carry
                 D = self.directions(client, z_i, xi, r)
                 # z_i - etas D, and q_i + D
@@ -88,7 +87,7 @@ class SimFBO:
         Q = Vectors(a * q for q in Q) if self.normalised else Q
         return State(descend(problem, s.z, Q, gammas, self.radius))
 
-    def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
+    def directions(self, client: Client, z: Vectors, xi: Sample, r: int) -> Vectors:
         """Return the directions D at z on one sample, in round r, each of the shape of its variable."""
         return bilevel_maps(client, z, xi)
 
@@ -113,31 +112,26 @@ class FedBiO:
     radius: PositiveFloat | None
 
     solves: ClassVar[Any] = (Bilevel,)
+    averaged: ClassVar = 3  # of the variables, from x on
 
-    def init(self, problem: Bilevel) -> State:
-        return State(bilevel_start(problem))
+    def init(self, problem: Nested) -> LocalState:
+        z = bilevel_start(problem)
+        own = Memory([torch.cat([z[0][:0], *z[self.averaged :]])] * problem.clients)
+        return LocalState(Vectors(z[: self.averaged]), own)
 
-    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        steps = self.steps(fed.r)
+    def step(self, s: LocalState, problem: Nested, fed: Round) -> LocalState:
+        steps, averaged, dy = (self.eta(fed.r), self.gamma(fed.r), self.tau(fed.r)), len(s.z), len(problem.start()[1])
 
-        def iterations(client: Client, z: Vectors) -> Vectors:
-            return self.iterations(client, z, steps)
+        def iterations(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
+            z = Vectors((*z, *(torch.split(client.memory, dy) if len(client.memory) else ())))
+            for xi in client.steps("xi"):
+                z = descend_(client, z, independent_maps(client, z, xi), steps, self.radius)
+            return Vectors(z[:averaged]), torch.cat([client.memory[:0], *z[averaged:]])
 
-        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=Steps(self.I, self.B, samples=3)))
+        xi = Steps(self.I, self.B, samples=3)
+        return LocalState(*fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=xi))
 
-    def steps(self, r: int) -> tuple[float, float, float]:
-        return self.eta(r), self.gamma(r), self.tau(r)
-
-    def iterations(self, client: Client, z: Vectors, steps: Sequence[float]) -> Vectors:
-        """Return z_i after one iteration from z for each of the draws, I in all.
-
-        steps: the step sizes of x, y and u.
-        """
-        for xi in client.steps("xi"):
-            z = descend_(client, z, independent_maps(client, z, xi), steps, self.radius)
-        return z
-
-    def output(self, s: State) -> Tensors:
+    def output(self, s: LocalState) -> Tensors:
         return s.z
 
 
@@ -146,20 +140,4 @@ class FedBiOLocal(FedBiO):
     """FedBiO for local lower levels: y_i and u_i stay at the client, and only x is averaged."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
-
-    def init(self, problem: Any) -> Any:
-        x, *local = bilevel_start(problem)
-        return LocalState(x, Memory([torch.cat(local)] * problem.clients))
-
-    def step(self, s: Any, problem: Any, fed: Round) -> Any:
-        steps, dy = self.steps(fed.r), len(problem.start()[1])
-
-        def iterations(client: Client, x: Tensor) -> tuple[Tensor, Tensor]:
-            x, *local = self.iterations(client, Vectors((x, *client.memory.split(dy))), steps)
-            return x, torch.cat(local)
-
-        xi = Steps(self.I, self.B, samples=3)
-        return LocalState(*fed.exchange(iterations, s.x, fed.cohort(), memory=s.memory, xi=xi))
-
-    def output(self, s: Any) -> Tensors:
-        return (s.x,)
+    averaged: ClassVar = 1

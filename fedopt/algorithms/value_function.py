@@ -13,7 +13,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedopt.config import Schedule
 from fedopt.federation import Client, Round, Steps
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Tensors, Vectors
+from fedopt.toolbox import Tensors, Vectors, inner_gradient
 
 
 class Penalised(NamedTuple):
@@ -121,27 +121,22 @@ class BOME:
         (x, y), S, xi = state, fed.cohort(), Steps(1, self.B)
         eta_x, eta_y, y_n = self.eta_x(fed.r), self.eta_y(fed.r), state.y
 
-        def inner(client: Client, point: Tensors) -> Tensor:
-            x, y_n = point
-            return client.inner_gradient(x, y_n, client.sample("xi"))
-
-        def gradients(client: Client, point: Tensors) -> Any:
+        def gradients(client: Client, point: Tensors) -> tuple[Vectors, Vectors]:
             (x, y, y_n), xi = point, client.sample("xi")
             (g_x, g_y), (g_x_n, _) = client.inner_gradients(x, y, xi), client.inner_gradients(x, y_n, xi)
             return Vectors(client.outer_gradients(x, y, xi)), Vectors((g_x - g_x_n, g_y))
 
         for _ in range(self.n):
-            y_n = problem.project(y_n - eta_y * fed.exchange(inner, (x, y_n), S, xi=xi))
+            y_n = problem.project(y_n - eta_y * fed.exchange(inner_gradient, (x, y_n), S, xi=xi))
         f, q = fed.exchange(gradients, (x, y, y_n), S, xi=xi)
         d = f + self.penalty(f, q) * q
         return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
 
-    def penalty(self, f: Vectors, q: Vectors) -> Any:
+    def penalty(self, f: Vectors, q: Vectors) -> Tensor:
         """Return lam from the gradients of f and q in (x, y); 0 if grad q is 0."""
         square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
         product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)
-        lam = (self.eta * square - product).clamp(min=0) / square
-        return torch.where(square > 0, lam, 0.0)
+        return torch.where(square > 0, (self.eta * square - product).clamp(min=0) / square, 0.0)
 
     def output(self, state: Point) -> Tensors:
         return state

@@ -13,16 +13,27 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from math import ceil, prod
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.config import Schedule
-from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import Bilevel
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, descend
+from fedopt.toolbox import (
+    Tensors,
+    Vectors,
+    bilevel_maps,
+    bilevel_start,
+    check_weights,
+    cross_product,
+    descend,
+    hessian_product,
+    inner_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -43,20 +54,15 @@ class WarmStarted:
         """Return z after one step of all variables along d, with the step sizes of round r."""
         return descend(problem, z, d, [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)])
 
-    def output(self, s: Any) -> Vectors:
+    def output(self, s: "Averaged | Point | Remembering | Recursive") -> Vectors:
         return s.z
 
 
-def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
+def Dx(client: Client, z: Vectors, xi: Sample) -> Tensor:
     """Return Dx at z on a sample, [dx]. It counts as one gradient call, and one Jacobian-vector product if z has v."""
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
-
-
-def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
-    """Return Dy on the client's sample `xi`, [dy]. point: (x, y). It counts as one gradient call."""
-    return client.inner_gradient(*point, client.sample("xi"))
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
@@ -95,8 +101,7 @@ class AlternatingSOBA(WarmStarted):
     order: Literal["paper", "code"] = field(metadata={"before": "code"})
 
     def __post_init__(self) -> None:
-        if self.rho(0) > 1:
-            raise ValueError(f"rho must be at most 1, not {self.rho(0):g}")
+        check_weights({"rho": self.rho(0)})
         if self.storm and self.order == "paper":
             raise ValueError("storm=true needs order=code")
 
@@ -112,7 +117,7 @@ class AlternatingSOBA(WarmStarted):
             return Averaged(z, self.rho(r) * D[0] + (1 - self.rho(r)) * s.d, s.z)
         keep = 1 - self.rho(r) if r else 0.0
         x, y, *v = s.z
-        y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+        y = problem.project(y - self.eta_y(r) * fed.exchange(inner_gradient, (x, y), S, xi=xi))
         v = [v_t - self.eta_v(r) * fed.exchange(Dv, (x, y, v_t), S, xi=xi) for v_t in v]  # at the new y
         z = Vectors((x, y, *v))
 
@@ -150,25 +155,17 @@ class AmIGO(WarmStarted):
         r, S, xi = fed.r, fed.cohort(), Steps(1, self.B)
         (x, y, *v), indirect = s.z, problem.indirect
         for _ in range(self.n):
-            y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+            y = problem.project(y - self.eta_y(r) * fed.exchange(inner_gradient, (x, y), S, xi=xi))
 
-        def outer(client: Client, point: tuple[Tensor, Tensor]) -> Any:
+        def outer(client: Client, point: tuple[Tensor, Tensor]) -> Tensors:
             sample = client.sample("xi")
             return client.outer_gradients(*point, sample) if indirect else (client.outer_gradient_x(*point, sample),)
-
-        def product(client: Client, z: Vectors) -> Tensor:
-            x, y, v = z
-            return client.inner_hessian(x, y, client.sample("xi"))(v)
-
-        def cross(client: Client, z: Vectors) -> Tensor:
-            x, y, v = z
-            return client.cross_product(x, y, v, client.sample("xi"))
 
         d, *b = fed.exchange(outer, (x, y), S, xi=xi)
         if indirect:
             for _ in range(self.n):
-                v = [v[0] - self.eta_v(r) * (fed.exchange(product, (x, y, v[0]), S, xi=xi) - b[0])]
-            d = d - fed.exchange(cross, (x, y, v[0]), S, xi=xi)
+                v = [v[0] - self.eta_v(r) * (fed.exchange(hessian_product, (x, y, v[0]), S, xi=xi) - b[0])]
+            d = d - fed.exchange(cross_product, (x, y, v[0]), S, xi=xi)
         return Point(Vectors((x - self.eta_x(r) * d, y, *v)))
 
 
@@ -192,7 +189,7 @@ class SABA(WarmStarted):
 
     def init(self, problem: Bilevel) -> Remembering:
         z = bilevel_start(problem)
-        return Remembering(z, Memory([z[0].new_zeros(sum(map(_entries, self._tables(problem))))] * problem.clients))
+        return Remembering(z, Memory([z[0].new_zeros(sum(map(prod, self._tables(problem))))] * problem.clients))
 
     def step(self, s: Remembering, problem: Bilevel, fed: Round) -> Remembering:
         of_g, of_f = self._tables(problem)
@@ -200,7 +197,7 @@ class SABA(WarmStarted):
 
         def estimates(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
             (x, y, *v), xi = z, client.sample("xi")
-            tables = client.memory.split([_entries(of_g), _entries(of_f)])
+            tables = client.memory.split([prod(of_g), prod(of_f)])
             if v:
                 gradient, hessian, cross = client.inner_second(x, y, v[0], xi)
                 new_g, new_f = torch.cat([gradient, cross, hessian]), torch.cat(client.outer_gradients(x, y, xi))
@@ -219,13 +216,9 @@ class SABA(WarmStarted):
         """Return the shapes (rows, columns) of a client's tables of g and of f."""
         dx, dy = (len(v) for v in problem.start())
         columns = (dx + 2 * dy, dx + dy) if problem.indirect else (dy, dx)
-        most = [problem.splits[split].sizes.max() for split in (problem.g_split, problem.f_split)]
-        batches = [-(-int(n) // (self.B or int(n))) for n in most]
-        return (batches[0] + 1, columns[0]), (batches[1] + 1, columns[1])
-
-
-def _entries(table: tuple[int, int]) -> int:
-    return table[0] * table[1]
+        most = [int(problem.splits[split].sizes.max()) for split in (problem.g_split, problem.f_split)]
+        rows_g, rows_f = (1 + ceil(n / (self.B or n)) for n in most)
+        return (rows_g, columns[0]), (rows_f, columns[1])
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
@@ -264,7 +257,7 @@ class SRBA(WarmStarted):
 
     def init(self, problem: Bilevel) -> Recursive:
         z = bilevel_start(problem)
-        return Recursive(z, z, Vectors(0 * z_n for z_n in z))
+        return Recursive(z, z, 0 * z)
 
     def step(self, s: Recursive, problem: Bilevel, fed: Round) -> Recursive:
         def directions(client: Client, points: tuple[Vectors, ...]) -> Vectors:

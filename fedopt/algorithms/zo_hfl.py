@@ -10,7 +10,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.config import LocalWork, Schedule
-from fedopt.federation import Client, Round, Steps
+from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Hierarchical
 from fedopt.randomness import Purpose
 
@@ -58,11 +58,11 @@ class ZoHfl:
         eta, n = self.eta, s.x.numel()
 
         def estimate(client: Client, x: Tensor) -> Tensor:
-            v = client.own
+            v: Tensor = client.own
             # The points x +- eta v of Alg. 1, line 5, [2 D, n], are worked on together
             z = torch.cat([x.add(v, alpha=eta), x.sub(v, alpha=eta)])
 
-            def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
+            def step(y: Tensor, zeta: Sample, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
                 return client.lower_step_(z, y, zeta, gamma)
 
             y, xi = client.scan("local", step, z, self.gamma_local), client.sample("outer")
@@ -84,8 +84,6 @@ class ZoHfl:
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)
-        v = np.empty((len(S), self.directions, n))
-        for of_client, i in zip(v, S, strict=True):
-            fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal(out=of_client)
+        v = np.stack([fed.rng(Purpose.DIRECTIONS, client=int(i)).standard_normal((self.directions, n)) for i in S])
         v /= np.sqrt(np.einsum("idn,idn->id", v, v))[..., None]
         return torch.from_numpy(v).to(x)

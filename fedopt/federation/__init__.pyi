@@ -10,7 +10,7 @@ from fedopt.federation.inverse import neumann_sum as neumann_sum
 from fedopt.federation.inverse import neumann_term as neumann_term
 from fedopt.federation.ledger import Ledger as Ledger
 from fedopt.federation.memory import Memory as Memory
-from fedopt.federation.oracles import moved as moved
 from fedopt.federation.ranks import rank as rank
 from fedopt.federation.round import Federation as Federation
 from fedopt.federation.round import Round as Round
+from fedopt.federation.samples import Sample as Sample

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from fedopt.errors import UserError, gives
 from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Drawn
 from fedopt.federation.oracles import Oracles, for_problems
-from fedopt.federation.samples import ClientSamples, Share
+from fedopt.federation.samples import ClientSamples, Sample, Share
 from fedopt.problems import Hierarchical, Minimax, Nested, Problem
+
+Carry = TypeVar("Carry")
 
 
 class Client(Oracles):
@@ -80,7 +82,7 @@ class Client(Oracles):
         """
         return self._share.steps.get(name, torch.tensor(self._samples.of(name).rising_steps[-1]))
 
-    def sample(self, name: str) -> Any:
+    def sample(self, name: str) -> Sample:
         """Return the sample of the first step of the draws called ``name``.
 
         It is a list of samples if the draws set ``samples``. Use it for draws of one step. Raises UserError if there are no
@@ -103,7 +105,7 @@ class Client(Oracles):
         at, weight_in_batch = positions[split]
         return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
 
-    def steps(self, name: str) -> Iterator[Any]:
+    def steps(self, name: str) -> Iterator[Sample]:
         """Yield the sample of each local step in the draws called ``name``.
 
         It is a list of samples if the draws set ``samples``. Use it only if all clients take equally many steps; `scan` also
@@ -112,8 +114,8 @@ class Client(Oracles):
         return (self._of_step(name, k) for k in range(self._samples.of(name).rising_steps[-1]))
 
     def scan(
-        self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
-    ) -> Any:
+        self, name: str, step: Callable[..., Carry], carry: Carry, *schedules: Callable[[int], Any], skip: int = 0
+    ) -> Carry:
         """Run the client's local steps, and return the last carry.
 
         Each step is ``carry = step(carry, sample, *(schedule(k) for schedule in schedules))``, with k = skip, skip + 1, ... A
@@ -147,13 +149,13 @@ class Client(Oracles):
         self._own.clear()  # what is returned is not written over
         return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
 
-    def _those_of(self, name: str, k: int, these: Any, others: Any) -> Any:
+    def _those_of(self, name: str, k: int, these: Carry, others: Carry) -> Carry:
         """Return one carry for the clients that take k steps in the draws called ``name``, and another one for the others."""
         take_k = self._share.steps[name] == k
         return tree_map(lambda a, b: torch.where(take_k, a, b), these, others)
 
     @for_problems(Nested, Minimax, Hierarchical)
-    def project(self, *point: Any) -> Any:
+    def project(self, *point: Any) -> Tensor:
         """Project onto the problem's constraint set, and return the projected y.
 
         point: the arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
@@ -173,11 +175,11 @@ class Client(Oracles):
         held._samples = self._samples.held(x)
         return held
 
-    def _of_step(self, name: str, k: int) -> Any:
+    def _of_step(self, name: str, k: int) -> Sample:
         n = self._samples.of(name).samples
         return self._sample(name, k) if n is None else [self._sample(name, k * n + j) for j in range(n)]
 
-    def _sample(self, name: str, k: int) -> Any:
+    def _sample(self, name: str, k: int) -> Sample:
         return self._counter.hand_out(*self._samples.sample(name, k))
 
 

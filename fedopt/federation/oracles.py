@@ -12,6 +12,7 @@ from fedopt.errors import UserError
 from fedopt.federation.counting import Calls
 from fedopt.federation.derivatives import Derivatives
 from fedopt.federation.inverse import Inverse
+from fedopt.federation.samples import Sample
 from fedopt.networks import differs_by_client
 from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
@@ -60,9 +61,9 @@ class Function:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, oracles: "Oracles | None", owner: type) -> Any:
+    def __get__(self, oracles: "Oracles | None", owner: type) -> Callable[..., Tensor]:
         if oracles is None:
-            return self
+            return self  # type: ignore[return-value]
         oracles._check(self._name, self.classes)
         function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)  # bound once: a step is short
         return function
@@ -93,12 +94,12 @@ class Oracles(Derivatives):
         self._own = deque[Tensor](maxlen=OWN)  # what the last steps returned: the next ones may be written over it
 
     @for_problems(Minimisation)
-    def gradient(self, x: Tensor, sample: Any) -> Tensor:
+    def gradient(self, x: Tensor, sample: Sample) -> Tensor:
         """Return grad f_i(x), [d], of a minimisation problem. It counts as one gradient call."""
         return self.grad(self.f, x, sample)
 
     @for_problems(Minimisation)
-    def gradient_step_(self, x: Tensor, sample: Any, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
+    def gradient_step_(self, x: Tensor, sample: Sample, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
         """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
         It counts as one gradient call, or two with an anchor. If x is a tensor that such a step returned, it may be
@@ -110,7 +111,7 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_step_(
-        self, x: Tensor, y: Tensor, sample: Any, beta: Step, plus: Term = None, anchor: Term = None
+        self, x: Tensor, y: Tensor, sample: Sample, beta: Step, plus: Term = None, anchor: Term = None
     ) -> Tensor:
         """Return the projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem.
 
@@ -122,7 +123,7 @@ class Oracles(Derivatives):
         return self._owned(self._problem.project(self._stepped(self.g, (x, y, sample), beta, plus, anchor)))
 
     @for_problems(Nested, Minimax)
-    def outer_step_(self, x: Tensor, y: Tensor, sample: Any, eta: Step) -> tuple[Tensor, Tensor]:
+    def outer_step_(self, x: Tensor, y: Tensor, sample: Sample, eta: Step) -> tuple[Tensor, Tensor]:
         """Return x - eta grad_x f(x, y), [dx], and grad_y f(x, y), [dy], of a bilevel or minimax problem.
 
         It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
@@ -131,7 +132,7 @@ class Oracles(Derivatives):
         return self.moved_(x, g_x, eta), g_y
 
     @for_problems(Hierarchical)
-    def lower_step_(self, x: Tensor, y: Tensor, sample: Any, gamma: float) -> Tensor:
+    def lower_step_(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
         """Return the projection of y - gamma grad_y h(x, y) at each of P points, [P, d], of a hierarchical problem.
 
         It counts as P gradient calls, and may overwrite y as `gradient_step_` may overwrite x. gamma: the step size.
@@ -177,7 +178,7 @@ class Oracles(Derivatives):
         return moved(x, direction if plus is None else direction + plus, eta)
 
     @for_problems(Nested, Minimax)
-    def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+    def outer_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph.
 
         It counts as one gradient call. If the problem has ``direct = False``, grad_x f is zeros.
@@ -187,7 +188,7 @@ class Oracles(Derivatives):
         return self._both_gradients(self.f, x, y, sample)
 
     @for_problems(Nested, Minimax)
-    def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         """Return grad_x f(x, y), [dx], of a bilevel or minimax problem.
 
         It counts as one gradient call. If the problem has ``direct = False``, it is zeros, and counts as none.
@@ -199,12 +200,12 @@ class Oracles(Derivatives):
         return self.grad(lambda x, sample: self.f(x, y, sample), x, sample)
 
     @for_problems(Nested, Minimax)
-    def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         """Return grad_y f(x, y), [dy], of a bilevel or minimax problem. It counts as one gradient call."""
         return self.grad(self.f, x, y, sample)
 
     @for_problems(Nested)
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         """Return grad_y g(x, y), [dy], of a bilevel problem.
 
         It counts as one gradient call. If the problem has no y, it is zeros, and counts as none.
@@ -212,7 +213,7 @@ class Oracles(Derivatives):
         return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
     @for_problems(Nested)
-    def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+    def inner_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         """Return (grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph.
 
         It counts as one gradient call. If the problem has no y, both are zeros, and it counts as none.
@@ -221,7 +222,7 @@ class Oracles(Derivatives):
             return torch.zeros_like(x), torch.zeros_like(y)
         return self._both_gradients(self.g, x, y, sample)
 
-    def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+    def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         if (both := self._form(fn, "both")) is not None:
             self._counter.count(sample, grad=1)
             return both(x, y, sample)
@@ -230,7 +231,7 @@ class Oracles(Derivatives):
         return grad_x, grad_y
 
     @for_problems(Nested)
-    def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
+    def inner_hessian(self, x: Tensor, y: Tensor, sample: Sample) -> Callable[[Tensor], Tensor]:
         """Return the map v -> grad^2_yy g(x, y) v, [dy], of a bilevel problem, from one graph of the gradient.
 
         Each use counts as one Hessian-vector product. If the problem has no y, the map returns v, and counts as none.
@@ -243,7 +244,7 @@ class Oracles(Derivatives):
         return self._counting(second(x, y, sample).hessian, sample, hvp=1)
 
     @for_problems(Nested)
-    def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
         """Return (grad_y g, grad^2_yy g v, grad^2_xy g v) at (x, y) of a bilevel problem, [dy], [dy], [dx], from one graph.
 
         It counts as one gradient call, one Hessian-vector and one Jacobian-vector product. If the problem has no y, it is (0,
@@ -261,7 +262,7 @@ class Oracles(Derivatives):
         return gradient, of_y, of_x
 
     @for_problems(Nested)
-    def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
+    def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
         """Return grad^2_xy g(x, y) v, [dx], of a bilevel problem.
 
         It counts as one Jacobian-vector product. If the problem has no y, it is zeros, and counts as none.
@@ -275,7 +276,7 @@ class Oracles(Derivatives):
         return product(v)[0]
 
     @for_problems(Nested)
-    def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
+    def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Sample], inverse: Inverse) -> Tensor:
         """Return one client's hypergradient of a bilevel problem, [dx] [FedNest Alg. 5, LocalBSG eq. 3.3].
 
         It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
 from fedopt.federation.availability import Availability
-from fedopt.federation.client import ClientFn
+from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Amount, Draws, Epochs, Steps, draw
 from fedopt.federation.engines import Engine, Stack
@@ -27,6 +27,9 @@ from fedopt.federation.oracles import Oracles
 from fedopt.federation.samples import Share
 from fedopt.problems import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
+
+Message = TypeVar("Message")
+Answer = TypeVar("Answer")
 
 
 class Exchange(NamedTuple):
@@ -310,7 +313,19 @@ class Round:
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).grad(self.problem.f1, x, xi)
 
+    @overload
     def exchange(
+        self,
+        client_fn: Callable[[Client, Message], Answer],
+        message: Message,
+        cohort: np.ndarray,
+        **draws: Steps | Epochs,
+    ) -> Answer: ...
+
+    @overload
+    def exchange(self, client_fn: ClientFn, message: Any, cohort: np.ndarray, **options: Any) -> Any: ...
+
+    def exchange(  # type: ignore[misc]
         self,
         client_fn: ClientFn,
         message: Any,

@@ -12,6 +12,7 @@ from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.problems import Problem
 
+Sample = Any  # what a problem makes of examples, or a list of such samples
 SMALL, AT_ONCE = 16, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 
 

@@ -7,16 +7,15 @@ Notation
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
-from fedopt.federation import Client
+from fedopt.federation import Client, Sample
 from fedopt.toolbox.vectors import Tensors
 
 
 def chain(
-    client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
+    client: Client, x: Tensor, xi: Sequence[Sample], follow: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensors, Tensor]:
     """Return estimates (u^1, ..., u^K) of the levels of a composition, and its gradient along them, ``[d]``.
 

@@ -7,13 +7,13 @@ Notation
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedopt.federation import Client
-from fedopt.problems import Minimax, Nested, ball
+from fedopt.federation import Client, Inverse, Sample, neumann_sum, neumann_term
+from fedopt.problems import Bilevel, Minimax, Nested, ball
 from fedopt.toolbox.vectors import Vectors
 
 
@@ -27,7 +27,7 @@ def bilevel_start(problem: Nested) -> Vectors:
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
 
 
-def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
+def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -> Vectors:
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
     Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
@@ -60,7 +60,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     return Vectors((-minus_d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
 
 
-def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
+def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vectors:
     """Return the directions of `bilevel_maps` without damping, with a sample for each of Dx, Dy and Dv.
 
     It counts as three gradient calls, one less if grad_x f is zero, one Hessian-vector and one Jacobian-vector product.
@@ -109,3 +109,28 @@ def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None
     """Return z with y projected onto Y, and v onto the ball of that radius. space, radius: as in `descend`."""
     x, y, *v = z
     return Vectors((x, space.project(y), *(v_n if radius is None else ball(v_n, radius) for v_n in v)))
+
+
+def neumann_maps(
+    client: Client, z: Vectors, xi: Sequence[Sample], Q: int, theta: float, term: int | None = None
+) -> Vectors:
+    """Return a client's hypergradient, with a Neumann sum for the inverse Hessian, and grad_y g, at z = (x, y).
+
+    Args:
+        client: The client, of a bilevel problem.
+        z: The point (x, y).
+        xi: The samples, as many as `neumann_samples` returns.
+        Q: The number of Hessian products.
+        theta: The step size of the Neumann sum.
+        term: The index, 0 to Q, of the one term that stands for all; None takes all of them.
+    """
+    (x, y), l = z, 1 / theta
+    inverse: Inverse = partial(neumann_sum, N=Q, l=l)
+    if term is not None:
+        inverse = partial(neumann_term, N=Q + 1, l=l, chosen=term)
+    return Vectors((client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])))
+
+
+def neumann_samples(problem: Bilevel, Q: int) -> int:
+    """Return the number of samples that `neumann_maps` takes with Q Hessian products, which some problems do not need."""
+    return problem.hypergradient_samples(Q if problem.indirect and not problem.identity else 0)

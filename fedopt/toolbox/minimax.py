@@ -5,14 +5,14 @@ Steps along -F descend in x and ascend in y. If F = mean F_i is zero, (x, y) is 
 projects y.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
-from fedopt.federation import Client
+from fedopt.federation import Client, Sample
 from fedopt.toolbox.vectors import Vectors
 
 
 def minimax_field(
-    client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None
+    client: Client, w: Vectors, xi: Sample, plus: Vectors | None = None, anchor: Vectors | None = None
 ) -> Vectors:
     """Return F_i(w) - F_i(anchor) + plus on one sample, for F_i = (grad_x f_i, -grad_y f_i).
 
@@ -31,3 +31,19 @@ def minimax_field(
     if anchor is not None:
         F = F - minimax_field(client, anchor, xi)
     return F if plus is None else F + plus
+
+
+def descent_ascent_(client: Client, w: Vectors, xi: Sample, steps: Sequence[float]) -> Vectors:
+    """Return w = (x, y) after a step of gradient descent in x and of projected ascent in y, both from the old point.
+
+    It counts as one gradient call, and may overwrite w, as `Client.moved_` may overwrite a point.
+
+    Args:
+        client: The client, of a minimax problem.
+        w: The point (x, y).
+        xi: The sample.
+        steps: The step sizes of x and y.
+    """
+    x, y = w
+    x, f_y = client.outer_step_(x, y, xi, steps[0])
+    return Vectors((x, client.project(client.moved_(y, f_y, -steps[1]))))

@@ -15,13 +15,22 @@ Where the clients' values become their means decides what the limit is at a cons
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedopt.federation import Client, Memory, Round, Steps
-from fedopt.toolbox.vectors import Vectors
+from fedopt.federation import Client, Memory, Round, Sample, Steps
+from fedopt.toolbox.vectors import Tensors, Vectors
+
+Samples = Callable[[Client], Iterator[Sample]]
+
+
+class Pair(NamedTuple):
+    """A point z, and directions d there."""
+
+    z: Vectors
+    d: Vectors
 
 
 class Storm(NamedTuple):
@@ -35,16 +44,16 @@ class Storm(NamedTuple):
         c: ``c(t)``, a weight for each variable, of the newest direction in d_{t+1}: 1 has no memory, 0 forgets nothing.
     """
 
-    D: Callable[[Client, Vectors, Any], Vectors]
+    D: Callable[[Client, Vectors, Sample], Vectors]
     move: Callable[[Client, Vectors, Vectors, int], Vectors]
     c: Callable[[int], Sequence[float]]
 
-    def first(self, client: Client, z: Vectors, xis: Iterable[Any]) -> Vectors:
+    def first(self, client: Client, z: Vectors, xis: Iterable[Sample]) -> Vectors:
         """Return d_0, the mean of D at z over the samples xis."""
         new = [self.D(client, z, xi) for xi in xis]
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
-    def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
+    def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Sample, t: int) -> Vectors:
         """Return d_t, the estimate of the directions at z_t. It may overwrite d, as `Client.moved_` may overwrite a point.
 
         Args:
@@ -61,7 +70,7 @@ class Storm(NamedTuple):
         d = Vectors(client.moved_(old, new, 1.0) for old, new in zip(d, D_prev, strict=True))
         return Vectors(client.moved_(new, change, c_n - 1) for new, change, c_n in zip(D, d, c, strict=False))
 
-    def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
+    def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Sample], t: int) -> Pair:
         """Return (z, d) after one iteration for each sample. An iteration first moves z, and then estimates d there.
 
         Args:
@@ -74,7 +83,7 @@ class Storm(NamedTuple):
         for t_now, xi in enumerate(xis, t):
             z_prev, z = z, self.move(client, z, d, t_now)
             d = self.estimate(client, z, z_prev, d, xi, t_now + 1)
-        return z, d
+        return Pair(z, d)
 
 
 class Averages(NamedTuple):
@@ -96,35 +105,29 @@ def at_start(z: Vectors, clients: int) -> Averages:
 
 
 def together(
-    storm: Storm,
-    s: Averages,
-    fed: Round,
-    p: int,
-    draws: Steps,
-    S: int = 1,
-    samples: Callable[[Client], Iterator[Any]] = lambda client: client.steps("xi"),
+    storm: Storm, s: Averages, fed: Round, p: int, draws: Steps, S: int = 1, samples: Samples | None = None
 ) -> Averages:
     """Return the state after p iterations and one exchange, which averages points and directions together.
 
     storm: the method. s: the state before. fed: the round. draws: the samples that clients take under the name xi.
     S: the number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
-    samples: client -> its samples, one for each D.
+    samples: client -> its samples, one for each D; None: those of its draws.
     """
     first = fed.r * p
 
     # What is averaged is z_t and d_{t-1}; a client's z_{t-1} is not replaced. Where cohorts change, a client that joins has none of
     # its own: their averages are sent with the rest.
-    def iterations(client: Client, message: tuple[Any, ...]) -> tuple[tuple[Vectors, Vectors], Tensor]:
+    def iterations(client: Client, message: tuple[Vectors, Vectors, *Tensors]) -> tuple[Pair, Tensor]:
         z, d, *averaged = message
         z_prev = z.parts(averaged[0] if averaged else client.memory)
-        xis = samples(client)
+        xis = samples(client) if samples else client.steps("xi")
         for t in range(first, first + p):
             if t == 0:
                 d = storm.first(client, z, [next(xis) for _ in range(S)])
             else:
                 d = storm.estimate(client, z, z_prev, d, next(xis), t)
             z_prev, z = z, storm.move(client, z, d, t)
-        return (z, d), torch.cat(z_prev)
+        return Pair(z, d), torch.cat(z_prev)
 
     if fed.complete:
         (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=draws)
@@ -133,33 +136,45 @@ def together(
     return Averages(z, d, previous, s.memory)
 
 
-def points_first(
-    storm: Storm, z: Vectors, d: Vectors, memory: Any, begin: Vectors, fed: Round, I: int, draws: Mapping[str, Steps]
-) -> tuple[Vectors, Vectors, Memory]:
-    """Return z, d and the memory after I iterations and two exchanges.
+class Means(NamedTuple):
+    """The state between two rounds of `points_first`.
+
+    z, d: the clients' means of the first variables and of their directions. The other variables stay on the clients.
+    memory: each client's z and d of all variables, as one vector.
+    """
+
+    z: Vectors
+    d: Vectors
+    memory: Memory
+
+
+def means_at_start(z: Vectors, averaged: int, clients: int) -> Means:
+    """Return the state before the first round. averaged: the number of variables that are. clients: the number of clients."""
+    means = Vectors(z[:averaged])
+    return Means(means, 0.0 * means, Memory([torch.cat((*z, *(0.0 * z)))] * clients))
+
+
+def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, draws: Mapping[str, Steps]) -> Means:
+    """Return the state after I iterations and two exchanges.
 
     Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
 
-    storm: the method. fed: the round.
-    z, d: the means of the first variables and of their directions; d is ignored in the first round. The other variables stay
-        on the clients, and are not averaged.
-    begin: the start of all variables, which also tells their sizes.
-    memory: each client's z and d of all variables as one vector; () before the first round.
+    storm: the method. s: the state before. sizes: of all variables. fed: the round.
     draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
     """
-    start, last, n = fed.r * I, fed.r * I + I - 1, len(z)
-    sizes, memory = [len(part) for part in begin], memory or rows(begin, fed.problem.clients)
+    (z, d, memory), n = s, len(s.z)
+    start, last = fed.r * I, fed.r * I + I - 1
 
-    def own(client: Client) -> tuple[Vectors, Vectors]:
-        parts = client.memory.split([*sizes, *sizes])
-        return Vectors(parts[: len(sizes)]), Vectors(parts[len(sizes) :])
+    def own(client: Client) -> Pair:
+        z, d = client.memory.chunk(2)
+        return Pair(Vectors(torch.split(z, sizes)), Vectors(torch.split(d, sizes)))
 
     def first(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
         z = replaced(own(client)[0], z)
         d = storm.first(client, z, client.steps("first"))
         return Vectors(d[:n]), torch.cat((*z, *d))
 
-    def to_the_step(client: Client, means: tuple[Vectors, Vectors]) -> tuple[Vectors, Tensor]:
+    def to_the_step(client: Client, means: Pair) -> tuple[Vectors, Tensor]:
         z, d = map(replaced, own(client), means)
         z, d = storm.iterations(client, z, d, client.steps("xi"), start)
         return Vectors(storm.move(client, z, d, last)[:n]), torch.cat((*z, *d))
@@ -173,16 +188,18 @@ def points_first(
     if fed.r == 0:
         d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=draws["first"])
     S = fed.cohort()
-    z, memory = fed.exchange(to_the_step, (z, d), S, memory=memory, xi=draws["xi"])
+    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, xi=draws["xi"])
     d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=draws["last"])
-    return z, d, memory
-
-
-def rows(z: Vectors, clients: int) -> Memory:
-    """Return a memory in which each client's row is (z, 0) as one vector. clients: their number."""
-    return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
+    return Means(z, d, memory)
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
     """Return z with its first variables replaced by the means, of which there may be fewer."""
     return Vectors((*means, *z[len(means) :]))
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ValueError if the weight of a newest estimate is above 1. The weights have names, such as ``c * eta^2``."""
+    for name, weight in weights.items():
+        if weight > 1 + 1e-12:
+            raise ValueError(f"{name} must be at most 1, not {weight:g}; make a factor of it smaller")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import SequenceKey, register_pytree_node
 
@@ -23,7 +24,7 @@ class Vectors(tuple[Tensor, ...]):
     def __sub__(self, other: "Vectors") -> "Vectors":
         return Vectors(a - b for a, b in zip(self, other, strict=True))
 
-    def __rmul__(self, factor: float) -> "Vectors":  # type: ignore[override]
+    def __rmul__(self, factor: float | Tensor) -> "Vectors":  # type: ignore[override]
         return Vectors(factor * a for a in self)
 
     def moved(self, direction: "Vectors", steps: Sequence[float]) -> "Vectors":
@@ -41,7 +42,7 @@ class Vectors(tuple[Tensor, ...]):
         Args:
             row: A vector as long as all variables together, which tell the sizes.
         """
-        return Vectors(row.split([a.numel() for a in self]))
+        return Vectors(torch.split(row, [a.numel() for a in self]))
 
 
 register_pytree_node(

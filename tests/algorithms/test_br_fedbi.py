@@ -143,6 +143,30 @@ def golden(e, rounds, answer):
 MEAN = ["algo.rule=mean", "participation.cohort=2", "algo.B=3", *(f"algo.gamma_{n}=0.1" for n in "xyv")]
 
 
+@pytest.mark.parametrize("p", [0.1, 1])
+def test_page_with_full_batches_is_no_page(p):
+    words = [*EXACT, *SMALL]
+    plain, page = (
+        steps(small(algo, "quadratic_bilevel", *words, *more), 4)[-1]
+        for algo, more in (("br_fedbi", []), ("br_fedbi_p", [f"algo.p={p}"]))
+    )
+    torch.testing.assert_close(torch.cat(plain.z), torch.cat(page.z), rtol=1e-12, atol=1e-12)
+
+
+def test_calls_and_bytes():
+    e = br_fedbi(ALL, "algo.B=3", "algo.variance=page", "algo.p=1")
+    steps(e, 2)
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == 2
+    assert set(ledger.up) == set(ledger.down) == {2 * 8 * (2 + 2 * 2)}
+    assert (ledger.calls.grad, ledger.calls.hvp, ledger.calls.jvp) == (2 * 4 * 2, 2 * 4, 2 * 4)
+
+
+def test_a_trim_that_leaves_nothing():
+    with pytest.raises(UserError, match="needs at least 5 clients"):
+        steps(br_fedbi(ALL, "algo.rule=trimmed", "algo.trim=2"), 1)
+
+
 def test_golden_numbers_of_momentum():
     """g_i = D_i where a client takes part for the first time."""
     g = {}
@@ -167,27 +191,3 @@ def test_golden_numbers_of_page():
 
     golden(e, 8, answer)
     assert coins == {False, True}
-
-
-@pytest.mark.parametrize("p", [0.1, 1])
-def test_page_with_full_batches_is_no_page(p):
-    words = [*EXACT, *SMALL]
-    plain, page = (
-        steps(small(algo, "quadratic_bilevel", *words, *more), 4)[-1]
-        for algo, more in (("br_fedbi", []), ("br_fedbi_p", [f"algo.p={p}"]))
-    )
-    torch.testing.assert_close(torch.cat(plain.z), torch.cat(page.z), rtol=1e-12, atol=1e-12)
-
-
-def test_calls_and_bytes():
-    e = br_fedbi(ALL, "algo.B=3", "algo.variance=page", "algo.p=1")
-    steps(e, 2)
-    ledger = e.federation.ledger
-    assert ledger.comm_rounds == 2
-    assert set(ledger.up) == set(ledger.down) == {2 * 8 * (2 + 2 * 2)}
-    assert (ledger.calls.grad, ledger.calls.hvp, ledger.calls.jvp) == (2 * 4 * 2, 2 * 4, 2 * 4)
-
-
-def test_a_trim_that_leaves_nothing():
-    with pytest.raises(UserError, match="needs at least 5 clients"):
-        steps(br_fedbi(ALL, "algo.rule=trimmed", "algo.trim=2"), 1)

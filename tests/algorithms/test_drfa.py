@@ -10,7 +10,6 @@ from support.softmax import examples, gradient, loss
 from fedopt.algorithms.drfa import Drfa, State
 from fedopt.config.schedules import Constant
 from fedopt.data.ragged import Ragged
-from fedopt.errors import UserError
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation
@@ -44,10 +43,9 @@ class Parabolas(Minimisation):
         return {}
 
 
-def round_of(problem, step=0.1, tau=1, k=1, kept="weighted"):
+def round_of(problem, step=0.1, tau=1, k=1):
     """(x, lambda_1) of two clients to the next, where both steps are the same."""
-    sampling = "uniform" if kept == "public" else "lambda"  # with everyone both have the weights lambda
-    drfa = Drfa(Constant(step), Constant(step), tau, None, sampling, "kept", k, kept)
+    drfa = Drfa(Constant(step), Constant(step), tau, None, "lambda", "kept", k)
     federation = Federation(problem, Vectorised(), 0)
 
     def next_point(point):
@@ -80,31 +78,29 @@ def test_two_rounds_by_hand():
 SADDLE = Parabolas(None, (1.0, 4.0), (1.0, -2.0))  # x = -1, lambda = (2/3, 1/3)
 
 
-def errors(tau, k, kept):
+def errors(tau, k):
     """Of x and of lambda_1 in the limit, with steps of 0.02 and of 0.01."""
-    ends = [limit(round_of(SADDLE, step, tau, k, kept), [-0.9, 0.6]) for step in (0.02, 0.01)]
+    ends = [limit(round_of(SADDLE, step, tau, k), [-0.9, 0.6]) for step in (0.02, 0.01)]
     return abs(np.array(ends) - [-1, 2 / 3]).T
 
 
-@pytest.mark.parametrize(("k", "kept"), [(0, "public"), (0, "weighted"), (4, "weighted")])
-def test_points_kept_at_either_end_leave_no_error_of_x(k, kept):
+def test_points_kept_at_the_end_leave_no_error_of_x():
     """Four local steps leave one of lambda, of the order of the step."""
-    of_x, of_mixture = errors(4, k, kept)
+    of_x, of_mixture = errors(4, 4)
     assert of_x.max() < 1e-7
     assert 1.8 < of_mixture[0] / of_mixture[1] < 2.2
 
 
 def test_one_local_step_is_exact():
-    of_x, of_mixture = errors(1, 1, "weighted")
+    of_x, of_mixture = errors(1, 1)
     assert max(of_x.max(), of_mixture.max()) < 1e-7
 
 
-@pytest.mark.parametrize(("kept", "ratio", "size"), [("public", 2, 0.0412), ("weighted", 4, 0.0032)])
-def test_points_kept_in_between(kept, ratio, size):
-    """Weighted uniformly they leave an error of the order of the step, weighted by lambda one of its square."""
-    of_x, _ = errors(4, 2, kept)
-    assert of_x[0] / of_x[1] == pytest.approx(ratio, rel=0.1)
-    assert of_x[0] == pytest.approx(size, rel=0.02)
+def test_points_kept_in_between():
+    """They leave an error of the order of the square of the step."""
+    of_x, _ = errors(4, 2)
+    assert of_x[0] / of_x[1] == pytest.approx(4, rel=0.1)
+    assert of_x[0] == pytest.approx(0.0032, rel=0.02)
 
 
 def experiment(algo, *overrides):
@@ -125,56 +121,6 @@ def onto_the_simplex(v):
     falling = np.sort(v)[::-1]
     thresholds = (falling.cumsum() - 1) / np.arange(1, len(v) + 1)
     return np.maximum(v - thresholds[falling > thresholds][-1], 0)
-
-
-@pytest.mark.parametrize(
-    ("algo", "sampling", "kept", "tau"),
-    [
-        ("drfa", "lambda", "weighted", 3),
-        ("drfa", "lambda", "weighted", 1),
-        ("drfa", "uniform", "weighted", 3),
-        ("drfa", "uniform", "public", 3),
-        ("afl", "normalised", "weighted", 2),
-        ("afl", "lambda", "weighted", 2),
-    ],
-)
-def test_golden_numbers(algo, sampling, kept, tau):
-    """Cohorts of 3 out of 6, another one for the losses, full batches, five rounds."""
-    eta, gamma_l = 0.2, 0.1
-    values = {"eta": eta, "gamma_l": gamma_l, "tau": tau, "kept": kept, "sampling": sampling, "B": "null"}
-    e = experiment(algo, *(f"algo.{key}={value}" for key, value in values.items()))
-    data, n = [examples(e.problem.train, rows) for rows in e.problem.splits["train"]], e.problem.sizes()
-    x, mixture, drawn = e.problem.start()[0].numpy(), n / n.sum(), set()
-    for r, state in enumerate(steps(e, 5)[1:]):
-        fed = e.federation.at(r)
-        low, high = (0, tau - 1) if kept == "public" else (1, tau + 1)
-        k = int(fed.rng(Purpose.ESTIMATOR).integers(low, high))
-        drawn.add(k)
-        if sampling == "lambda":
-            counts = fed.rng(Purpose.COHORT).multinomial(3, mixture / mixture.sum())
-            S, weight = np.flatnonzero(counts), counts / 3
-        else:
-            S = fed.cohort()
-            weight = mixture / mixture[S].sum() if sampling == "normalised" else mixture * 6 / 3
-        change, x_s, losses = 0, x, np.zeros(6)
-        for i in S:
-            w, path = weight[i], [x]
-            for _ in range(tau):
-                path.append(path[-1] - eta * gradient(path[-1], *data[i]))
-            change = change + w * (path[-1] - x)
-            x_s = x_s + (1 / 3 if kept == "public" else w) * (path[k] - x)
-            losses[i] = loss(path[-2], *data[i])
-        if algo == "drfa":
-            if sampling == "lambda":
-                fed.new_cohort()  # the number of a draw counts
-            U = fed.new_cohort()
-            losses = np.array([tau * 2 * loss(x_s, *data[i]) if i in U else 0 for i in range(6)])
-        mixture = onto_the_simplex(mixture + gamma_l * losses)
-        x = x + change
-        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(state.mixture.tensor()[:, 0].numpy(), mixture, rtol=1e-9, atol=1e-12)
-    assert (mixture == 0).any()
-    assert len(drawn) == min(tau, 2)
 
 
 @pytest.mark.parametrize(("algo", "exchanges", "down", "up"), [("drfa", 2, 2, 2), ("afl", 1, 1, 1)])
@@ -221,13 +167,48 @@ def test_small_cohorts_of_unlike_clients_do_not_diverge(algo):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("algo", "sampling", "tau"),
     [
-        (["algo.k=6"], "k must be"),
-        (["algo.tau=1", "algo.kept=public", "algo.sampling=uniform"], "tau must be"),
-        (["algo.kept=public"], "kept=public.*sampling=lambda"),
+        ("drfa", "lambda", 3),
+        ("drfa", "lambda", 1),
+        ("drfa", "uniform", 3),
+        ("afl", "normalised", 2),
+        ("afl", "lambda", 2),
     ],
 )
-def test_steps_that_are_not_there(words, says):
-    with pytest.raises(UserError, match=says):
-        experiment("drfa", *words)
+def test_golden_numbers(algo, sampling, tau):
+    """Cohorts of 3 out of 6, another one for the losses, full batches, five rounds."""
+    eta, gamma_l = 0.2, 0.1
+    values = {"eta": eta, "gamma_l": gamma_l, "tau": tau, "sampling": sampling, "B": "null"}
+    e = experiment(algo, *(f"algo.{key}={value}" for key, value in values.items()))
+    data, n = [examples(e.problem.train, rows) for rows in e.problem.splits["train"]], e.problem.sizes()
+    x, mixture, drawn = e.problem.start()[0].numpy(), n / n.sum(), set()
+    for r, state in enumerate(steps(e, 5)[1:]):
+        fed = e.federation.at(r)
+        k = int(fed.rng(Purpose.ESTIMATOR).integers(1, tau + 1))
+        drawn.add(k)
+        if sampling == "lambda":
+            counts = fed.rng(Purpose.COHORT).multinomial(3, mixture / mixture.sum())
+            S, weight = np.flatnonzero(counts), counts / 3
+        else:
+            S = fed.cohort()
+            weight = mixture / mixture[S].sum() if sampling == "normalised" else mixture * 6 / 3
+        change, x_s, losses = 0, x, np.zeros(6)
+        for i in S:
+            w, path = weight[i], [x]
+            for _ in range(tau):
+                path.append(path[-1] - eta * gradient(path[-1], *data[i]))
+            change = change + w * (path[-1] - x)
+            x_s = x_s + w * (path[k] - x)
+            losses[i] = loss(path[-2], *data[i])
+        if algo == "drfa":
+            if sampling == "lambda":
+                fed.new_cohort()  # the number of a draw counts
+            U = fed.new_cohort()
+            losses = np.array([tau * 2 * loss(x_s, *data[i]) if i in U else 0 for i in range(6)])
+        mixture = onto_the_simplex(mixture + gamma_l * losses)
+        x = x + change
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(state.mixture.tensor()[:, 0].numpy(), mixture, rtol=1e-9, atol=1e-12)
+    assert (mixture == 0).any()
+    assert len(drawn) == min(tau, 2)

@@ -48,6 +48,28 @@ def test_several_local_steps_leave_a_bias_of_the_order_of_the_step():
     assert 1.8 < errors[0] / errors[1] < 2.2
 
 
+@pytest.mark.parametrize("I", [1, 4])
+def test_y_is_exchanged_at_every_step_and_x_once(I):
+    p = problem()
+    _, federation = states(method(I=I), p, 2)
+    ledger, (X, Y) = federation.ledger, p.dims
+    assert ledger.comm_rounds == 2 * (I + 1)
+    assert ledger.up.tolist() == [2 * 8 * (I * Y + X)] * 4
+    assert ledger.down.tolist() == [2 * 8 * ((I + 1) * Y + X)] * 4
+    assert (ledger.calls.grad, ledger.calls.jvp) == (4 * 2 * I, 4 * 2 * I)
+
+
+def test_an_outer_function_that_only_clients_know_is_refused():
+    with pytest.raises(UserError, match="known_outer"):
+        assemble(composed("algo=feddro", "problem=quadratic_compositional"))
+    p = QuadraticCompositional(problem().world, **{k: v for k, v in vars(problem()).items() if k in FIELDS})
+    with pytest.raises(UserError, match=r"solves known_outer problems, .*is two_level; .*everyone knows"):
+        reduce(p, FedDro.solves)
+
+
+FIELDS = ("d0", "d1", "conditioning", "heterogeneity", "noise", "examples")
+
+
 @pytest.mark.parametrize("B", [None, 3])
 @pytest.mark.parametrize(("beta", "I"), [(0.4, 3), (0.4, 1), (1.0, 2)])
 def test_golden_numbers(beta, I, B):
@@ -73,25 +95,3 @@ def test_golden_numbers(beta, I, B):
     np.testing.assert_allclose(state.x, x[0], rtol=1e-11)
     np.testing.assert_allclose(state.ybar, ybar, rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(state.memory.tensor(), old, rtol=1e-11)
-
-
-@pytest.mark.parametrize("I", [1, 4])
-def test_y_is_exchanged_at_every_step_and_x_once(I):
-    p = problem()
-    _, federation = states(method(I=I), p, 2)
-    ledger, (X, Y) = federation.ledger, p.dims
-    assert ledger.comm_rounds == 2 * (I + 1)
-    assert ledger.up.tolist() == [2 * 8 * (I * Y + X)] * 4
-    assert ledger.down.tolist() == [2 * 8 * ((I + 1) * Y + X)] * 4
-    assert (ledger.calls.grad, ledger.calls.jvp) == (4 * 2 * I, 4 * 2 * I)
-
-
-def test_an_outer_function_that_only_clients_know_is_refused():
-    with pytest.raises(UserError, match="known_outer"):
-        assemble(composed("algo=feddro", "problem=quadratic_compositional"))
-    p = QuadraticCompositional(problem().world, **{k: v for k, v in vars(problem()).items() if k in FIELDS})
-    with pytest.raises(UserError, match=r"solves known_outer problems, .*is two_level; .*everyone knows"):
-        reduce(p, FedDro.solves)
-
-
-FIELDS = ("d0", "d1", "conditioning", "heterogeneity", "noise", "examples")

@@ -26,27 +26,6 @@ def penalty(m, z, noise, lam):
     return f_x + lam * m["B"].T @ (s - y), f_y + lam * g_y, g_s
 
 
-def test_golden_numbers_of_the_penalty():
-    """lam = 2 + 0.5 r^2, batches of 3, two local steps, server steps of their own."""
-    etas, gammas = (0.05, 0.04, 0.3), (0.02, 0.03, 0.2)
-    chosen = zip([f"{kind}_{name}" for kind in ("eta", "gamma") for name in "xyv"], (*etas, *gammas), strict=True)
-    words = [*(f"algo.{key}={value}" for key, value in chosen), "algo.lam=2", "algo.growth=0.5", "algo.power=2"]
-    e = small("first_order", "quadratic_bilevel", *SMALL, ALL, *words, "algo.tau=2", "algo.B=3")
-    x, y = e.problem.start()
-    z = [x.numpy(), y.numpy(), y.numpy()]
-    for r, state in enumerate(steps(e, 3)[1:]):
-        Q = []
-        for i in range(4):
-            z_i, m = z, terms(e.problem, i)
-            for noise in noises(e, r, i, "local", Steps(2, 3)):
-                D = penalty(m, z_i, noise, 2 + 0.5 * r**2)
-                Q.append(D)
-                z_i = [a - eta * b for a, eta, b in zip(z_i, etas, D, strict=True)]
-        z = [a - gamma * sum(q[n] for q in Q) / 4 for n, (a, gamma) in enumerate(zip(z, gammas, strict=True))]
-        for ours, theirs in zip(state.z, z, strict=True):
-            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)
-
-
 def test_the_penalty_on_the_hand_example():
     """At x = 1, y = s = 0, lam = 3: f_x = 1, f_y = -1, g_y = -2 at both."""
     words = [f"algo.{kind}_{name}=0.1" for kind in ("eta", "gamma") for name in "xyv"]
@@ -97,3 +76,24 @@ def test_second_derivatives_are_refused(monkeypatch):
 def test_a_penalty_has_no_v_to_project():
     with pytest.raises(UserError, match=r"radius.*estimator=difference"):
         quadratic("algo.radius=1")
+
+
+def test_golden_numbers_of_the_penalty():
+    """lam = 2 + 0.5 r^2, batches of 3, two local steps, server steps of their own."""
+    etas, gammas = (0.05, 0.04, 0.3), (0.02, 0.03, 0.2)
+    chosen = zip([f"{kind}_{name}" for kind in ("eta", "gamma") for name in "xyv"], (*etas, *gammas), strict=True)
+    words = [*(f"algo.{key}={value}" for key, value in chosen), "algo.lam=2", "algo.growth=0.5", "algo.power=2"]
+    e = small("first_order", "quadratic_bilevel", *SMALL, ALL, *words, "algo.tau=2", "algo.B=3")
+    x, y = e.problem.start()
+    z = [x.numpy(), y.numpy(), y.numpy()]
+    for r, state in enumerate(steps(e, 3)[1:]):
+        Q = []
+        for i in range(4):
+            z_i, m = z, terms(e.problem, i)
+            for noise in noises(e, r, i, "local", Steps(2, 3)):
+                D = penalty(m, z_i, noise, 2 + 0.5 * r**2)
+                Q.append(D)
+                z_i = [a - eta * b for a, eta, b in zip(z_i, etas, D, strict=True)]
+        z = [a - gamma * sum(q[n] for q in Q) / 4 for n, (a, gamma) in enumerate(zip(z, gammas, strict=True))]
+        for ours, theirs in zip(state.z, z, strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)

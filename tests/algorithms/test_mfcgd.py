@@ -28,7 +28,7 @@ def method(eta=0.5, gamma=0.4, c=(1.0, 1.0, 1.0), **changes):
         "B": None,
         "B_start": None,
     }
-    return Mfcgd(gamma, eta * STILL ** (1 / 3), STILL, *c, **{**fields, "share": False, **changes})
+    return Mfcgd(gamma, eta * STILL ** (1 / 3), STILL, *c, **{**fields, **changes})
 
 
 @pytest.mark.parametrize("c", [(0.01, 1.0, 2.0), (4.0, 0.3, 0.02)])
@@ -72,13 +72,10 @@ def test_first_adaptive_step():
     np.testing.assert_allclose(norm.x, 0.2 * linear / np.linalg.norm(linear), rtol=1e-9)
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_projections(share):
+def test_projections():
     """Large radii change nothing; small ones bound U and v always."""
     p = unlike()
-    plain, large, small_ones = (
-        states(method(I=3, share=share, C_f=radius, C_g=radius), p, 4)[0] for radius in (None, 1e6, 0.3)
-    )
+    plain, large, small_ones = (states(method(I=3, C_f=radius, C_g=radius), p, 4)[0] for radius in (None, 1e6, 0.3))
     assert torch.equal(plain[-1].x, large[-1].x)
     assert not torch.allclose(plain[-1].x, small_ones[-1].x)
     for state in small_ones[1:]:
@@ -87,10 +84,35 @@ def test_projections(share):
             assert (norms <= 0.3 * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize(("adaptive", "of_a"), [("none", 0), ("diagonal", 5), ("norm", 1)])
+def test_what_is_sent(adaptive, of_a):
+    """x and w, and what A is made of down; a Jacobian is d_1 products."""
+    words = ["participation.cohort=null", f"algo.adaptive={adaptive}", "algo.I=3"]
+    e = small("mfcgd", "quadratic_local_compositional", *words)
+    steps(e, 3)
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == 3
+    assert ledger.down.tolist() == [8 * (5 + 2 * (10 + of_a))] * 6
+    assert ledger.up.tolist() == [8 * 3 * 10] * 6
+    assert ledger.calls.grad == 6 * (1 + 2 * 3 * 2)
+    assert ledger.calls.jvp == 8 * ledger.calls.grad
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match=r"c2 \* eta_0\^2"):
+        method(c=(1.0, 4.1, 1.0))
+    p = unlike()
+    p.dims = (4, LARGEST + 1)
+    with pytest.raises(UserError, match="Jacobian"):
+        method().init(p)
+    with pytest.raises(UserError, match="two levels"):
+        method().init(unlike(K=2))
+    assert dataclasses.replace(method(), k=1.0, n=8.0).eta(19) == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize("B", [None, 3])
-@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("adaptive", ["none", "diagonal", "norm"])
-def test_golden_numbers(adaptive, share, B):
+def test_golden_numbers(adaptive, B):
     """Three clients, a start and two rounds of two iterations, written out, with one xi and one zeta used twice."""
     e = small(
         "mfcgd",
@@ -103,7 +125,7 @@ def test_golden_numbers(adaptive, share, B):
             for key, value in (("c3", 1.4), ("theta", 0.6), ("rho", 0.2), ("C_f", 2), ("C_g", 1.9))
         ),
         *(f"algo.{key}={B or 'null'}" for key in ("B", "B_start")),
-        *("algo.I=2", f"algo.adaptive={adaptive}", f"algo.share={str(share).lower()}"),
+        *("algo.I=2", f"algo.adaptive={adaptive}"),
     )
     state = steps(e, 3)[-1]
 
@@ -121,8 +143,6 @@ def test_golden_numbers(adaptive, share, B):
     for r in (1, 2, 3):
         w = [np.mean([U[i].T @ v[i] for i in M], axis=0)] * 3
         x = [np.mean(x, axis=0)] * 3
-        if share:
-            h, U, v = ([np.mean(each, axis=0)] * 3 for each in (h, U, v))
         if r == 3:
             break
         a = 0.6 * a + 0.4 * (np.linalg.norm(w[0]) if adaptive == "norm" else w[0] ** 2)
@@ -142,32 +162,5 @@ def test_golden_numbers(adaptive, share, B):
     np.testing.assert_allclose(state.w, w[0], rtol=1e-9, atol=1e-12)
     if adaptive != "none":
         np.testing.assert_allclose(state.a[0], np.atleast_1d(a), rtol=1e-9)
-    kept = state.shared[0].expand(3, -1) if share else state.memory.tensor()
+    kept = state.memory.tensor()
     np.testing.assert_allclose(kept, [np.concatenate([h[i], U[i].ravel(), v[i]]) for i in M], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize(("adaptive", "of_a"), [("none", 0), ("diagonal", 5), ("norm", 1)])
-def test_what_is_sent(adaptive, of_a, share):
-    """x and w, and what A is made of down; a Jacobian is d_1 products."""
-    words = ["participation.cohort=null", f"algo.adaptive={adaptive}", f"algo.share={str(share).lower()}", "algo.I=3"]
-    e = small("mfcgd", "quadratic_local_compositional", *words)
-    steps(e, 3)
-    row, ledger = (2 * 8 + 5 * 8) * share, e.federation.ledger
-    assert ledger.comm_rounds == 3
-    assert ledger.down.tolist() == [8 * (5 + 2 * (10 + of_a + row))] * 6
-    assert ledger.up.tolist() == [8 * 3 * (10 + row)] * 6
-    assert ledger.calls.grad == 6 * (1 + 2 * 3 * 2)
-    assert ledger.calls.jvp == 8 * ledger.calls.grad
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"c2 \* eta_0\^2"):
-        method(c=(1.0, 4.1, 1.0))
-    p = unlike()
-    p.dims = (4, LARGEST + 1)
-    with pytest.raises(UserError, match="Jacobian"):
-        method().init(p)
-    with pytest.raises(UserError, match="two levels"):
-        method().init(unlike(K=2))
-    assert dataclasses.replace(method(), k=1.0, n=8.0).eta(19) == pytest.approx(1 / 3)

@@ -35,59 +35,6 @@ def cohorts(e, rounds):
 late = pytest.mark.parametrize("stragglers", [0, 0.34])
 
 
-@late
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize(("gamma", "momentum", "mu"), [(1, 0, 0), (0.7, 0, 0.5), (1.2, 0.6, 0), (0.5, 0.9, 2)])
-def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting, stragglers):
-    """Cohorts of 3 out of 6, full batches, three rounds; a straggler returns what it was sent."""
-    overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"problem.weighting={weighting}"]
-    e = experiment("fedavg", *overrides, f"participation.stragglers={stragglers}")
-    data, sizes = clients_data(e.problem), e.problem.sizes()
-    x, v = e.problem.start()[0].numpy(), 0
-    for (S, steps_of), state in zip(cohorts(e, 3), steps(e, 3)[1:], strict=True):
-        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
-        mean = 0
-        for i, weight in zip(S, weights / weights.sum(), strict=True):
-            x_i = x
-            for _ in range(steps_of[i]):
-                x_i = x_i - 0.1 * (gradient(x_i, *data[i]) + mu * (x_i - x))
-            mean = mean + weight * x_i
-        v = momentum * v + (mean - x)
-        x = x + gamma * v
-        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("algo", ["fedadam", "fedyogi", "fedadagrad"])
-def test_golden_numbers_of_adaptive_servers(algo):
-    """Reddi et al. 2021, Alg. 2, on cohorts of 3 out of 6, full batches, four rounds."""
-    gamma, beta_1, beta_2, epsilon, v_0 = 0.05, 0.8, 0.6, 1e-3, 1e-4
-    settings = {"gamma": gamma, "beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "v_0": v_0}
-    e = experiment(algo, *(f"algo.{key}={value}" for key, value in settings.items()))
-    data, sizes = clients_data(e.problem), e.problem.sizes()
-    x = e.problem.start()[0].numpy()
-    m, v, shrank = np.zeros_like(x), np.full_like(x, v_0), False
-    for (S, _), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
-        delta = 0
-        for i, weight in zip(S, sizes[S] / sizes[S].sum(), strict=True):
-            x_i = x
-            for _ in range(3):
-                x_i = x_i - 0.1 * gradient(x_i, *data[i])
-            delta = delta + weight * (x_i - x)
-        m = beta_1 * m + (1 - beta_1) * delta
-        before = v
-        if algo == "fedadam":
-            v = beta_2 * v + (1 - beta_2) * delta**2
-        elif algo == "fedyogi":
-            v = v - (1 - beta_2) * delta**2 * np.sign(v - delta**2)
-        else:
-            v = v + delta**2
-        shrank = shrank or (v < before).any()
-        x = x + gamma * m / (np.sqrt(v) + epsilon)
-        for ours, theirs in zip((state.x, *state.v), (x, m, v), strict=True):
-            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
-    assert shrank == (algo != "fedadagrad")
-
-
 def test_the_first_step_of_an_adaptive_server_is_a_sign():
     """Without memory, v_0 and epsilon, every coordinate that changes moves by gamma."""
     settings = ["algo.beta_1=0", "algo.beta_2=0", "algo.epsilon=1e-15", "algo.v_0=0", "algo.gamma=0.05"]
@@ -108,30 +55,6 @@ def test_fedprox_without_its_term_is_fedavg(B):
     prox, avg = (steps(experiment(algo, f"algo.B={B}", "algo.mu=0"), 3)[-1].x for algo in ("fedprox", "fedavg"))
     assert torch.equal(prox, avg)
     assert not torch.equal(steps(experiment("fedprox", f"algo.B={B}"), 3)[-1].x, avg)
-
-
-@late
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_golden_numbers_of_scaffold(weighting, stragglers):
-    """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds; the control variate of a straggler stays. Means
-    over clients have the weights of the objective: of the cohort, and for the server's control variate of all."""
-    overrides = [f"problem.weighting={weighting}", f"participation.stragglers={stragglers}"]
-    e = experiment("scaffold", "algo.eta_g=0.8", *overrides)
-    data, eta, sizes = clients_data(e.problem), 0.1, e.problem.sizes()
-    p = sizes / sizes.sum() if weighting == "samples" else np.full(6, 1 / 6)
-    x = e.problem.start()[0].numpy()
-    c, c_of = np.zeros_like(x), np.zeros((6, len(x)))
-    for (S, steps_of), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
-        dx, dc = 0, 0
-        for i in S:
-            y, K = x, steps_of[i]
-            for _ in range(K):
-                y = y - eta * (gradient(y, *data[i]) - c_of[i] + c)
-            c_plus = c_of[i] - c + (x - y) / (K * eta) if K else c_of[i]
-            dx, dc, c_of[i] = dx + p[i] / p[S].sum() * (y - x), dc + p[i] * (c_plus - c_of[i]), c_plus
-        x, c = x + 0.8 * dx, c + dc
-        for ours, theirs in ((state.x, x), (state.c, c), (state.memory.tensor(), c_of)):
-            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -218,34 +141,6 @@ def test_unequal_steps_in_a_stack(algo):
     torch.testing.assert_close(stack, alone, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_golden_numbers_of_fednest(weighting):
-    """FedOut alone [Sec. 3.3]: h = mean grad f_i(x) over the cohort, then local steps along grad f_i(x_i) - grad f_i(x) + h; two
-    exchanges a round, and no client sends anything for y."""
-    keys = ["algo.alpha=0.2", "algo.tau_out=3", "algo.B_out=null", "algo.T=4", f"problem.weighting={weighting}"]
-    e = small("fednest", "classification", "problem.model=softmax", "partitioner=dirichlet", *keys)
-    data, sizes = clients_data(e.original), e.problem.sizes()
-    x = e.problem.start()[0].numpy()
-    for r, state in enumerate(steps(e, 3)[1:]):
-        S = e.federation.at(r).cohort()
-        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
-        h = np.average([gradient(x, *data[i]) for i in S], axis=0, weights=weights)
-        ends = []
-        for i in S:
-            x_i = x
-            for _ in range(3):
-                x_i = x_i - 0.2 * (gradient(x_i, *data[i]) - gradient(x, *data[i]) + h)
-            ends.append(x_i)
-        x = np.average(ends, axis=0, weights=weights)
-        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
-        assert state.y.numel() == 0
-    ledger = e.federation.ledger
-    assert ledger.comm_rounds == 3 * 2
-    assert ledger.calls.grad == 3 * 3 * (1 + 2 * 2)  # the first local step is along h
-    assert ledger.calls.hvp == ledger.calls.jvp == 0
-    assert e.problem.evaluate(*e.algorithm.output(state)).keys() == e.original.evaluate(state.x).keys()
-
-
 @pytest.mark.parametrize("B", ["null", "4"])
 @pytest.mark.parametrize("algo", ["lfednest", "lfednest_svrg", "lfednest_nonalt"])
 def test_lfednest_on_minimisation_is_fedavg(algo, B):
@@ -298,3 +193,108 @@ def test_drift_shows_as_shipped():
         ends[algo] = e.problem.evaluate(*e.algorithm.output(steps(e, 300)[-1]))["distance"]
     assert ends["scaffold"] < 1e-3 * min(ends["fedavg"], ends["fedprox"])
     assert abs(ends["fedavg"] - ends["fedprox"]) > 0.005 * ends["fedavg"]
+
+
+@late
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize(("gamma", "momentum", "mu"), [(1, 0, 0), (0.7, 0, 0.5), (1.2, 0.6, 0), (0.5, 0.9, 2)])
+def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting, stragglers):
+    """Cohorts of 3 out of 6, full batches, three rounds; a straggler returns what it was sent."""
+    overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"problem.weighting={weighting}"]
+    e = experiment("fedavg", *overrides, f"participation.stragglers={stragglers}")
+    data, sizes = clients_data(e.problem), e.problem.sizes()
+    x, v = e.problem.start()[0].numpy(), 0
+    for (S, steps_of), state in zip(cohorts(e, 3), steps(e, 3)[1:], strict=True):
+        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
+        mean = 0
+        for i, weight in zip(S, weights / weights.sum(), strict=True):
+            x_i = x
+            for _ in range(steps_of[i]):
+                x_i = x_i - 0.1 * (gradient(x_i, *data[i]) + mu * (x_i - x))
+            mean = mean + weight * x_i
+        v = momentum * v + (mean - x)
+        x = x + gamma * v
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algo", ["fedadam", "fedyogi", "fedadagrad"])
+def test_golden_numbers_of_adaptive_servers(algo):
+    """Reddi et al. 2021, Alg. 2, on cohorts of 3 out of 6, full batches, four rounds."""
+    gamma, beta_1, beta_2, epsilon, v_0 = 0.05, 0.8, 0.6, 1e-3, 1e-4
+    settings = {"gamma": gamma, "beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "v_0": v_0}
+    e = experiment(algo, *(f"algo.{key}={value}" for key, value in settings.items()))
+    data, sizes = clients_data(e.problem), e.problem.sizes()
+    x = e.problem.start()[0].numpy()
+    m, v, shrank = np.zeros_like(x), np.full_like(x, v_0), False
+    for (S, _), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
+        delta = 0
+        for i, weight in zip(S, sizes[S] / sizes[S].sum(), strict=True):
+            x_i = x
+            for _ in range(3):
+                x_i = x_i - 0.1 * gradient(x_i, *data[i])
+            delta = delta + weight * (x_i - x)
+        m = beta_1 * m + (1 - beta_1) * delta
+        before = v
+        if algo == "fedadam":
+            v = beta_2 * v + (1 - beta_2) * delta**2
+        elif algo == "fedyogi":
+            v = v - (1 - beta_2) * delta**2 * np.sign(v - delta**2)
+        else:
+            v = v + delta**2
+        shrank = shrank or (v < before).any()
+        x = x + gamma * m / (np.sqrt(v) + epsilon)
+        for ours, theirs in zip((state.x, *state.v), (x, m, v), strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+    assert shrank == (algo != "fedadagrad")
+
+
+@late
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_golden_numbers_of_scaffold(weighting, stragglers):
+    """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds; the control variate of a straggler stays. Means
+    over clients have the weights of the objective: of the cohort, and for the server's control variate of all."""
+    overrides = [f"problem.weighting={weighting}", f"participation.stragglers={stragglers}"]
+    e = experiment("scaffold", "algo.eta_g=0.8", *overrides)
+    data, eta, sizes = clients_data(e.problem), 0.1, e.problem.sizes()
+    p = sizes / sizes.sum() if weighting == "samples" else np.full(6, 1 / 6)
+    x = e.problem.start()[0].numpy()
+    c, c_of = np.zeros_like(x), np.zeros((6, len(x)))
+    for (S, steps_of), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
+        dx, dc = 0, 0
+        for i in S:
+            y, K = x, steps_of[i]
+            for _ in range(K):
+                y = y - eta * (gradient(y, *data[i]) - c_of[i] + c)
+            c_plus = c_of[i] - c + (x - y) / (K * eta) if K else c_of[i]
+            dx, dc, c_of[i] = dx + p[i] / p[S].sum() * (y - x), dc + p[i] * (c_plus - c_of[i]), c_plus
+        x, c = x + 0.8 * dx, c + dc
+        for ours, theirs in ((state.x, x), (state.c, c), (state.memory.tensor(), c_of)):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_golden_numbers_of_fednest(weighting):
+    """FedOut alone [Sec. 3.3]: h = mean grad f_i(x) over the cohort, then local steps along grad f_i(x_i) - grad f_i(x) + h; two
+    exchanges a round, and no client sends anything for y."""
+    keys = ["algo.alpha=0.2", "algo.tau_out=3", "algo.B_out=null", "algo.T=4", f"problem.weighting={weighting}"]
+    e = small("fednest", "classification", "problem.model=softmax", "partitioner=dirichlet", *keys)
+    data, sizes = clients_data(e.original), e.problem.sizes()
+    x = e.problem.start()[0].numpy()
+    for r, state in enumerate(steps(e, 3)[1:]):
+        S = e.federation.at(r).cohort()
+        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
+        h = np.average([gradient(x, *data[i]) for i in S], axis=0, weights=weights)
+        ends = []
+        for i in S:
+            x_i = x
+            for _ in range(3):
+                x_i = x_i - 0.2 * (gradient(x_i, *data[i]) - gradient(x, *data[i]) + h)
+            ends.append(x_i)
+        x = np.average(ends, axis=0, weights=weights)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+        assert state.y.numel() == 0
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == 3 * 2
+    assert ledger.calls.grad == 3 * 3 * (1 + 2 * 2)  # the first local step is along h
+    assert ledger.calls.hvp == ledger.calls.jvp == 0
+    assert e.problem.evaluate(*e.algorithm.output(state)).keys() == e.original.evaluate(state.x).keys()

@@ -87,6 +87,25 @@ def test_without_memory_it_is_local_compositional_descent(tau):
     torch.testing.assert_close(one.x, other.x, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(("order", "down", "exchanges"), [("A", 3, 2), ("B", 2, 1)])
+def test_what_is_sent(order, down, exchanges):
+    e = small(
+        "multilevel", "quadratic_local_compositional", "participation.cohort=null", f"algo.order={order}", "algo.tau=4"
+    )
+    steps(e, 3)
+    X, ledger = 8 * 5, e.federation.ledger
+    assert ledger.comm_rounds == 1 + 2 * exchanges
+    assert ledger.down.tolist() == [X * (1 + 2 * down)] * 6
+    assert ledger.up.tolist() == [X * (1 + 2 * 2)] * 6
+    assert ledger.calls.grad == ledger.calls.jvp == 6 * (1 + 2 * 8)
+
+
+@pytest.mark.parametrize("key", ["alpha", "rho"])
+def test_weights_beyond_one(key):
+    with pytest.raises(ValueError, match=rf"{key} \* eta"):
+        Multilevel(**{**vars(method()), key: 1.1})
+
+
 @pytest.mark.parametrize("B", [None, 3])
 @pytest.mark.parametrize("order", ["A", "B"])
 def test_golden_numbers(order, B):
@@ -126,22 +145,3 @@ def test_golden_numbers(order, B):
     np.testing.assert_allclose(state.x, x[0], rtol=1e-11)
     np.testing.assert_allclose(state.p, p[0], rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(state.memory.tensor()[:, 5:13], h, rtol=1e-11)
-
-
-@pytest.mark.parametrize(("order", "down", "exchanges"), [("A", 3, 2), ("B", 2, 1)])
-def test_what_is_sent(order, down, exchanges):
-    e = small(
-        "multilevel", "quadratic_local_compositional", "participation.cohort=null", f"algo.order={order}", "algo.tau=4"
-    )
-    steps(e, 3)
-    X, ledger = 8 * 5, e.federation.ledger
-    assert ledger.comm_rounds == 1 + 2 * exchanges
-    assert ledger.down.tolist() == [X * (1 + 2 * down)] * 6
-    assert ledger.up.tolist() == [X * (1 + 2 * 2)] * 6
-    assert ledger.calls.grad == ledger.calls.jvp == 6 * (1 + 2 * 8)
-
-
-@pytest.mark.parametrize("key", ["alpha", "rho"])
-def test_weights_beyond_one(key):
-    with pytest.raises(ValueError, match=rf"{key} \* eta"):
-        Multilevel(**{**vars(method()), key: 1.1})

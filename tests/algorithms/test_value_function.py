@@ -44,46 +44,6 @@ def test_a_step_of_bome_by_hand():
 # Written out in NumPy, two clients
 
 
-@batches
-def test_golden_numbers_of_f2sa(B):
-    """Independent samples for y and for s, in each step; lam grows."""
-    n, xi = 2, Steps(1, size_of(B), samples=2)
-    words = [f"algo.eta_x={ETA_X}", f"algo.eta_y={ETA_Y}", f"algo.eta_s={ETA_S}", "algo.lam=5", "algo.delta=0.7"]
-    e = on_quadratic("f2sa", *words, f"algo.n={n}", f"algo.B={B}")
-    w, lam = Written(e), 5.0
-    x, y, v = w.start()
-    s, B_mean = y, w.m["B"].mean(0)
-    for r in range(3):
-        for k in range(n):
-            g_y, *_, f_y = w.mean((x, y, v), w.noise(r, 1 + k, xi))
-            g_s = w.mean((x, s, v), w.noise(r, 1 + k, xi, 1))[0]
-            y, s = y - ETA_Y * (f_y + lam * g_y), s - ETA_S * g_s
-        f_x = w.mean((x, y, v), w.noise(r, n + 1, xi))[3]
-        x = x - ETA_X * (f_x - lam * B_mean.T @ (y - s))  # grad_x g = -B'y has no noise
-        lam += 0.7
-    same(steps(e, 3)[-1], (x, y, s, lam))
-
-
-@batches
-def test_golden_numbers_of_bome(B):
-    n, eta, xi = 2, 0.5, Steps(1, size_of(B))
-    words = [f"algo.eta_x={ETA_X}", f"algo.eta_y={ETA_S}", f"algo.eta={eta}"]
-    e = on_quadratic("bome", *words, f"algo.n={n}", f"algo.B={B}")
-    w, lams = Written(e), []
-    (x, y, v), B_mean = w.start(), w.m["B"].mean(0)
-    for r in range(6):
-        y_n = y
-        for k in range(n):
-            y_n = y_n - ETA_S * w.mean((x, y_n, v), w.noise(r, 1 + k, xi))[0]
-        q_y, _, _, f_x, f_y = w.mean((x, y, v), w.noise(r, n + 1, xi))
-        q_x = -B_mean.T @ (y - y_n)
-        square = q_x @ q_x + q_y @ q_y
-        lams.append(max(eta * square - f_x @ q_x - f_y @ q_y, 0) / square)
-        x, y = x - ETA_X * (f_x + lams[-1] * q_x), y - ETA_S * (f_y + lams[-1] * q_y)
-    assert max(lams) > 0
-    same(steps(e, 6)[-1], (x, y))
-
-
 # Limits
 
 
@@ -165,3 +125,43 @@ def test_both_come_near_the_solution_by_gradients_alone(algo, words, end):
     assert calls.grad > 0
     assert calls.hvp == calls.jvp == 0
     assert e.federation.first_order
+
+
+@batches
+def test_golden_numbers_of_f2sa(B):
+    """Independent samples for y and for s, in each step; lam grows."""
+    n, xi = 2, Steps(1, size_of(B), samples=2)
+    words = [f"algo.eta_x={ETA_X}", f"algo.eta_y={ETA_Y}", f"algo.eta_s={ETA_S}", "algo.lam=5", "algo.delta=0.7"]
+    e = on_quadratic("f2sa", *words, f"algo.n={n}", f"algo.B={B}")
+    w, lam = Written(e), 5.0
+    x, y, v = w.start()
+    s, B_mean = y, w.m["B"].mean(0)
+    for r in range(3):
+        for k in range(n):
+            g_y, *_, f_y = w.mean((x, y, v), w.noise(r, 1 + k, xi))
+            g_s = w.mean((x, s, v), w.noise(r, 1 + k, xi, 1))[0]
+            y, s = y - ETA_Y * (f_y + lam * g_y), s - ETA_S * g_s
+        f_x = w.mean((x, y, v), w.noise(r, n + 1, xi))[3]
+        x = x - ETA_X * (f_x - lam * B_mean.T @ (y - s))  # grad_x g = -B'y has no noise
+        lam += 0.7
+    same(steps(e, 3)[-1], (x, y, s, lam))
+
+
+@batches
+def test_golden_numbers_of_bome(B):
+    n, eta, xi = 2, 0.5, Steps(1, size_of(B))
+    words = [f"algo.eta_x={ETA_X}", f"algo.eta_y={ETA_S}", f"algo.eta={eta}"]
+    e = on_quadratic("bome", *words, f"algo.n={n}", f"algo.B={B}")
+    w, lams = Written(e), []
+    (x, y, v), B_mean = w.start(), w.m["B"].mean(0)
+    for r in range(6):
+        y_n = y
+        for k in range(n):
+            y_n = y_n - ETA_S * w.mean((x, y_n, v), w.noise(r, 1 + k, xi))[0]
+        q_y, _, _, f_x, f_y = w.mean((x, y, v), w.noise(r, n + 1, xi))
+        q_x = -B_mean.T @ (y - y_n)
+        square = q_x @ q_x + q_y @ q_y
+        lams.append(max(eta * square - f_x @ q_x - f_y @ q_y, 0) / square)
+        x, y = x - ETA_X * (f_x + lams[-1] * q_x), y - ETA_S * (f_y + lams[-1] * q_y)
+    assert max(lams) > 0
+    same(steps(e, 6)[-1], (x, y))

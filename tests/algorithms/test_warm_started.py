@@ -54,6 +54,114 @@ def test_one_alternating_step_by_hand(algorithm):
 # Written out in NumPy, two clients
 
 
+# Limits
+
+
+def test_without_momentum_both_are_alternating_soba():
+    ends = [steps(on_quadratic(algo, CODE, *ETAS, "algo.rho=1", "algo.B=4"), 4)[-1] for algo in ("ma_soba", "fsla")]
+    same(ends[0].z, ends[1].z, rtol=0)
+    assert not torch.equal(ends[0].d, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=0.5", "algo.B=4"), 4)[-1].d)
+
+
+@pytest.mark.parametrize("rho", [0, 0.3])
+def test_with_full_batches_fsla_has_no_momentum(rho):
+    """d = Dx exactly, whatever rho is; MA-SOBA's moving average lags behind."""
+    exact = steps(on_quadratic("fsla", *ETAS, "algo.rho=1", "algo.B=null"), 6)[-1]
+    same(steps(on_quadratic("fsla", *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1].z, exact.z)
+    lagging = steps(on_quadratic("ma_soba", CODE, *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1]
+    assert (lagging.z[0] - exact.z[0]).abs().max() > 1e-3
+
+
+def test_amigo_with_one_step_is_alternating_soba_and_with_many_descends_along_the_hypergradient():
+    one = steps(on_quadratic("amigo", *ETAS, "algo.n=1", "algo.B=null"), 4)[-1]
+    same(one.z, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=1", "algo.B=null"), 4)[-1].z)
+    many = on_quadratic(
+        "amigo",
+        f"algo.eta_x={ETA_X}",
+        "algo.eta_y=1",
+        "algo.eta_v=1",
+        "algo.n=40",
+        "algo.B=null",
+        "problem.conditioning=2",
+    )
+    before, after = (state.z[0] for state in steps(many, 1))
+    descended = before - ETA_X * many.problem.hypergradient(before)
+    torch.testing.assert_close(after, descended, rtol=1e-9, atol=1e-9)
+    assert (one.z[0] - descended).abs().max() > 1e-2
+
+
+def test_saba_with_one_batch_and_srba_with_period_one_are_descent_along_the_exact_directions():
+    """As FedMSA with one local step and no momentum."""
+    msa = ["algo.K=1", "algo.rho=1", "algo.B=null", f"algo.alpha={ETA_X}", f"algo.beta=[{ETA_Y},{ETA_V}]"]
+    exact = steps(on_quadratic("fedmsa", *msa), 6)
+    for algo, words in (("saba", ["algo.B=null"]), ("srba", ["algo.B=4", "algo.period=1"])):
+        for state, u in zip(steps(on_quadratic(algo, *ETAS, *words), 6), exact, strict=True):
+            same(state.z, u.u)
+
+
+def test_with_full_batches_the_recursive_estimate_of_srba_is_exact_at_every_step():
+    e = on_quadratic("srba", *ETAS, "algo.period=9", "algo.B=null")
+    w = Written(e)
+    quiet = w.noise(0, 0, Steps())
+    for state in steps(e, 8)[1:]:
+        same(state.d, w.directions([z.numpy() for z in state.previous], quiet))
+
+
+@pytest.mark.full
+def test_variance_reduction_reaches_the_solution_at_constant_steps():
+    """On one client, in two batches; without it the same steps end at a floor."""
+    words = ["algo.eta_x=0.15", "algo.eta_y=0.4", "algo.eta_v=0.4", "algo.B=16", "problem.conditioning=2"]
+    ends = {}
+    for algo, more in (("saba", []), ("srba", ["algo.period=5"]), ("ma_soba", [CODE, "algo.rho=1"])):
+        e = on_quadratic(algo, *words, *more, clients=1)
+        late = steps(e, 160)[-20:]
+        ends[algo] = np.mean([e.problem.evaluate(*s.z)["distance"] for s in late])
+    assert ends["saba"] < 5e-3
+    assert ends["srba"] < 5e-3
+    assert ends["ma_soba"] > 0.05
+
+
+@pytest.mark.full
+def test_a_smaller_last_batch_leaves_no_bias():
+    """The mean of the SAGA estimate over batches, by their shares, is the mean of the new values."""
+    rng = np.random.default_rng(0)
+    shares = torch.tensor([3, 3, 1], dtype=torch.float64) / 7
+    values, new = (torch.from_numpy(rng.normal(size=(3, 4))) for _ in range(2))
+    table = torch.cat([values, (shares @ values)[None]])
+    mean = torch.zeros(4, dtype=torch.float64)
+    for j, share in enumerate(shares):
+        after = table.clone()
+        estimate = saga_(after, new[j], torch.tensor(j), share)
+        mean += share * estimate
+        torch.testing.assert_close(after[-1], shares @ after[:-1])
+        assert torch.equal(after[j], new[j])
+    torch.testing.assert_close(mean, shares @ new)
+
+
+def test_the_published_schedule_can_be_said():
+    """SOBA's and FSLA's steps are c / sqrt(t + 1)."""
+    eta = config("algo=fsla", "problem=quadratic_bilevel")["algo"]["eta_x"]
+    schedule = InversePower(**eta)
+    assert [schedule(t) for t in (0, 3, 99)] == pytest.approx([eta["initial"] / c for c in (1, 2, 10)])
+
+
+def test_a_weight_beyond_one_is_refused():
+    with pytest.raises(UserError, match="rho must be at most 1"):
+        on_quadratic("ma_soba", "algo.rho=1.5")
+
+
+def test_storm_goes_with_the_codes_order():
+    with pytest.raises(UserError, match="storm=true needs order=code"):
+        on_quadratic("fsla", "algo.order=paper")
+
+
+def test_projected(monkeypatch):
+    for algo in ("ma_soba", "amigo", "saba", "srba"):
+        e = on_quadratic(algo, *ETAS)
+        monkeypatch.setattr(type(e.problem), "project", lambda self, y: y.clamp(-0.01, 0.01))
+        assert steps(e, 2)[-1].z[1].abs().max() <= 0.01
+
+
 @batches
 def test_golden_numbers_of_ma_soba_in_the_papers_order(B):
     """All move at the old point, x along the momentum of the rounds before, which is 0 at first; one exchange a round."""
@@ -166,111 +274,3 @@ def test_golden_numbers_of_srba(B):
             d = [d_n + a - b for d_n, a, b in zip(d, new, old, strict=True)]
         last, z = z, [z_n - eta * d_n for z_n, d_n, eta in zip(z, d, (ETA_X, ETA_Y, ETA_V), strict=True)]
     same(steps(e, 5)[-1].z, z)
-
-
-# Limits
-
-
-def test_without_momentum_both_are_alternating_soba():
-    ends = [steps(on_quadratic(algo, CODE, *ETAS, "algo.rho=1", "algo.B=4"), 4)[-1] for algo in ("ma_soba", "fsla")]
-    same(ends[0].z, ends[1].z, rtol=0)
-    assert not torch.equal(ends[0].d, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=0.5", "algo.B=4"), 4)[-1].d)
-
-
-@pytest.mark.parametrize("rho", [0, 0.3])
-def test_with_full_batches_fsla_has_no_momentum(rho):
-    """d = Dx exactly, whatever rho is; MA-SOBA's moving average lags behind."""
-    exact = steps(on_quadratic("fsla", *ETAS, "algo.rho=1", "algo.B=null"), 6)[-1]
-    same(steps(on_quadratic("fsla", *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1].z, exact.z)
-    lagging = steps(on_quadratic("ma_soba", CODE, *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1]
-    assert (lagging.z[0] - exact.z[0]).abs().max() > 1e-3
-
-
-def test_amigo_with_one_step_is_alternating_soba_and_with_many_descends_along_the_hypergradient():
-    one = steps(on_quadratic("amigo", *ETAS, "algo.n=1", "algo.B=null"), 4)[-1]
-    same(one.z, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=1", "algo.B=null"), 4)[-1].z)
-    many = on_quadratic(
-        "amigo",
-        f"algo.eta_x={ETA_X}",
-        "algo.eta_y=1",
-        "algo.eta_v=1",
-        "algo.n=40",
-        "algo.B=null",
-        "problem.conditioning=2",
-    )
-    before, after = (state.z[0] for state in steps(many, 1))
-    descended = before - ETA_X * many.problem.hypergradient(before)
-    torch.testing.assert_close(after, descended, rtol=1e-9, atol=1e-9)
-    assert (one.z[0] - descended).abs().max() > 1e-2
-
-
-def test_saba_with_one_batch_and_srba_with_period_one_are_descent_along_the_exact_directions():
-    """As FedMSA with one local step and no momentum."""
-    msa = ["algo.K=1", "algo.rho=1", "algo.B=null", f"algo.alpha={ETA_X}", f"algo.beta=[{ETA_Y},{ETA_V}]"]
-    exact = steps(on_quadratic("fedmsa", *msa), 6)
-    for algo, words in (("saba", ["algo.B=null"]), ("srba", ["algo.B=4", "algo.period=1"])):
-        for state, u in zip(steps(on_quadratic(algo, *ETAS, *words), 6), exact, strict=True):
-            same(state.z, u.u)
-
-
-def test_with_full_batches_the_recursive_estimate_of_srba_is_exact_at_every_step():
-    e = on_quadratic("srba", *ETAS, "algo.period=9", "algo.B=null")
-    w = Written(e)
-    quiet = w.noise(0, 0, Steps())
-    for state in steps(e, 8)[1:]:
-        same(state.d, w.directions([z.numpy() for z in state.previous], quiet))
-
-
-@pytest.mark.full
-def test_variance_reduction_reaches_the_solution_at_constant_steps():
-    """On one client, in two batches; without it the same steps end at a floor."""
-    words = ["algo.eta_x=0.15", "algo.eta_y=0.4", "algo.eta_v=0.4", "algo.B=16", "problem.conditioning=2"]
-    ends = {}
-    for algo, more in (("saba", []), ("srba", ["algo.period=5"]), ("ma_soba", [CODE, "algo.rho=1"])):
-        e = on_quadratic(algo, *words, *more, clients=1)
-        late = steps(e, 160)[-20:]
-        ends[algo] = np.mean([e.problem.evaluate(*s.z)["distance"] for s in late])
-    assert ends["saba"] < 5e-3
-    assert ends["srba"] < 5e-3
-    assert ends["ma_soba"] > 0.05
-
-
-@pytest.mark.full
-def test_a_smaller_last_batch_leaves_no_bias():
-    """The mean of the SAGA estimate over batches, by their shares, is the mean of the new values."""
-    rng = np.random.default_rng(0)
-    shares = torch.tensor([3, 3, 1], dtype=torch.float64) / 7
-    values, new = (torch.from_numpy(rng.normal(size=(3, 4))) for _ in range(2))
-    table = torch.cat([values, (shares @ values)[None]])
-    mean = torch.zeros(4, dtype=torch.float64)
-    for j, share in enumerate(shares):
-        after = table.clone()
-        estimate = saga_(after, new[j], torch.tensor(j), share)
-        mean += share * estimate
-        torch.testing.assert_close(after[-1], shares @ after[:-1])
-        assert torch.equal(after[j], new[j])
-    torch.testing.assert_close(mean, shares @ new)
-
-
-def test_the_published_schedule_can_be_said():
-    """SOBA's and FSLA's steps are c / sqrt(t + 1)."""
-    eta = config("algo=fsla", "problem=quadratic_bilevel")["algo"]["eta_x"]
-    schedule = InversePower(**eta)
-    assert [schedule(t) for t in (0, 3, 99)] == pytest.approx([eta["initial"] / c for c in (1, 2, 10)])
-
-
-def test_a_weight_beyond_one_is_refused():
-    with pytest.raises(UserError, match="rho must be at most 1"):
-        on_quadratic("ma_soba", "algo.rho=1.5")
-
-
-def test_storm_goes_with_the_codes_order():
-    with pytest.raises(UserError, match="storm=true needs order=code"):
-        on_quadratic("fsla", "algo.order=paper")
-
-
-def test_projected(monkeypatch):
-    for algo in ("ma_soba", "amigo", "saba", "srba"):
-        e = on_quadratic(algo, *ETAS)
-        monkeypatch.setattr(type(e.problem), "project", lambda self, y: y.clamp(-0.01, 0.01))
-        assert steps(e, 2)[-1].z[1].abs().max() <= 0.01

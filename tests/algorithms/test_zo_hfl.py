@@ -49,27 +49,6 @@ def numpy_round(e, r, x, H, D, gamma, eta):
     return x - gamma / np.sqrt(r + 1) * (gradient(x, *examples(p.server_examples, range(len(p.server_examples)))) + g)
 
 
-@pytest.mark.parametrize("constraint", ["none", "ball", "orthant"])
-@pytest.mark.parametrize(("D", "weighting"), [(1, "samples"), (3, "samples"), (3, "uniform")])
-def test_golden_numbers(D, weighting, constraint):
-    """Clients of unequal sizes and numbers of local steps, two of them stragglers: three rounds of the pseudocode."""
-    overrides = [
-        "problem.lam=0.7",
-        "problem.radius=0.05",
-        f"problem.constraint={constraint}",
-        f"problem.weighting={weighting}",
-        "algo.gamma.initial=0.02",
-    ]
-    full = ["algo.B=null", "algo.B_server=null", f"algo.directions={D}", "partitioner=dirichlet"]
-    e = small("zo_hfl", "hierarchical", *full, *overrides, *UNEVEN)
-    (x,) = (v.numpy() for v in e.problem.start())
-    for r, state in enumerate(steps(e, 3)[1:]):
-        H = e.federation.at(r).work(np.ceil(np.resize([1, 2.5], 6) * np.sqrt(r + 1)).astype(int))
-        assert sorted(H)[:2] == [0, 0] < sorted(H)[2:]
-        x = numpy_round(e, r, x, H, D, 0.02, 0.1)
-        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-11)
-
-
 @pytest.mark.parametrize("model", ["softmax", "linear"])
 def test_engines_agree_on_uneven_clients(model):
     """With a gradient written out and without one."""
@@ -417,3 +396,24 @@ def test_equal_budgets():
         steps(e, 3)
         calls.append(e.federation.ledger.calls.grad)
     assert calls == [2 * 2 * (2 + 3 + 4), 2 * (2 + 3 + 4)]
+
+
+@pytest.mark.parametrize("constraint", ["none", "ball", "orthant"])
+@pytest.mark.parametrize(("D", "weighting"), [(1, "samples"), (3, "samples"), (3, "uniform")])
+def test_golden_numbers(D, weighting, constraint):
+    """Clients of unequal sizes and numbers of local steps, two of them stragglers: three rounds of the pseudocode."""
+    overrides = [
+        "problem.lam=0.7",
+        "problem.radius=0.05",
+        f"problem.constraint={constraint}",
+        f"problem.weighting={weighting}",
+        "algo.gamma.initial=0.02",
+    ]
+    full = ["algo.B=null", "algo.B_server=null", f"algo.directions={D}", "partitioner=dirichlet"]
+    e = small("zo_hfl", "hierarchical", *full, *overrides, *UNEVEN)
+    (x,) = (v.numpy() for v in e.problem.start())
+    for r, state in enumerate(steps(e, 3)[1:]):
+        H = e.federation.at(r).work(np.ceil(np.resize([1, 2.5], 6) * np.sqrt(r + 1)).astype(int))
+        assert sorted(H)[:2] == [0, 0] < sorted(H)[2:]
+        x = numpy_round(e, r, x, H, D, 0.02, 0.1)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-11)

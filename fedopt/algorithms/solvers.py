@@ -1,0 +1,76 @@
+"""Local solvers of Fed-Norm-SGDA: momentum, a proximal term and falling steps, and the weights that they give to gradients.
+
+Notation
+    a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [Sharma, Panda & Joshi 2023, App. A.1]
+    d_x, d_y        the solver's directions: the momenta of grad_x f and -grad_y f
+    m               the direction where all gradients are 1
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedopt.federation import Client, Sample
+from fedopt.toolbox import Tensors, moved
+
+Gradients = Callable[[Tensor, Tensor, Sample], tuple[Tensor, Tensor]]
+
+
+class Solver(NamedTuple):
+    """A local solver; each value is a number, or an array of one for each client. SGD is (0, 0, 1).
+
+    rho: its momentum. mu: its proximal coefficient. decay: the factor of its step size from one step to the next.
+    """
+
+    rho: Any
+    mu: Any
+    decay: Any
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether this is plain SGD, for which |a|_1 is the number of steps."""
+        return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
+
+    def local_steps(
+        self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: tuple[float, float]
+    ) -> Tensors:
+        """Take a client's local steps. Return x_i, y_i, u_i, and |a_i|_1 of x and of y.
+
+        gradients: (x_i, y_i, xi) -> (grad_x f, grad_y f). etas: the step sizes of x and y, without decay.
+        """
+
+        def step(carry: Tensors, xi: Sample, k: int) -> Tensors:
+            x_i, y_i, u_i, d_x, d_y, a_x, a_y, m = carry
+            (g_x, g_y), (eta_x, eta_y) = gradients(x_i, y_i, xi), etas
+            d_x, d_y, m = moved(g_x, d_x, -self.rho), moved(-g_y, d_y, -self.rho), self.rho * m + 1
+            x_i = self.moved_(client, x_i, x, d_x, k, eta_x)
+            y_i = client.project(self.moved_(client, y_i, y, d_y, k, eta_y))
+            u_i = self.moved_(client, u_i, y, d_y, k, eta_y)
+            return x_i, y_i, u_i, d_x, d_y, self.norm(a_x, m, k, eta_x), self.norm(a_y, m, k, eta_y), m
+
+        zero = y.new_zeros(())
+        start: Tensors = (x, y, y, 0 * x, 0 * y, zero, zero, zero)
+        x_i, y_i, u_i, _, _, *norms, _ = client.scan("local", step, start, lambda k: k)
+        return x_i, y_i, u_i, *norms
+
+    def moved_(self, client: Client, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
+        """Return z after local step k = 0, 1, ... along -d. It may overwrite z, as `Client.moved_` may.
+
+        start: z before step 0, to which the proximal term draws.
+        """
+        drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
+        return client.moved_(drawn, d, eta * self.decay**k)
+
+    def norm(self, a: Any, m: Any, k: int, eta: Any) -> Any:
+        """Return |a|_1 after local step k from the one before."""
+        return (1 - eta * self.mu) * a + self.decay**k * m
+
+    def norms(self, steps: np.ndarray, etas: tuple[float, float]) -> np.ndarray:
+        """Return |a_i|_1 for x and for y of each client, [2, n]. steps: the local steps of each."""
+        a, m, eta = np.zeros((2, len(steps))), np.zeros(len(steps)), np.array(etas)[:, None]
+        for k in range(steps.max()):
+            m = self.rho * m + 1
+            a = np.where(k < steps, self.norm(a, m, k, eta), a)
+        return a
