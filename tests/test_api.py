@@ -746,8 +746,9 @@ def test_a_mistake_has_no_causes_behind_it():
 def test_tensors_are_named():
     run = api.run([*SHORT, "algo=scaffold", "problem=classification", "problem.model=linear"], quiet=True)
     tensors = load_file(run.folder / "checkpoint.safetensors")
-    assert {name for name in tensors if "ledger" not in name} == {"state.x", "state.c", "progress", "hash"}
-    assert torch.equal(run.variables["x"], tensors["state.x"])  # with the clients' memories read from the journal
+    memory = {"clients.state.memory", "rows.state.memory"}
+    assert {name for name in tensors if "ledger" not in name} == {"state.x", "state.c", "progress", "hash"} | memory
+    assert torch.equal(run.variables["x"], tensors["state.x"])
     run = api.run(TINY, quiet=True)
     tensors = load_file(run.folder / "checkpoint.safetensors")
     for n, value in enumerate(run.variables.values()):

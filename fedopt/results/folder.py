@@ -4,7 +4,7 @@ config.yaml               the resolved config
 run.json                  command, overrides, versions, machine, commit
 metrics.csv               one row per evaluation
 summary.json              status, final and best values
-checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
+checkpoint.safetensors    what resuming needs
 log.txt                   what happened, with times
 partition.csv, .png       the examples of each client, by class
 own_test.csv              the rows that clients keep to test on: client, and the place among the data's training rows, from 1
@@ -20,6 +20,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,6 @@ TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "t
 FILES = (
     *TEXTS,
     "checkpoint.safetensors",
-    "memory.0",
-    "memory.1",
     "partition.csv",
     "partition.png",
     "own_test.csv",
@@ -73,7 +72,7 @@ CARD = {
     "classes": list[str],
     "commit": str | None,
     "sources": dict[str, str],
-    "later_sources": dict[str, list[str]],
+    "versions": dict[str, str | None],
     "machine": dict[str, str | int | None],
 }
 
@@ -164,9 +163,10 @@ class RunFolder:
         return True
 
     def vacate(self) -> None:
-        """Remove the files of a run that failed before it computed anything, except for those that say how it failed."""
+        """Remove the files of a run that failed in its first round, except for those that say how it failed."""
         for name in {*FILES} - LEFT_OVER - {".lock"}:
-            (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.path / name).unlink()
 
     def status(self) -> str | None:
         """Return the recorded status of the run in this folder; None without a run, or if summary.json is missing or broken."""

@@ -141,9 +141,9 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
 def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
     """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics are those of the start; else ''.
 
-    point: the variables at the end. round: the rounds of the run; after a few rounds nothing is said.
+    point: the variables at the end; () for none. round: the rounds of the run; after a few rounds nothing is said.
     """
-    if not isinstance(e.problem, Nested) or round < MOVED_BY:
+    if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""
     start = e.problem.start()[0]
     moved = float((point[0] - start).abs().max())

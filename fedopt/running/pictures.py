@@ -1,7 +1,5 @@
 """The pictures of a run, which it draws at its end."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +12,8 @@ from fedopt.running.assemble import Experiment
 ROUNDS_SHOWN = 200  # in availability.png
 
 
-@contextmanager
-def drawn(folder: RunFolder, e: Experiment, source: str | None) -> Iterator[None]:
-    """Draw metrics.png, partition.png, availability.png and clients.png when the context ends without an exception.
+def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
+    """Draw metrics.png, partition.png, availability.png and clients.png.
 
     The partition is drawn for data with classes, the availability if participation has a pattern, and the clients if the run
     has written clients.csv. A picture that cannot be drawn is a note: the run and its numbers are complete by then.
@@ -26,7 +23,6 @@ def drawn(folder: RunFolder, e: Experiment, source: str | None) -> Iterator[None
         e: The objects of the run.
         source: The run at whose checkpoint this one began, or None.
     """
-    yield
     problem, clients = e.original, folder.path / "clients.csv"
     shown: dict[str, tuple[Any, ...]] = {"metrics": (folder.metrics, e.problem.metrics, _title(folder), source or "")}
     if problem.labels is not None:

@@ -50,22 +50,22 @@ def on_rows(take: Callable[[Row], object]) -> Sink:
 class Callback:
     """A user's function of a row, or None. If it returns true, the run is interrupted and `stopped` is set.
 
-    function: the user's. interrupt: the event that stops the run. error: what the function raised, which the caller gets
-        unchanged.
+    function: the user's.
+
+    Attributes:
+        interrupt: The event that stops the run.
+        error: What the function raised, which the caller gets unchanged.
     """
 
-    def __init__(self, function: OnEval | None, interrupt: Event):
-        self._function, self._interrupt = function, interrupt
-        self.stopped = False
+    def __init__(self, function: OnEval | None):
+        self._function, self.interrupt, self.stopped = function, Event(), False
         self.error: Exception | None = None
 
     def __call__(self, row: Row) -> None:
-        if self._function is None:
-            return
         try:
-            if self._function(dict(row)):
+            if self._function is not None and self._function(dict(row)):
                 self.stopped = True
-                self._interrupt.set()
+                self.interrupt.set()
         except Exception as error:
             self.error = error
             raise

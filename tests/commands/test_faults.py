@@ -596,7 +596,7 @@ def test_programs_are_not_imported(target, monkeypatch, capsys):
     one_line(fedopt(monkeypatch, capsys, *TINY, f"algo._target_={target}"), target, "program")
 
 
-@pytest.mark.parametrize("name", ["run.json", "log.txt", "partition.png", "memory.0", "traceback.txt"])
+@pytest.mark.parametrize("name", ["run.json", "log.txt", "partition.png", "traceback.txt"])
 def test_names_that_are_taken(name, monkeypatch, capsys, tmp_path):
     (tmp_path / name).write_text("mine")
     one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path}"), str(tmp_path), "choose another")
