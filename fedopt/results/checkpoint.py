@@ -27,6 +27,7 @@ from fedopt.machine import memory
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and the progress of the run loop
+FORMAT = 5  # of checkpoints: one more where a later version could not read, or would misread, an older one
 BEST = "best."  # begins the names of the best evaluation's variables
 CLIENTS, ROWS = "clients.", "rows."  # begin the names of the two tensors of a memory
 
@@ -62,13 +63,15 @@ class Checkpoint:
         if _kinds(state) != _kinds(self._initial):
             raise UserError("the algorithm's step must keep the structure, shapes and dtypes of init's state")
         since = _flat(self._initial)[0]
-        changed = {name: leaf.changed(since[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)}
+        changed = {
+            name: leaf.changed(since[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)
+        }
         tensors, initial = _tensors(state, changed), _tensors(self._initial, changed)
         if any(_lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
         tensors |= {**{f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}, **ledger.sent.tensors}
         tensors = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        text = torch.frombuffer(bytearray(json.dumps(dict(progress)).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps({**progress, "format": FORMAT}).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
         write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))
         return True
@@ -103,15 +106,18 @@ def read(path: Path) -> Stored:
     """Return all tensors of a checkpoint, by name, and the progress.
 
     Raises:
-        UserError: The file is damaged.
+        UserError: The file is damaged, or another version of fedopt has written it.
     """
     try:
         tensors = load(read_bytes(path, memory() // 3))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash does not fit its content")
-        return tensors, dict(json.loads(bytes(tensors["progress"].tolist())))
+        progress = dict(json.loads(bytes(tensors["progress"].tolist())))
     except BROKEN as error:
         raise _unreadable(path, error) from None
+    if progress.get("format") != FORMAT:
+        raise UserError(f"{path}: another version of fedopt has written this checkpoint, and only that one can read it")
+    return tensors, progress
 
 
 def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:

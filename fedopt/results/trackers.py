@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from pydantic import ConfigDict
@@ -21,19 +21,14 @@ from fedopt.results.folder import RunFolder
 STRICT = ConfigDict(extra="forbid")
 
 
-class Tracker(Protocol):
-    @property
-    def log(self) -> Callable[[Mapping[str, float], int], object]:
-        """A function of the metrics of an evaluation, by name, and the number of rounds done, which logs them.
+class Tracker(NamedTuple):
+    """What `start` returns; any object with these two functions does.
 
-        If the process is killed after it has returned, nothing is lost.
-        """
+    log: a function of the metrics of an evaluation, by name, and the number of rounds done. If the process is killed after it
+        has returned, nothing is lost.
+    close: a function that ends tracking.
+    """
 
-    @property
-    def close(self) -> Callable[[], object]: ...
-
-
-class _Calls(NamedTuple):
     log: Callable[[Mapping[str, float], int], object]
     close: Callable[[], object]
 
@@ -59,7 +54,7 @@ class TensorBoard:
                 writer.add_scalar(name, value, step)
             writer.flush()
 
-        return _Calls(log, writer.close)
+        return Tracker(log, writer.close)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -103,7 +98,7 @@ class WandB:
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
         run.define_metric("*", step_metric="round")
-        return _Calls(lambda row, step: run.log({**row, "round": step}), run.finish)
+        return Tracker(lambda row, step: run.log({**row, "round": step}), run.finish)
 
 
 def _library(module: str) -> Any:

@@ -8,7 +8,6 @@ from fedopt.running.lifecycle import execute as execute
 from fedopt.running.names import FIRST as FIRST
 from fedopt.running.names import named as named
 from fedopt.running.names import run_name as run_name
-from fedopt.running.place import held as held
 from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
 from fedopt.running.read_back import Trained as Trained

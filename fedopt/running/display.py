@@ -3,34 +3,22 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from threading import Timer
 
 from rich.console import Console
 
-from fedopt.console import Bar, note
+from fedopt.console import Bar
 from fedopt.running.loop import Moment
 
 SHOWN = 4  # metrics, of those that a problem names first
-LATE = 5  # seconds, after which somebody may wonder
 LINES = 10  # of a run, besides its first two evaluations
 
 
 @contextmanager
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say what is being done during the context: on a terminal until it is done, elsewhere as one line after `LATE` seconds.
-
-    what: the text to show. quiet: if true, nothing is shown.
-    """
+    """Show on a terminal what is being done during the context. quiet: if true, nothing is shown."""
     terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    late = Timer(LATE, note, [f"{what} ..."])
-    late.daemon = True
-    if not (quiet or terminal):
-        late.start()
-    try:
-        with Console(stderr=True).status(what) if terminal else nullcontext():
-            yield
-    finally:
-        late.cancel()
+    with Console(stderr=True).status(what) if terminal else nullcontext():
+        yield
 
 
 class Display:

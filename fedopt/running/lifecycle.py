@@ -233,7 +233,9 @@ class Run:
             bar.line(f"in {self.folder.path}")
         for text in problem.notes:
             bar.note(text)
-        prefix = f"{self.folder.path.name}: " if self._options.jobs > 1 else ""  # its lines come between those of others
+        prefix = (
+            f"{self.folder.path.name}: " if self._options.jobs > 1 else ""
+        )  # its lines come between those of others
         return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
 
     def _end(self, status: str, e: Experiment, point: tuple[Any, ...]) -> None:

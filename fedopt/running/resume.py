@@ -101,20 +101,12 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
     refuse_other_data(folder.path, stored[1], e.data)  # first: other data may change the state's shapes
     with advising(START_OVER):
         state, metadata = checkpoint.restore(e.federation.ledger, stored)
-        refuse_old_messages(e)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(
             f"budget: the run in {folder.path} has used more already, in {progress.round} rounds; give a larger one"
         )
     return state, progress, metadata["rows_size"]
-
-
-def refuse_old_messages(e: Experiment) -> None:
-    """Raise UserError if the checkpoint just restored has messages that this version would not find again."""
-    if e.federation.ledger.sent.old:
-        why = "has messages to late clients that this one cannot tell apart, so that it alone can go on"
-        raise UserError(f"participation.late: the older version of this checkpoint {why}")
 
 
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
@@ -137,7 +129,6 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
         )
     with advising(f"from={source} needs the same options of the algorithm, model and number of clients as that run"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
-    refuse_old_messages(e)
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:

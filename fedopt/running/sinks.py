@@ -179,7 +179,7 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         _write_csv(folder, "clients.csv", [[*columns], *zip(*columns.values(), strict=True)])
 
 
-def _write_csv(folder: RunFolder, name: str, rows: Iterable[Sequence[Any]]) -> None:
+def _write_csv(folder: RunFolder, name: str, rows: Iterable[Iterable[Any]]) -> None:
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     folder.write_text(name, text.getvalue())
@@ -193,8 +193,7 @@ def write_division(folder: RunFolder, problem: Problem) -> None:
     if problem.labels is not None and problem.clients <= LISTED:
         labels, split = problem.labels, problem.splits["train"]
         classes = int(labels[split.rows].max()) + 1
-        counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
-        folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
+        _write_csv(folder, "partition.csv", (np.bincount(labels[rows], minlength=classes) for rows in split))
     if (kept := problem.own_test_rows) is not None:
         write_own_test(folder, kept)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from support import slurm as cluster
 from support.cases import few
 from support.command import ROOT, code_of
 from support.command import fedopt as fedopt_command
@@ -591,8 +592,9 @@ def test_trials_in_a_queue_are_those_of_this_machine(monkeypatch, tmp_path):
     pytest.importorskip("submitit")
     few = ["--budget", "rounds=3", "--trials", "2", "--seeds", "1"]
     assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "a")) == 0
-    queued = [*PROGRAM, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "local-executor"]
+    queued = [*PROGRAM, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "slurm"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_QUEUE": str(tmp_path / "queue")}
+    environment |= cluster.install(tmp_path / "slurm")
     subprocess.run(queued, check=True, env=environment, capture_output=True)
     pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
 

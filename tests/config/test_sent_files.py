@@ -9,6 +9,7 @@ import pickle
 import pandas as pd
 import pytest
 import yaml
+from support import slurm as cluster
 from support.cases import few
 from support.command import PAIR, TINY, code_of, fedopt, run
 from support.records import record
@@ -120,16 +121,14 @@ def test_the_working_directory_is_not_searched_for_modules(tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
-QUEUE = ["--launcher", "local-executor"]
-
-
 @pytest.mark.full
 @pytest.mark.pictures
-@pytest.mark.parametrize("more", [[], ["-m", "--jobs", "2"], ["-m", *QUEUE]])
+@pytest.mark.parametrize("more", [[], ["-m", "--jobs", "2"], ["-m", "--launcher", "slurm"]])
 def test_no_process_of_a_command_searches_the_working_directory(more, tmp_path):
     for name in ("matplotlib", "multiprocessing", "submitit", "torch"):  # which they import
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
-    assert run(*TINY, *more, "output_dir=run", cwd=tmp_path).code == 0
+    env = {**cluster.install(tmp_path / "slurm"), "FEDOPT_QUEUE": str(tmp_path / "queue")}
+    assert run(*TINY, *more, "output_dir=run", cwd=tmp_path, env=env).code == 0
     assert not (tmp_path / "trace").exists()
 
 

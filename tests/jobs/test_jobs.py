@@ -51,18 +51,6 @@ def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, 
     assert set(checks.values()) == {50}
 
 
-def test_a_renamed_folder_keeps_its_runs(monkeypatch, capsys, tmp_path):
-    """The same command in the new place takes the runs that are there, and does those that are not."""
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", *TINY, "budget.rounds=1", "algo.rho=0.5,0.9"]
-    assert fedopt(monkeypatch, capsys, *words, "seed=0").code == 0
-    (made,) = (tmp_path / "outputs" / "multirun").iterdir()
-    made.rename("mine")
-    assert fedopt(monkeypatch, capsys, *words, "seed=0,1", "output_dir=mine").code == 0
-    assert len([*Path("mine").rglob("run.json")]) == 4
-    assert not list(Path("outputs", "multirun").iterdir())
-
-
 class Says(Job):
     """Its outcome names the process that does it. One whose title is a signal kills this process."""
 

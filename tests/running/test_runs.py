@@ -531,10 +531,10 @@ def test_sweeps_of_one_name_keep_apart(monkeypatch, capsys, tmp_path):
 
 
 def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
-    """hydra.sweep.dir is output_dir; there, all words name a run."""
+    """There, all words name a run."""
     monkeypatch.chdir(tmp_path)
     for word in ("algo.K=1", "algo.K=2"):
-        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "hydra.sweep.dir=here/there").code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "output_dir=here/there").code == 0
     shared = "rounds2-threads1-examples40"
     assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco-seed0-K{K}-{shared}" for K in (1, 2)}
 
@@ -718,7 +718,6 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     assert "tuned values: fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
         (["algo.K=3"], "was begun with algo.K=2, not 3"),
-        (["problem=mco"], "was begun with"),
         (
             ["participation.cohort=null"],
             "cohort=3, not null; give 3, or choose another",
