@@ -12,7 +12,7 @@ from itertools import chain
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from threading import current_thread, main_thread
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedopt.console import Bar, ctrl_c_later, end_with
 from fedopt.jobs.job import Job, Outcome
@@ -89,51 +89,57 @@ def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
             raise KeyboardInterrupt
 
 
+class _Worker:
+    """A process that does one job after another.
+
+    at_once: how many processes share the machine. place: the index of this one among them.
+
+    Attributes:
+        pipe: The end of a pipe that takes jobs and gives their outcomes.
+    """
+
+    def __init__(self, at_once: int, place: int):
+        context, self.place = get_context("spawn"), place
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, at_once, place))
+        with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
+            self.process.start()
+        theirs.close()
+
+
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    """Do jobs in processes, each of which does one after another."""
-    context, waiting, at_once = get_context("spawn"), deque(jobs), min(at_once, len(jobs))
+    """Do jobs in processes, each of which does one after another. Another takes the place of one that is killed."""
+    waiting, at_once = deque(jobs), min(at_once, len(jobs))
     resource_tracker.ensure_running()  # which lets Ctrl-C through again
-    places = list(range(at_once))  # of processes to be started
-    # By the end of a pipe that takes jobs and gives their outcomes
-    processes: dict[connection.Connection, tuple[Any, int]] = {}
-    idle: list[connection.Connection] = []
-    running: dict[connection.Connection, tuple[Job, float]] = {}
+    places, workers = deque(range(at_once)), list[_Worker]()  # where a process is to be started; those that live
+    running: dict[_Worker, tuple[Job, float]] = {}
     try:
         while waiting or running:
-            while waiting and (idle or places):
-                if not idle:
-                    pipe, theirs = context.Pipe()
-                    place = places.pop(0)
-                    process = context.Process(target=_work, args=(theirs, at_once, place))
-                    with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
-                        process.start()
-                    theirs.close()
-                    processes[pipe] = process, place
-                    idle.append(pipe)
-                pipe, job = idle.pop(), waiting.popleft()
-                running[pipe] = job, time.monotonic()
-                with suppress(OSError):  # it was killed meanwhile
-                    pipe.send(job)
-            ready = connection.wait(list(running))
-            for pipe in [pipe for pipe in running if pipe in ready]:
-                job, began = running.pop(pipe)
+            while places and len(workers) < len(running) + len(waiting):
+                workers.append(_Worker(at_once, places.popleft()))
+            for worker in (worker for worker in workers if worker not in running):
+                if waiting:
+                    running[worker] = waiting.popleft(), time.monotonic()
+                    with suppress(OSError):  # it was killed meanwhile
+                        worker.pipe.send(running[worker][0])
+            ready = connection.wait([worker.pipe for worker in running])
+            for worker in [worker for worker in running if worker.pipe in ready]:
+                job, began = running.pop(worker)
                 try:
-                    outcome = pipe.recv()
-                    idle.append(pipe)
+                    outcome = worker.pipe.recv()
                 except (EOFError, OSError):  # it was killed
-                    process, place = processes.pop(pipe)
-                    process.join()
-                    places.append(place)
-                    outcome = Outcome(
-                        "failed", f"its process ended with code {process.exitcode}; the same command resumes it"
-                    )
+                    workers.remove(worker)
+                    places.append(worker.place)
+                    worker.process.join()
+                    code = worker.process.exitcode
+                    outcome = Outcome("failed", f"its process ended with code {code}; the same command resumes it")
                 yield job, outcome, time.monotonic() - began
     finally:
-        for pipe in running:
-            processes[pipe][0].terminate()  # the run stops after its round and keeps a checkpoint
-        for pipe, (process, _) in processes.items():
-            pipe.close()  # after which it ends
-            process.join()
+        for worker in workers:
+            worker.process.terminate()  # a run stops after its round and keeps a checkpoint
+        for worker in workers:
+            worker.pipe.close()
+            worker.process.join()
 
 
 @contextmanager
