@@ -249,7 +249,7 @@ def run(
         from fedopt.running import Options, execute, restored
 
         with restored():
-            status, folder = execute(composed, lambda: place(composed, quiet), Options(on_eval=on_eval, quiet=quiet))
+            status, folder = execute(composed, lambda: place(composed), Options(on_eval=on_eval, quiet=quiet))
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
         say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")

@@ -70,28 +70,6 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 
 
-def availability(path: Path, there: Sequence[np.ndarray], clients: int) -> None:
-    """Draw which clients are available in the first rounds of a run, one row a round.
-
-    Args:
-        path: The file to write.
-        there: The indices of the clients that are available in each round.
-        clients: The number of clients.
-    """
-    every = -(-clients // COLUMNS)
-    grid = np.stack([np.isin(np.arange(0, clients, every), present) for present in there])
-    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
-        ends = (-0.5, clients - 0.5, len(there) - 0.5, -0.5)
-        axes.imshow(~grid, aspect="auto", interpolation="nearest", cmap="gray", vmin=0, vmax=1, extent=ends)
-        axes.set(xlabel=f"client{f', one of {every:,} shown' if every > 1 else ''}", ylabel="round")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-        mean = np.mean([len(present) for present in there])
-        axes.set_title(
-            f"available (black): {mean:.3g} of {clients} clients in a round, in the mean of {len(there)} rounds"
-        )
-
-
 def clients(path: Path, table: Path, metric: Metric) -> None:
     """Draw who gains: each client's test metric with its own model, or the common one, against that of another model.
 

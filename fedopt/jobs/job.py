@@ -53,7 +53,7 @@ class Job:
         folder = RunFolder(self.folder)
         refuse_other(self.folder, identity(folder.config()), identity(self.composed.nodes))
         refuse_changed_data(self.folder, folder.card(), self.composed.nodes)
-        say_changed(folder, self.composed.nodes, done=True)
+        say_changed(folder, self.composed.nodes)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Do the run without pictures, resuming it if it has begun, and return how it ended.

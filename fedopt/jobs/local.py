@@ -1,7 +1,6 @@
 """Jobs on this machine: one at a time in this process, or several at once in separate processes."""
 
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -10,7 +9,6 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stderr, su
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process, resource_tracker
-from threading import current_thread, main_thread
 from types import ModuleType
 from typing import Protocol
 
@@ -59,7 +57,7 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
         shared: A progress bar that counts these jobs among others; it stays open. None: a new one.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM came. It is raised when all runs on this machine have written a checkpoint.
+        KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs on this machine have written a checkpoint.
         UserError: The launcher cannot queue the jobs.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
@@ -67,13 +65,14 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
     checked = ((job, job.do(processes=1), None) for job in ended)
     done: Iterable[Done] = chain(checked, launcher(waiting, bar))
     bad: dict[Job, Outcome] = {}
-    with nullcontext() if shared else closing(bar), _sigterm_as_ctrl_c():
+    with nullcontext() if shared else closing(bar):
         for job, (status, text), seconds in done:
             if status not in ENDED:
                 bad[job] = Outcome(status, text or status)
             left = bar.next(skipped=seconds is None)
-            there = "was there already" if status in ENDED else ""
-            took = there if seconds is None else f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
+            took = "was there already" if status in ENDED else ""
+            if seconds is not None:
+                took = f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
             parts = f"[{bar.done:>{len(str(bar.jobs))}}/{bar.jobs}] {status:<9} {job.title}", took, text
             bar.line("  ".join(filter(None, parts)))
     return bad
@@ -176,16 +175,3 @@ def _work(pipe: connection.Connection, at_once: int, place: int) -> None:
                     pipe.send(pipe.recv().do(at_once))
         except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
             sys.exit(130)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C in the `with` block. Outside the main thread, which alone receives signals, it does nothing."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

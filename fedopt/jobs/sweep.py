@@ -23,9 +23,13 @@ MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 
 
 class Sweep(NamedTuple):
-    """The combinations of a sweep, composed and checked. folder: of all runs. jobs: one for each combination."""
+    """The combinations of a sweep, composed and checked.
+
+    folder: of all runs. swept: the keys with several values. jobs: one for each combination.
+    """
 
     folder: Path
+    swept: list[str]
     jobs: list[Job]
 
 
@@ -105,9 +109,6 @@ def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
 
 def _head(planned: Sweep) -> list[str]:
     """Return the lines printed before a sweep: methods and problems, tuned values, data, and the folder."""
-    commands = [frozenset(job.composed.words) for job in planned.jobs]
-    shared = frozenset[str].intersection(*commands)
-    keys = sorted({key_of(word) for words in commands for word in words - shared})
     methods = dict[str, dict[str, None]]()
     tuned, data = dict[str, None](), dict[str, None]()
     for one in (job.composed for job in planned.jobs):
@@ -117,7 +118,7 @@ def _head(planned: Sweep) -> list[str]:
         crowd = [] if clients is None else [one.settings.participation.described(clients)]
         data[", ".join([*crowd, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
     what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
-    over = f" over {', '.join(keys)}" if keys else ""
+    over = f" over {', '.join(planned.swept)}" if planned.swept else ""
     head = f"{what}: {counted(len(planned.jobs), 'run')}{over}"
     return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
@@ -168,7 +169,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     refuse_links([folder / "sweep.csv"])
     taken = {} if taken is None else taken
     runs = [(run_place(folder / run_name(one, naming), one, taken), one) for one in configs]
-    return Sweep(folder, [Job(place, one, place.name) for place, one in runs])
+    return Sweep(folder, sorted(keys), [Job(place, one, place.name) for place, one in runs])
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +60,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> d
         "command": shlex.join(sys.argv),
         "directory": os.getcwd(),
         **how(composed),
+        "id": token_hex(4),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **({"client_metric": asdict(problem.client_metric)} if problem.client_metric else {}),
         **{key: list(value) for key, value in names.items() if len(value)},
@@ -88,21 +90,16 @@ def say_other_versions(folder: RunFolder) -> None:
         folder.log(f"resumed with {what}")
 
 
-def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
+def say_changed(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Print a note that names the user's modules that changed since the run in a folder began; nothing if none changed.
 
-    folder: the run's. config: the run's. done: whether the run has ended already.
+    folder: the run's. config: the run's.
     """
-    begun = folder.card().get("sources")
-    if not begun:
-        return  # nothing is imported for a run without code of yours
-    if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
-        what = (
-            f"this run was done before {modules} changed"
-            if done
-            else f"this run resumes with {modules} changed since it began"
-        )
-        note(f"{folder.path}: {what}; delete the folder to run it again from the start")
+    if begun := folder.card().get("sources"):  # else nothing is imported: the run has no code of yours
+        modules = [name for name, digest in sources(config).items() if digest != begun.get(name, digest)]
+        if modules:
+            what = f"{', '.join(modules)} changed since this run began"
+            note(f"{folder.path}: {what}; delete the folder to run it again from the start")
 
 
 def division(problem: Problem) -> str:

@@ -10,7 +10,6 @@ partition.csv, .png       the examples of each client, by class
 own_test.csv              the rows that clients keep to test on: client, and the place among the data's training rows, from 1
 clients.csv, .png         the clients' test metric with their own model, the common one and alone, at the end
 traffic.csv               the rounds of each client, and what was sent to it and by it
-availability.png          which clients are there in the first rounds, if participation has a pattern
 metrics.png               the metrics over communication rounds
 traceback.txt             if the run failed
 """
@@ -40,7 +39,6 @@ FILES = (
     "partition.csv",
     "partition.png",
     "own_test.csv",
-    "availability.png",
     "clients.csv",
     "clients.png",
     "traffic.csv",
@@ -56,6 +54,7 @@ Values = dict[str, float | None]  # by the names of metrics; None for what is no
 # The types of the values of the JSON files, which somebody may have sent. Others are left out when they are read.
 SUMMARY = {"status": Status, "error": str, "machine": bool, "final": Values, "best": Values, "to_target": Values | None}
 CARD = {
+    "id": str,
     "overrides": list[str],
     "chosen": dict[str, str],
     "tuned": Tuned,

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from uuid import uuid4
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fedopt.config import flat
 from fedopt.errors import UserError
-from fedopt.files import read_json
+from fedopt.files import refuse_linked
 from fedopt.results.folder import RunFolder
 
 STRICT = ConfigDict(extra="forbid")
@@ -46,7 +45,7 @@ class TensorBoard:
         folder: the run's folder. first: the first round to be logged; existing records of this round and later ones are
             dropped.
         """
-        path = _inside(folder, "tensorboard")
+        refuse_linked(path := folder / "tensorboard", folder)
         writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
 
         def log(row: Mapping[str, float], step: int) -> None:
@@ -80,21 +79,21 @@ class WandB:
 
         Metrics are plotted over rounds. After a resume, rounds after the last checkpoint are logged a second time.
 
-        folder: the run's folder. first: the first round to be logged. 0 begins a new run of Weights & Biases; else the one
-            that the folder names continues.
+        folder: the run's folder, whose run.json has the run's id. first: the first round to be logged.
         """
-        _inside(folder, "wandb")
+        refuse_linked(folder / "wandb", folder)
+        recorded = RunFolder(folder)
         wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
             raise UserError("logger=wandb: nobody is logged in; run wandb login, or set logger.wandb.mode=offline")
         run = wandb.init(
             project=self.project,
             name=folder.name,
-            id=_run_id(folder, first),
+            id=recorded.card().get("id"),
             resume="allow",
             dir=folder,
             mode=mode,
-            config=flat(RunFolder(folder).config()),
+            config=flat(recorded.config()),
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
         run.define_metric("*", step_metric="round")
@@ -107,21 +106,3 @@ def _library(module: str) -> Any:
     except ImportError:
         name = module.partition("torch.utils.")[2] or module
         raise UserError(f"logger={name}: the library is not installed; pip install 'fedopt[{name}]'") from None
-
-
-def _inside(folder: Path, name: str) -> Path:
-    if (path := folder / name).is_symlink():
-        raise UserError(f"{path}: is a link, so that writing would go elsewhere; choose another output_dir")
-    return path
-
-
-def _run_id(folder: Path, first: int) -> str:
-    """Return the id of the run at Weights & Biases, kept as wandb.json in the run's folder, so that a resumed run continues
-    there.
-
-    folder: the run's. first: the first round to be logged; 0 begins a new run.
-    """
-    known = read_json(folder / "wandb.json", {"id": str}).get("id") if first else None
-    run = known or uuid4().hex[:8]
-    RunFolder(folder).write_json("wandb.json", {"id": run})
-    return str(run)

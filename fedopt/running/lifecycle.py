@@ -3,7 +3,7 @@
 The loop is in `loop`, resuming in `resume`, checkpoints in `sinks`, failures in `failure`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedopt.machine import number_of
 from fedopt.results import Checkpoint, MetricsFile, RunFolder, facts, run_card, say_other_versions, stamp
 from fedopt.running import resume, sinks
 from fedopt.running.assemble import Experiment, assemble
-from fedopt.running.display import Display, announced
+from fedopt.running.display import Display
 from fedopt.running.failure import mistakes_named, record_failure
 from fedopt.running.loop import Progress, begin, costs, loop, point_of, unmoved
 from fedopt.running.pictures import draw
@@ -120,14 +120,17 @@ class Run:
         entry = ranks.from_main(lambda: resume.enter(self.folder, self._config))
         if entry == "done":
             return "finished"
-        main = ranks.rank() == 0  # only this rank writes and shows anything
+        options, main = self._options, ranks.rank() == 0  # only this rank writes and shows anything
         loggers = sinks.loggers(self._config["logger"]) if main else []
-        e, state, checkpoint, rows_size = self._set_up(entry)
-        # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
-        with interruptible(self.callback.interrupt):
-            with ExitStack() as opened:
-                ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
-                taking, keeper = self._sinks(opened, e, checkpoint, rows_size, loggers) if main else ([], None)
+        with ExitStack() as opened:
+            bar = options.bar or opened.enter_context(closing(Bar(quiet=options.quiet or not main)))
+            bar.move(0, ["reading the data and setting up the problem"])
+            e, state, checkpoint, rows_size = self._set_up(entry)
+            # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
+            opened.enter_context(interruptible(self.callback.interrupt))
+            ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
+            with ExitStack() as closed:
+                taking, keeper = self._sinks(closed, e, checkpoint, rows_size, loggers, bar) if main else ([], None)
                 for moment in loop(e, state, self.progress, self.callback.interrupt.is_set):
                     for sink in taking:
                         sink(moment)
@@ -139,7 +142,7 @@ class Run:
                     keeper.end(moment)
                     self._end(status, e, point)
             self.writing = False
-            if main and self._options.pictures and number_of("FEDOPT_PICTURES", 1) > 0:
+            if main and options.pictures and number_of("FEDOPT_PICTURES", 1) > 0:
                 draw(self.folder, e, self._config["from"])
         return status
 
@@ -149,13 +152,9 @@ class Run:
 
         entry: how the run begins, from `resume.enter`.
         """
-        what, bar = "reading the data and setting up the problem", self._options.bar
-        if bar is not None:
-            bar.move(0, [what])
-        with announced(what, quiet=self._options.quiet or bar is not None or ranks.rank() > 0):
-            e = assemble(self.composed, self._options.jobs)
-            ranks.refuse_different(facts(self._config, e.data))
-            state, self.progress = begin(e)
+        e = assemble(self.composed, self._options.jobs)
+        ranks.refuse_different(facts(self._config, e.data))
+        state, self.progress = begin(e)
         checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
         if entry != "anew":
             state, self.progress, rows_size = resume.restored(self.folder, checkpoint, e, entry == "longer")
@@ -208,35 +207,38 @@ class Run:
         self.folder.close()
 
     def _sinks(
-        self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, loggers: list[Any]
+        self,
+        closed: ExitStack,
+        e: Experiment,
+        checkpoint: Checkpoint,
+        rows_size: int | None,
+        loggers: Sequence[Any],
+        bar: Bar,
     ) -> tuple[list[sinks.Sink], sinks.Keeper]:
         """Return the sinks of the run, and the last of them. Each moment goes to all of them, in this order.
 
-        opened: closes them at its end. e: the objects of the run. checkpoint: the keeper writes to it. rows_size: the bytes of
-            metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes the trackers.
+        closed: closes them at its end. e: the objects of the run. checkpoint: the keeper writes to it. rows_size: the bytes of
+            metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes the trackers. bar: shows
+            the progress.
         """
         new = 0 if rows_size is None else self.progress.round + 1
-        rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
-        trackers = [opened.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
-        display = opened.enter_context(closing(self._display(opened, e)))
+        rows = closed.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
+        trackers = [closed.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
+        if self._options.bar is None:
+            self._introduce(e, bar)
+        for text in e.original.notes:
+            bar.note(text)
+        display = Display(bar, [metric.name for metric in e.problem.metrics])
         keeper = sinks.Keeper(e, self.progress, checkpoint, rows, stamp(self._config) | e.data)
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), keeper], keeper
 
-    def _display(self, opened: ExitStack, e: Experiment) -> Display:
-        """Return the display of the progress. A run by itself first prints three lines: what runs, on what data, and where."""
+    def _introduce(self, e: Experiment, bar: Bar) -> None:
+        """Print three lines: what runs, on what data, and where."""
         chosen, problem = self.composed.chosen, e.original
-        bar = self._options.bar or opened.enter_context(closing(Bar(quiet=self._options.quiet)))
-        if self._options.bar is None:
-            algo = chosen.get("algo", type(e.algorithm).__name__)
-            bar.line(f"{algo} on {chosen.get('problem', type(problem).__name__)}; {self._tuned()}")
-            bar.line("; ".join(filter(None, [e.federation.participation.described(problem.clients), problem.remark])))
-            bar.line(f"in {self.folder.path}")
-        for text in problem.notes:
-            bar.note(text)
-        prefix = (
-            f"{self.folder.path.name}: " if self._options.jobs > 1 else ""
-        )  # its lines come between those of others
-        return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
+        algo = chosen.get("algo", type(e.algorithm).__name__)
+        bar.line(f"{algo} on {chosen.get('problem', type(problem).__name__)}; {self._tuned()}")
+        bar.line("; ".join(filter(None, [e.federation.participation.described(problem.clients), problem.remark])))
+        bar.line(f"in {self.folder.path}")
 
     def _end(self, status: str, e: Experiment, point: tuple[Any, ...]) -> None:
         """Write what the run has at its end. point: the variables; () if the run has not come to its end."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from pydantic import NonNegativeFloat, NonNegativeInt
-
 from fedopt.algorithms.checks import first_state, first_step
 from fedopt.errors import UserError
 from fedopt.federation import ranks
@@ -38,10 +36,10 @@ class Progress:
         diverged: How the last evaluation shows that the run diverges; empty if it does not.
     """
 
-    round: NonNegativeInt = 0
+    round: int = 0
     evaluated: bool = False
-    seconds: NonNegativeFloat = 0.0
-    points: NonNegativeInt = 0
+    seconds: float = 0.0
+    points: int = 0
     start: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)

@@ -9,14 +9,12 @@ from fedopt.errors import first_line
 from fedopt.results import RunFolder
 from fedopt.running.assemble import Experiment
 
-ROUNDS_SHOWN = 200  # in availability.png
-
 
 def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
-    """Draw metrics.png, partition.png, availability.png and clients.png.
+    """Draw metrics.png, partition.png and clients.png.
 
-    The partition is drawn for data with classes, the availability if participation has a pattern, and the clients if the run
-    has written clients.csv. A picture that cannot be drawn is a note: the run and its numbers are complete by then.
+    The partition is drawn for data with classes, and the clients if the run has written clients.csv. A picture that cannot be
+    drawn is a note: the run and its numbers are complete by then.
 
     Args:
         folder: The run's folder.
@@ -27,9 +25,6 @@ def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
     shown: dict[str, tuple[Any, ...]] = {"metrics": (folder.metrics, e.problem.metrics, _title(folder), source or "")}
     if problem.labels is not None:
         shown["partition"] = problem.splits["train"], problem.labels, problem.class_names
-    if e.federation.participation.pattern:
-        rounds = range(min(e.budget.rounds or ROUNDS_SHOWN, ROUNDS_SHOWN))
-        shown["availability"] = [e.federation.availability.at(r) for r in rounds], problem.clients
     if clients.exists() and (metric := folder.card().get("client_metric")):
         shown["clients"] = clients, metric
     for name, facts in shown.items():

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.config import Composed, flat, key_of, outputs
-from fedopt.console import note
 from fedopt.errors import UserError
 from fedopt.results import RunFolder
 from fedopt.running.names import FIRST, PLACED, named
@@ -74,12 +73,12 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
-def place(composed: Composed, quiet: bool = False) -> Path:
+def place(composed: Composed) -> Path:
     """Return the folder of a single run: output_dir if that is set, else outputs/<algo>_<problem>/<name>, named by the
         overrides.
 
     If this folder is taken, <name>-2, <name>-3 and so on are tried. With resume=true, return the last of these folders that
-    holds this run, if there is one. Unless `quiet`, a note says so if the same run has finished and a new one begins.
+    holds this run, if there is one.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
@@ -92,8 +91,4 @@ def place(composed: Composed, quiet: bool = False) -> Path:
         path = next(paths)
     if composed.settings.resume and (begun := [other for other in before if _holds(other, composed)]):
         return begun[-1]
-    if before and not quiet and RunFolder(last := before[-1]).status() == "finished" and _holds(last, composed):
-        note(
-            f"the same run has finished in {last}; a new one begins in {path}; resume=true would keep the finished one"
-        )
     return path

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedopt.config import build_target
 from fedopt.console import note, printable
-from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
@@ -195,17 +194,10 @@ def write_division(folder: RunFolder, problem: Problem) -> None:
         classes = int(labels[split.rows].max()) + 1
         _write_csv(folder, "partition.csv", (np.bincount(labels[rows], minlength=classes) for rows in split))
     if (kept := problem.own_test_rows) is not None:
-        write_own_test(folder, kept)
-
-
-def write_own_test(folder: RunFolder, rows: Ragged) -> None:
-    """Write own_test.csv: the client, and the place of a row among the data set's training rows, from 1, in their order.
-
-    folder: the run's. rows: each client's places, from 0.
-    """
-    named = zip(rows.names or range(len(rows)), rows, strict=True)
-    places = [(printable(str(name)), row + 1) for name, of in named for row in sorted(of)]
-    _write_csv(folder, "own_test.csv", [("client", "row"), *places])
+        # The client, and the places of its rows among the data set's training rows, from 1, in their order
+        clients = zip(kept.names or range(len(kept)), kept, strict=True)
+        places = [(printable(str(name)), row + 1) for name, rows in clients for row in sorted(rows)]
+        _write_csv(folder, "own_test.csv", [("client", "row"), *places])
 
 
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:

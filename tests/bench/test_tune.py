@@ -556,7 +556,7 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     (tmp_path / "mine_of_test.py").write_text(f"{code}\n# another\n")
     capsys.readouterr()
     assert tune(monkeypatch, *words) == 0
-    assert "was done before mine_of_test changed" in capsys.readouterr().err
+    assert "mine_of_test changed since this run began" in capsys.readouterr().err
     run = Path("out", "mine", "trial001", "seed1000000")
     (run / "summary.json").write_text('{"status": "interrupted"}')
     assert tune(monkeypatch, *words) == 0

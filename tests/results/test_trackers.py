@@ -97,7 +97,7 @@ def test_wandb(tmp_path, monkeypatch):
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     records = [record for file in files for record in records_of(file)]
     begun = [record.run for record in records if record.HasField("run")]
-    assert {run.run_id for run in begun} == {json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]}
+    assert {run.run_id for run in begun} == {json.loads((tmp_path / "run" / "run.json").read_text())["id"]}
     assert {run.project for run in begun} == {"mine"}
     config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
     assert (config["budget.rounds"], config["algo._target_"]) == (4, "fedopt.algorithms.fedmsa.FedMSA")
