@@ -163,9 +163,10 @@ class Queue:
         with FileLock(lock):  # two commands queue nothing twice
             before = {entry.folder: entry for entry in queued()}
             self.going.update({job: before[path] for job in jobs if (path := job.folder.absolute()) in before})
-            todo = [job for job in jobs if job not in self.going]
-            self._submit(todo)
-        while todo or self.going:
+            new = [job for job in jobs if job not in self.going]
+            for first in range(0, len(new), LARGEST_ARRAY):
+                self._submit(new[first : first + LARGEST_ARRAY])
+        while self.going:
             sleep(POLL)
             for job, entry in [*self.going.items()]:
                 if not entry.waits:
@@ -173,7 +174,6 @@ class Queue:
                     entry.forget()
                     del self.going[job]
                     yield job, outcome, monotonic() - began
-            self._submit(todo)
 
     @property
     def stopped(self) -> str:
@@ -182,24 +182,20 @@ class Queue:
         left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, scancel {ids} ends them"
         return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
 
-    def _submit(self, todo: list[Job]) -> None:
-        """Queue as many jobs as there is room for, and remove them from ``todo`` in place. Raises UserError if they cannot be
-        queued.
-        """
-        while todo and (room := LARGEST_ARRAY - len(self.going)) > 0:
-            group, todo[:] = todo[:room], todo[room:]
-            batch = queue_folder() / token_hex(8)
-            batch.mkdir(mode=0o700)
-            runs = [str(job.folder.absolute()) for job in group]
-            (batch / "runs.json").write_text(json.dumps({"runs": runs}), encoding="utf-8")
-            try:
-                with ctrl_c_later():
-                    sent = self._executor(batch).submit_array([_work(job) for job in group])
-            except (RuntimeError, ImportError, OSError) as error:
-                rmtree(batch)
-                why = f"--launcher slurm: the runs cannot be queued ({first_line(error)})"
-                raise UserError(f"{why}; correct the cause, then repeat the command") from error
-            self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(group, sent, strict=True)})
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs as one array. Raises UserError if they cannot be queued."""
+        batch = queue_folder() / token_hex(8)
+        batch.mkdir(mode=0o700)
+        runs = [str(job.folder.absolute()) for job in jobs]
+        (batch / "runs.json").write_text(json.dumps({"runs": runs}), encoding="utf-8")
+        try:
+            with ctrl_c_later():
+                sent = self._executor(batch).submit_array([_work(job) for job in jobs])
+        except (RuntimeError, ImportError, OSError) as error:
+            rmtree(batch)
+            why = f"--launcher slurm: the runs cannot be queued ({first_line(error)})"
+            raise UserError(f"{why}; correct the cause, then repeat the command") from error
+        self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(jobs, sent, strict=True)})
 
     def _executor(self, batch: Path) -> Any:
         from submitit import SlurmExecutor

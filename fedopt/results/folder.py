@@ -33,18 +33,9 @@ from fedopt.files import PART, read_config, read_json, refuse_links, write_atomi
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
-FILES = (
-    *TEXTS,
-    "checkpoint.safetensors",
-    "partition.csv",
-    "partition.png",
-    "own_test.csv",
-    "clients.csv",
-    "clients.png",
-    "traffic.csv",
-    "metrics.png",
-    ".lock",
-)
+TABLES = "partition.csv", "own_test.csv", "clients.csv", "traffic.csv"
+PICTURES = "partition.png", "clients.png", "metrics.png"
+FILES = (*TEXTS, *TABLES, *PICTURES, "checkpoint.safetensors", ".lock")
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 LOST = ("diverged", "failed")  # those of runs that have no last value to average: their row is where they broke off

@@ -5,15 +5,14 @@ A library is imported only when its tracker is built.
 
 import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fedopt.config import flat
-from fedopt.errors import UserError
+from fedopt.errors import UserError, need
 from fedopt.files import refuse_linked
 from fedopt.results.folder import RunFolder
 
@@ -37,7 +36,7 @@ class TensorBoard:
     """Scalars as TensorBoard event files in <run folder>/tensorboard. Raises UserError if TensorBoard is not installed."""
 
     def __post_init__(self) -> None:
-        _library("torch.utils.tensorboard")
+        need("logger=tensorboard", "tensorboard", "tensorboard")
 
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking.
@@ -45,8 +44,10 @@ class TensorBoard:
         folder: the run's folder. first: the first round to be logged; existing records of this round and later ones are
             dropped.
         """
+        from torch.utils.tensorboard import SummaryWriter
+
         refuse_linked(path := folder / "tensorboard", folder)
-        writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
+        writer = SummaryWriter(str(path), purge_step=first)
 
         def log(row: Mapping[str, float], step: int) -> None:
             for name, value in row.items():
@@ -72,7 +73,7 @@ class WandB:
     mode: Literal["online", "offline", "disabled"] | None = None
 
     def __post_init__(self) -> None:
-        _library("wandb")
+        need("logger=wandb", "wandb", "wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking.
@@ -81,9 +82,11 @@ class WandB:
 
         folder: the run's folder, whose run.json has the run's id. first: the first round to be logged.
         """
+        import wandb
+
         refuse_linked(folder / "wandb", folder)
         recorded = RunFolder(folder)
-        wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
+        mode = self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
             raise UserError("logger=wandb: nobody is logged in; run wandb login, or set logger.wandb.mode=offline")
         run = wandb.init(
@@ -98,11 +101,3 @@ class WandB:
         )
         run.define_metric("*", step_metric="round")
         return Tracker(lambda row, step: run.log({**row, "round": step}), run.finish)
-
-
-def _library(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        name = module.partition("torch.utils.")[2] or module
-        raise UserError(f"logger={name}: the library is not installed; pip install 'fedopt[{name}]'") from None

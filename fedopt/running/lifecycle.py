@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -76,6 +76,18 @@ def execute(composed: Composed, locate: Callable[[], Path], options: Options = O
         ranks.stop()
 
 
+class Start(NamedTuple):
+    """With what a run begins or resumes.
+
+    rows_size: the bytes of metrics.csv to keep; None for a run that begins.
+    """
+
+    e: Experiment
+    state: Any
+    checkpoint: Checkpoint
+    rows_size: int | None
+
+
 @contextmanager
 def _recorded(run: "Run") -> Iterator[None]:
     """Record a failure in the run's folder if the run has begun to write there. Errors of the disk become a UserError."""
@@ -125,13 +137,14 @@ class Run:
         with ExitStack() as opened:
             bar = options.bar or opened.enter_context(closing(Bar(quiet=options.quiet or not main)))
             bar.move(0, ["reading the data and setting up the problem"])
-            e, state, checkpoint, rows_size = self._set_up(entry)
+            start = self._set_up(entry)
+            e = start.e
             # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
             opened.enter_context(interruptible(self.callback.interrupt))
-            ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
+            ranks.from_main(lambda: self._begin(start))
             with ExitStack() as closed:
-                taking, keeper = self._sinks(closed, e, checkpoint, rows_size, loggers, bar) if main else ([], None)
-                for moment in loop(e, state, self.progress, self.callback.interrupt.is_set):
+                taking, keeper = self._sinks(closed, start, loggers, bar) if main else ([], None)
+                for moment in loop(e, start.state, self.progress, self.callback.interrupt.is_set):
                     for sink in taking:
                         sink(moment)
                 status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
@@ -146,12 +159,8 @@ class Run:
                 draw(self.folder, e, self._config["from"])
         return status
 
-    def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
-        """Return the experiment, the state to begin with, the checkpoint, and the bytes of metrics.csv to keep (None for a new
-        file).
-
-        entry: how the run begins, from `resume.enter`.
-        """
+    def _set_up(self, entry: resume.Entry) -> Start:
+        """Build the objects of the run. entry: how it begins, from `resume.enter`."""
         e = assemble(self.composed, self._options.jobs)
         ranks.refuse_different(facts(self._config, e.data))
         state, self.progress = begin(e)
@@ -160,13 +169,14 @@ class Run:
             state, self.progress, rows_size = resume.restored(self.folder, checkpoint, e, entry == "longer")
         elif (source := self._config["from"]) is not None:
             state, self.progress = resume.taken_from(Path(source), self._config["algo"], state, e)
-        return e, state, checkpoint, rows_size
+        return Start(e, state, checkpoint, rows_size)
 
-    def _begin(self, e: Experiment, resuming: bool) -> None:
+    def _begin(self, start: Start) -> None:
         """Take the folder, and write down what the run is. Raises UserError if another run has begun there in the meantime.
 
-        e: the objects of the run. resuming: whether its metrics and checkpoint are kept; else they are deleted.
+        The metrics and the checkpoint of a run that resumes are kept; else they are deleted.
         """
+        e, resuming = start.e, start.rows_size is not None
         if not self.folder.held:
             self._take_folder()
             if self._config["resume"] and not self._options.quiet:
@@ -207,29 +217,21 @@ class Run:
         self.folder.close()
 
     def _sinks(
-        self,
-        closed: ExitStack,
-        e: Experiment,
-        checkpoint: Checkpoint,
-        rows_size: int | None,
-        loggers: Sequence[Any],
-        bar: Bar,
+        self, closed: ExitStack, start: Start, loggers: Sequence[Any], bar: Bar
     ) -> tuple[list[sinks.Sink], sinks.Keeper]:
         """Return the sinks of the run, and the last of them. Each moment goes to all of them, in this order.
 
-        closed: closes them at its end. e: the objects of the run. checkpoint: the keeper writes to it. rows_size: the bytes of
-            metrics.csv to keep, None for a run that begins. loggers: the objects whose `start` makes the trackers. bar: shows
-            the progress.
+        closed: closes them at its end. loggers: the objects whose `start` makes the trackers. bar: shows the progress.
         """
-        new = 0 if rows_size is None else self.progress.round + 1
-        rows = closed.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
+        e, new = start.e, 0 if start.rows_size is None else self.progress.round + 1
+        rows = closed.enter_context(closing(MetricsFile(self.folder.metrics, start.rows_size)))
         trackers = [closed.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
         if self._options.bar is None:
             self._introduce(e, bar)
         for text in e.original.notes:
             bar.note(text)
         display = Display(bar, [metric.name for metric in e.problem.metrics])
-        keeper = sinks.Keeper(e, self.progress, checkpoint, rows, stamp(self._config) | e.data)
+        keeper = sinks.Keeper(e, self.progress, start.checkpoint, rows, stamp(self._config) | e.data)
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), keeper], keeper
 
     def _introduce(self, e: Experiment, bar: Bar) -> None:
