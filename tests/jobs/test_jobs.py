@@ -129,6 +129,18 @@ def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
             pipe.close()
 
 
+@pytest.mark.full
+def test_ctrl_c_ends_all_runs_at_once_with_a_checkpoint(tmp_path):
+    """The command says how to resume them, and sweep.csv has what they reached."""
+    command = start("-m", *LONG, "seed=0,1,2", "output_dir=sweep", "--jobs", "2", cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2, 600)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=600)
+    assert (command.returncode, err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"].tolist() == ["interrupted"] * 2
+    assert len(list(tmp_path.glob("sweep/*/checkpoint.safetensors"))) == 2
+
+
 def wait_for(condition, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition():
