@@ -226,10 +226,10 @@ def run(
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
     with TURN, _mistakes_said(overrides):
         composed = configured(overrides, with_project(folders))
-        from fedopt.running import execute, restored
+        from fedopt.running import Options, execute, restored
 
         with restored():
-            status, folder = execute(composed, lambda: place(composed, quiet), on_eval=on_eval, quiet=quiet)
+            status, folder = execute(composed, lambda: place(composed), Options(on_eval=on_eval, quiet=quiet))
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
         say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -44,7 +44,7 @@ class Recorded:
         x: The cost axis, a key of `COSTS`.
         table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
-        sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
+        sources: module -> hash of the user's module as the run began.
         bad: The round of the evaluation at which the run diverged; nan if it did not.
         departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
         solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
@@ -59,7 +59,7 @@ class Recorded:
     x: str
     table: pd.DataFrame
     tuned: bool = False
-    sources: Mapping[str, Set[str]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     bad: float = np.nan
     departures: Sequence[str] = ()
     solves: Hashable = None
@@ -272,8 +272,6 @@ def read(folder: Path, x: str) -> Recorded:
     keys["tuned"] = tuned.name or "none"
     if card.get(DATA):
         keys[DATA] = card[DATA][:8]
-    later, begun = card.get("later_sources", {}), card.get("sources", {})
-    sources = {module: {*later.get(module, ()), digest} for module, digest in begun.items()}
     run = Recorded(
         folder,
         keys,
@@ -284,7 +282,7 @@ def read(folder: Path, x: str) -> Recorded:
         x,
         table,
         tuned.effective,
-        sources,
+        card.get("sources", {}),
         table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
         card.get("departures", ()),
         _solves(card, keys),

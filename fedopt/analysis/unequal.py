@@ -121,7 +121,7 @@ def _ends_worse(run: Recorded, metric: str) -> bool:
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
     """Yield a line for each of the user's modules that changed between runs."""
     for module in dict.fromkeys(module for run in runs for module in run.sources):
-        several = {digest for run in runs for digest in run.sources.get(module, ())}
+        several = {run.sources[module] for run in runs if module in run.sources}
         if len(several) > 1:
             yield f"the runs were made by {len(several)} versions of {module}; delete the older ones and run them again"
 

@@ -99,7 +99,7 @@ def minutes(text: str) -> int:
 def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add the options for running in a cluster's queue to a parser. `launcher_of` reads them."""
     add = parser.add_argument_group("runs in the queue of a cluster").add_argument
-    add("--launcher", choices=["slurm", "local-executor"], help="slurm; local-executor tries it out on this machine")
+    add("--launcher", choices=["slurm"], help="where the runs are done (default: on this machine)")
     add("--partition", metavar="NAME", help="Slurm's partition (default: Slurm's own)")
     add(
         "--time",
@@ -122,7 +122,7 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
         need(f"--launcher {given.launcher}", "submitit", "slurm")
         from fedopt.jobs import Queue
 
-        return Queue(given.launcher, **options)
+        return Queue(**options)
     if options:
         raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm")
     from fedopt.jobs import Local

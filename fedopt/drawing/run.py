@@ -54,23 +54,6 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 
 
-def availability(path: Path, there: Sequence[np.ndarray], clients: int) -> None:
-    """Draw which clients are available in the first rounds of a run, one row a round.
-
-    Args:
-        path: The file to write.
-        there: The indices of the clients that are available in each round.
-        clients: The number of clients.
-    """
-    grid = np.stack([np.isin(np.arange(0, clients, -(-clients // COLUMNS)), present) for present in there])
-    with _map(path, ~grid, clients, cmap="gray", vmin=0, vmax=1) as axes:
-        axes.set_ylabel("round")
-        mean = np.mean([len(present) for present in there])
-        axes.set_title(
-            f"available (black): {mean:.3g} of {clients} clients in a round, in the mean of {len(there)} rounds"
-        )
-
-
 @contextmanager
 def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: Any) -> Iterator[Axes]:
     """Draw a heat map, and yield its axes to describe the rest; write it after the `with` block.

@@ -40,11 +40,6 @@ class Memory:
     def __len__(self) -> int:
         return self.shape[0]
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one client's row."""
-        return self._like.nbytes
-
     def rows(self, clients: np.ndarray) -> Tensor:
         """Return the rows of these clients, ``[n, ...]``.
 
@@ -55,7 +50,8 @@ class Memory:
             UserError: A client has no row: its index is M or more.
         """
         self._check(clients)
-        return torch.stack([self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist()])
+        rows = [self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist()]
+        return torch.stack(rows) if rows else self._like.new_empty(0, *self._like.shape)
 
     def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
         """Return a memory with new rows for these clients; this one stays as it is.

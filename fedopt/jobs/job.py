@@ -53,7 +53,7 @@ class Job:
         folder = RunFolder(self.folder)
         refuse_other(self.folder, identity(folder.config()), identity(self.composed.nodes))
         refuse_changed_data(self.folder, folder.card(), self.composed.nodes)
-        say_changed(folder, self.composed.nodes, done=True)
+        say_changed(folder, self.composed.nodes)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Do the run without pictures, resuming it if it has begun, and return how it ended.
@@ -71,7 +71,7 @@ class Job:
                 status is 'interrupted' instead.
         """
         with ending_at_once():
-            from fedopt.running import execute, record_failure
+            from fedopt.running import Options, execute, record_failure
 
         try:
             refuse_linked(self.folder, self.folder.parent)
@@ -85,7 +85,7 @@ class Job:
             if status in ENDED:
                 self.check()
             else:
-                execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar, pictures=False)
+                execute(composed, lambda: self.folder, Options(processes, self.on_eval, bar=bar, pictures=False))
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))

@@ -1,7 +1,6 @@
 """Jobs on this machine: one at a time in this process, or several at once in separate processes."""
 
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -10,9 +9,8 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stderr, su
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process, resource_tracker
-from threading import current_thread, main_thread
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedopt.console import Bar, ctrl_c_later, end_with
 from fedopt.jobs.job import Job, Outcome
@@ -59,7 +57,7 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
         shared: A progress bar that counts these jobs among others; it stays open. None: a new one.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM came. It is raised when all runs on this machine have written a checkpoint.
+        KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs on this machine have written a checkpoint.
         UserError: The launcher cannot queue the jobs.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
@@ -67,13 +65,14 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
     checked = ((job, job.do(processes=1), None) for job in ended)
     done: Iterable[Done] = chain(checked, launcher(waiting, bar))
     bad: dict[Job, Outcome] = {}
-    with nullcontext() if shared else closing(bar), _sigterm_as_ctrl_c():
+    with nullcontext() if shared else closing(bar):
         for job, (status, text), seconds in done:
             if status not in ENDED:
                 bad[job] = Outcome(status, text or status)
             left = bar.next(skipped=seconds is None)
-            there = "was there already" if status in ENDED else ""
-            took = there if seconds is None else f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
+            took = "was there already" if status in ENDED else ""
+            if seconds is not None:
+                took = f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
             parts = f"[{bar.done:>{len(str(bar.jobs))}}/{bar.jobs}] {status:<9} {job.title}", took, text
             bar.line("  ".join(filter(None, parts)))
     return bad
@@ -89,51 +88,57 @@ def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
             raise KeyboardInterrupt
 
 
+class _Worker:
+    """A process that does one job after another.
+
+    at_once: how many processes share the machine. place: the index of this one among them.
+
+    Attributes:
+        pipe: The end of a pipe that takes jobs and gives their outcomes.
+    """
+
+    def __init__(self, at_once: int, place: int):
+        context, self.place = get_context("spawn"), place
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, at_once, place))
+        with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
+            self.process.start()
+        theirs.close()
+
+
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    """Do jobs in processes, each of which does one after another."""
-    context, waiting, at_once = get_context("spawn"), deque(jobs), min(at_once, len(jobs))
+    """Do jobs in processes, each of which does one after another. Another takes the place of one that is killed."""
+    waiting, at_once = deque(jobs), min(at_once, len(jobs))
     resource_tracker.ensure_running()  # which lets Ctrl-C through again
-    places = list(range(at_once))  # of processes to be started
-    # By the end of a pipe that takes jobs and gives their outcomes
-    processes: dict[connection.Connection, tuple[Any, int]] = {}
-    idle: list[connection.Connection] = []
-    running: dict[connection.Connection, tuple[Job, float]] = {}
+    places, workers = deque(range(at_once)), list[_Worker]()  # where a process is to be started; those that live
+    running: dict[_Worker, tuple[Job, float]] = {}
     try:
         while waiting or running:
-            while waiting and (idle or places):
-                if not idle:
-                    pipe, theirs = context.Pipe()
-                    place = places.pop(0)
-                    process = context.Process(target=_work, args=(theirs, at_once, place))
-                    with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
-                        process.start()
-                    theirs.close()
-                    processes[pipe] = process, place
-                    idle.append(pipe)
-                pipe, job = idle.pop(), waiting.popleft()
-                running[pipe] = job, time.monotonic()
-                with suppress(OSError):  # it was killed meanwhile
-                    pipe.send(job)
-            ready = connection.wait(list(running))
-            for pipe in [pipe for pipe in running if pipe in ready]:
-                job, began = running.pop(pipe)
+            while places and len(workers) < len(running) + len(waiting):
+                workers.append(_Worker(at_once, places.popleft()))
+            for worker in (worker for worker in workers if worker not in running):
+                if waiting:
+                    running[worker] = waiting.popleft(), time.monotonic()
+                    with suppress(OSError):  # it was killed meanwhile
+                        worker.pipe.send(running[worker][0])
+            ready = connection.wait([worker.pipe for worker in running])
+            for worker in [worker for worker in running if worker.pipe in ready]:
+                job, began = running.pop(worker)
                 try:
-                    outcome = pipe.recv()
-                    idle.append(pipe)
+                    outcome = worker.pipe.recv()
                 except (EOFError, OSError):  # it was killed
-                    process, place = processes.pop(pipe)
-                    process.join()
-                    places.append(place)
-                    outcome = Outcome(
-                        "failed", f"its process ended with code {process.exitcode}; the same command resumes it"
-                    )
+                    workers.remove(worker)
+                    places.append(worker.place)
+                    worker.process.join()
+                    code = worker.process.exitcode
+                    outcome = Outcome("failed", f"its process ended with code {code}; the same command resumes it")
                 yield job, outcome, time.monotonic() - began
     finally:
-        for pipe in running:
-            processes[pipe][0].terminate()  # the run stops after its round and keeps a checkpoint
-        for pipe, (process, _) in processes.items():
-            pipe.close()  # after which it ends
-            process.join()
+        for worker in workers:
+            worker.process.terminate()  # a run stops after its round and keeps a checkpoint
+        for worker in workers:
+            worker.pipe.close()
+            worker.process.join()
 
 
 @contextmanager
@@ -170,16 +175,3 @@ def _work(pipe: connection.Connection, at_once: int, place: int) -> None:
                     pipe.send(pipe.recv().do(at_once))
         except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
             sys.exit(130)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C in the `with` block. Outside the main thread, which alone receives signals, it does nothing."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

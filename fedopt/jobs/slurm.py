@@ -1,15 +1,13 @@
-"""Jobs in a cluster's queue, by submitit; or, to try that out, in submitit's processes on this machine.
+"""Jobs in the queue of a cluster, by submitit.
 
 Each submission has a folder: runs.json lists its runs, and <id>_submitted.pkl exists until a job has ended. submitit pickles
-    the jobs, which contain only texts.
+the jobs, which contain only texts.
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,14 +16,14 @@ from secrets import token_hex
 from shutil import rmtree
 from threading import Event
 from time import monotonic, sleep
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
 from fedopt.config import compose
-from fedopt.console import Bar, counted, ctrl_c_later, note
+from fedopt.console import Bar, counted, ctrl_c_later
 from fedopt.errors import UserError, first_line
-from fedopt.files import opened, read_json, refuse_links
+from fedopt.files import read_json, refuse_links
 from fedopt.jobs.job import Job, Outcome, outcome_in
 from fedopt.jobs.local import Done
 from fedopt.results import ENDED, RunFolder, digits
@@ -33,8 +31,6 @@ from fedopt.results import ENDED, RunFolder, digits
 LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1001 where its MaxArraySize is not set
 TIMES = 100  # that a job may reach its time limit
 POLL = 1.0  # seconds
-Kind = Literal["slurm", "local-executor"]
-BATCH = {"kind": Kind, "runs": list[str]}  # of runs.json
 
 
 @dataclass(frozen=True)
@@ -47,14 +43,12 @@ class Work:
         words: The run's overrides.
         folders: The user's config folders.
         digits: The fingerprint of the config when the job was queued.
-        at_once: The number of runs that share a machine.
     """
 
     folder: str
     words: tuple[str, ...]
     folders: tuple[str, ...]
     digits: str
-    at_once: int
 
     def __call__(self) -> tuple[str, str]:
         """Do the run and return (status, text) of its outcome.
@@ -79,7 +73,7 @@ class Work:
                 raise UserError(
                     "its config files have changed since it was queued; repeat the command to queue it again"
                 )
-            outcome = Job(Path(self.folder), composed, "").do(self.at_once)
+            outcome = Job(Path(self.folder), composed, "").do(processes=1)
         except UserError as error:
             outcome = Outcome("refused", str(error))
         except KeyboardInterrupt:  # before the first round
@@ -109,10 +103,7 @@ class Queued(NamedTuple):
         """Return whether the run is queued or running, as far as this machine can tell."""
         if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
             return False  # another command has seen it end
-        if type(self.job).__name__ == "SlurmJob":
-            return not self.job.done()
-        args = subprocess.run(["ps", "-o", "args=", "-p", self.job.job_id], capture_output=True, text=True).stdout
-        return "submitit" in args and not self.job.paths.result_pickle.exists()
+        return not self.job.done()
 
     def outcome(self) -> Outcome:
         """Return the outcome in the run's folder if the run has ended, else the one that the job returned.
@@ -122,14 +113,12 @@ class Queued(NamedTuple):
         """
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
-        with warnings.catch_warnings(action="ignore"):  # submitit tries half a file twice
-            try:
-                with suppress(FileNotFoundError), opened(self.job.paths.result_pickle):
-                    pass  # is no pipe
-                return Outcome(*self.job.result())
-            except Exception:  # of submitit, or what else half a pickle raises
-                log = f"job {self.job.job_id} ended without a result; see its log, {self.job.paths.stderr}"
-                return Outcome("failed", log)
+        try:
+            return Outcome(*self.job.result())
+        except Exception:  # of submitit, or what else half a pickle raises
+            return Outcome(
+                "failed", f"job {self.job.job_id} ended without a result; see its log, {self.job.paths.stderr}"
+            )
 
     def forget(self) -> None:
         """Remove an ended job from the list of queued jobs.
@@ -139,10 +128,9 @@ class Queued(NamedTuple):
         paths = self.job.paths
         with suppress(OSError):  # another command was faster
             paths.submitted_pickle.unlink()
-        if not any(paths.folder.glob("*_submitted.pkl")):
-            runs = read_json(paths.folder / "runs.json", BATCH).get("runs")  # None if another command was faster
-            if runs and all(RunFolder(Path(run)).status() in ENDED for run in runs):
-                rmtree(paths.folder, ignore_errors=True)
+        ended = all(RunFolder(Path(run)).status() in ENDED for run in _runs(paths.folder))
+        if ended and not any(paths.folder.glob("*_submitted.pkl")):
+            rmtree(paths.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +138,6 @@ class Queue:
     """A `Launcher` that queues jobs on a cluster, unless they are queued already. It yields each when it has ended.
 
     Args:
-        kind: ``slurm``, or ``local-executor`` to try it out on this machine, which ignores partition and cpus.
         partition: Slurm's partition. None: Slurm's default.
         minutes: The time limit of a job. A job that reaches it is queued again and resumes the run.
         gpus, cpus: The number for each job. None: Slurm's default.
@@ -163,7 +150,6 @@ class Queue:
         UserError: The jobs cannot be queued. It is raised while iterating over the jobs, not when the launcher is made.
     """
 
-    kind: Kind
     partition: str | None = None
     minutes: int = 60
     gpus: int | None = None
@@ -177,9 +163,10 @@ class Queue:
         with FileLock(lock):  # two commands queue nothing twice
             before = {entry.folder: entry for entry in queued()}
             self.going.update({job: before[path] for job in jobs if (path := job.folder.absolute()) in before})
-            todo = [job for job in jobs if job not in self.going]
-            self._submit(todo)
-        while todo or self.going:
+            new = [job for job in jobs if job not in self.going]
+            for first in range(0, len(new), LARGEST_ARRAY):
+                self._submit(new[first : first + LARGEST_ARRAY])
+        while self.going:
             sleep(POLL)
             for job, entry in [*self.going.items()]:
                 if not entry.waits:
@@ -187,51 +174,41 @@ class Queue:
                     entry.forget()
                     del self.going[job]
                     yield job, outcome, monotonic() - began
-            self._submit(todo)
 
     @property
     def stopped(self) -> str:
         """Return the line to print after Ctrl-C: which jobs stay in the queue, and how to end them."""
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
-        ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
-        left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"
+        left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, scancel {ids} ends them"
         return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
 
-    def _submit(self, todo: list[Job]) -> None:
-        """Queue as many jobs as there is room for, and remove them from ``todo`` in place. Raises UserError if they cannot be
-        queued.
-        """
-        slurm = self.kind == "slurm"
-        while todo and (room := (LARGEST_ARRAY if slurm else self.at_most) - len(self.going)) > 0:
-            number = room if slurm else 1
-            group, todo[:] = todo[:number], todo[number:]
-            batch = queue_folder() / token_hex(8)
-            batch.mkdir(mode=0o700)
-            runs = [str(job.folder.absolute()) for job in group]
-            (batch / "runs.json").write_text(json.dumps({"kind": self.kind, "runs": runs}), encoding="utf-8")
-            try:
-                with ctrl_c_later():
-                    sent = self._executor(batch).submit_array(
-                        [_work(job, 1 if slurm else self.at_most) for job in group]
-                    )
-            except (RuntimeError, ImportError, OSError) as error:
-                rmtree(batch)
-                why = f"--launcher {self.kind}: the runs cannot be queued ({first_line(error)})"
-                raise UserError(f"{why}; correct the cause, then repeat the command") from error
-            self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(group, sent, strict=True)})
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs as one array. Raises UserError if they cannot be queued."""
+        batch = queue_folder() / token_hex(8)
+        batch.mkdir(mode=0o700)
+        runs = [str(job.folder.absolute()) for job in jobs]
+        (batch / "runs.json").write_text(json.dumps({"runs": runs}), encoding="utf-8")
+        try:
+            with ctrl_c_later():
+                sent = self._executor(batch).submit_array([_work(job) for job in jobs])
+        except (RuntimeError, ImportError, OSError) as error:
+            rmtree(batch)
+            why = f"--launcher slurm: the runs cannot be queued ({first_line(error)})"
+            raise UserError(f"{why}; correct the cause, then repeat the command") from error
+        self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(jobs, sent, strict=True)})
 
     def _executor(self, batch: Path) -> Any:
-        import submitit
+        from submitit import SlurmExecutor
 
-        asked: dict[str, Any] = {"signal_delay_s": min(90, 30 * self.minutes), "gpus_per_node": self.gpus}
-        if self.kind == "local-executor":
-            executor: Any = submitit.LocalExecutor(batch, max_num_timeout=TIMES)
-            asked |= {"timeout_min": self.minutes}
-        else:
-            executor = submitit.SlurmExecutor(batch, max_num_timeout=TIMES)
-            asked |= {"time": self.minutes, "partition": self.partition, "cpus_per_task": self.cpus}
-            asked |= {"job_name": "fedopt", "array_parallelism": self.at_most}
-        executor.update_parameters(**{key: value for key, value in asked.items() if value is not None})
+        asked = {"partition": self.partition, "gpus_per_node": self.gpus, "cpus_per_task": self.cpus}
+        executor = SlurmExecutor(batch, max_num_timeout=TIMES)
+        executor.update_parameters(
+            job_name="fedopt",
+            time=self.minutes,
+            signal_delay_s=min(90, 30 * self.minutes),
+            array_parallelism=self.at_most,
+            **{key: value for key, value in asked.items() if value is not None},
+        )
         return executor
 
 
@@ -257,21 +234,13 @@ def queue_folder() -> Path:
 def queued() -> list[Queued]:
     """Return the runs that are queued or running. Entries of ended jobs are removed from the queue's folder."""
     entries = []
-    for listed in (path for path in _place().glob("*/runs.json") if not path.parent.is_symlink()):
-        from submitit.local.local import LocalJob
-        from submitit.slurm.slurm import SlurmJob
+    for pickled in _place().glob("*/*_submitted.pkl"):
+        from submitit import SlurmJob
 
-        for pickled in listed.parent.glob("*_submitted.pkl"):
-            batch, number = read_json(listed, BATCH), pickled.name.removesuffix("_submitted.pkl")
-            try:
-                folder = Path(batch["runs"][int(number.partition("_")[2] or 0)])
-                job: Any = (SlurmJob if batch["kind"] == "slurm" else LocalJob)(listed.parent, number)
-                entries.append(Queued(folder, job))
-            except (LookupError, ValueError):
-                if pickled.exists():  # else another command has seen its end
-                    note(
-                        f"{listed}: does not say what job {number} runs, so this job is not watched; remove {listed.parent}"
-                    )
+        number = pickled.name.removesuffix("_submitted.pkl")
+        with suppress(LookupError, ValueError):  # another command has just removed the submission
+            folder = _runs(pickled.parent)[int(number.partition("_")[2] or 0)]
+            entries.append(Queued(Path(folder), SlurmJob(pickled.parent, number)))
     waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
     for entry in entries:
         if entry not in waiting:
@@ -279,6 +248,12 @@ def queued() -> list[Queued]:
     return waiting
 
 
-def _work(job: Job, at_once: int) -> Work:
+def _runs(submission: Path) -> list[str]:
+    """Return the folders of a submission's runs, in the order of its jobs; [] if the submission is gone."""
+    runs: list[str] = read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])
+    return runs
+
+
+def _work(job: Job) -> Work:
     composed = job.composed
-    return Work(str(job.folder.absolute()), composed.words, composed.folders, digits(composed.nodes), at_once)
+    return Work(str(job.folder.absolute()), composed.words, composed.folders, digits(composed.nodes))

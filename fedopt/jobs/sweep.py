@@ -1,12 +1,11 @@
 """Sweeps: all combinations of the values in a command, each composed once."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice, product
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
@@ -18,41 +17,20 @@ from fedopt.files import refuse_links
 from fedopt.jobs.job import Job, Outcome
 from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results import RunFolder
-from fedopt.running import FIRST, held, named, run_name, run_place, sweep_place
+from fedopt.running import FIRST, named, run_name, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """The combinations of a sweep, composed and checked.
 
-    Args:
-        composed: overrides of a combination -> its config.
-        folder: The folder of all runs.
-        swept: The keys with several values.
-        naming: The keys that appear in the name of a run's folder, besides the seed. None: all overridden keys.
-        places: overrides of a combination -> the folder of its run.
+    folder: of all runs. swept: the keys with several values. jobs: one for each combination.
     """
 
-    composed: Mapping[tuple[str, ...], Composed]
     folder: Path
-    swept: frozenset[str]
-    naming: frozenset[str] | None
-    places: dict[tuple[str, ...], Path]
-
-    def job(self, words: tuple[str, ...]) -> Job:
-        """Return the job of a combination, given its overrides."""
-        place = self.places[words]
-        return Job(place, self.composed[words], place.name)
-
-    def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
-        """Return the folder for a run. composed: its config. taken: folder -> config of runs that begin together, as in
-        `run_place`.
-        """
-        if self.naming is None and (renamed := held(self.folder / run_name(composed, self.swept), composed)):
-            return renamed  # the folder of a sweep without output_dir, under another name now
-        return run_place(self.folder / run_name(composed, self.naming), composed, taken)
+    swept: list[str]
+    jobs: list[Job]
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
@@ -68,20 +46,13 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
     Raises:
         UserError: The command has a mistake, or the launcher cannot be used.
     """
-    words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     planned = plan(words, folders)
-    from fedopt.analysis import report
-
-    bad: dict[Job, Outcome] = {}
-    tell(*_head(planned))
     try:
         with ctrl_c_kept():
-            bad = run_all([planned.job(combination) for combination in planned.composed], launcher)
+            return 1 if _do([planned], launcher) else 0
     except KeyboardInterrupt:
-        report(planned.folder)
         say(launcher.stopped)
         return 130
-    return max(report(planned.folder, _refused(bad)), bool(bad))
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
@@ -101,43 +72,55 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     """
     taken: dict[str, Composed] = {}
     sweeps = [plan(words, folders, taken) for words in commands]
+    bad = _do(sweeps, Local(at_once))
+    runs = [*dict.fromkeys(job.folder for planned in sweeps for job in planned.jobs)]
+    failed = {
+        job for job, (status, _) in bad.items() if status == "failed" and RunFolder(job.folder).status() == status
+    }
+    if lost := [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]:
+        raise UserError(f"{len(lost)} of {len(runs)} runs could not be done; the first is {lost[0]}")
+    return runs
+
+
+def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
+    """Print what begins, do the runs of sweeps under one progress bar, and write and print each sweep's table.
+
+    Return job -> outcome of the runs that neither finished nor diverged. Raises as `run_all` does; after Ctrl-C the tables are
+    written first.
+    """
     from fedopt.analysis import report
 
+    def tables(bad: Mapping[Job, Outcome]) -> None:
+        # Folders of refused runs hold runs with other values
+        refused = {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
+        for folder in dict.fromkeys(planned.folder for planned in sweeps):
+            report(folder, refused)
+
     tell(*(line for planned in sweeps for line in _head(planned)))
-    jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
-    bad = run_all([*jobs.values()], Local(at_once))
-    for folder in dict.fromkeys(planned.folder for planned in sweeps):
-        report(folder, _refused(bad))
-    failed = {
-        job for job in bad if RunFolder(job.folder).status() == "failed" and (job.folder / "config.yaml").is_file()
-    }
-    lost = [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]
-    if lost:
-        raise UserError(f"{len(lost)} of {len(jobs)} runs could not be done; the first is {lost[0]}")
-    return [*jobs]
-
-
-def _refused(bad: Mapping[Job, Outcome]) -> dict[Path, str]:
-    """Return run folder -> reason, for refused runs: their folders hold runs with other values. bad: as `run_all` returns it."""
-    return {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
+    jobs = {job.folder: job for planned in sweeps for job in planned.jobs}
+    try:
+        bad = run_all([*jobs.values()], launcher)
+    except KeyboardInterrupt:
+        tables({})
+        raise
+    tables(bad)
+    return bad
 
 
 def _head(planned: Sweep) -> list[str]:
     """Return the lines printed before a sweep: methods and problems, tuned values, data, and the folder."""
-    shared = frozenset[str].intersection(*map(frozenset, planned.composed))
-    keys = sorted({key_of(word) for words in planned.composed for word in words if word not in shared})
     methods = dict[str, dict[str, None]]()
     tuned, data = dict[str, None](), dict[str, None]()
-    for one in planned.composed.values():
+    for one in (job.composed for job in planned.jobs):
         methods.setdefault(one.chosen["problem"], {})[one.chosen["algo"]] = None
         tuned[str(one.tuned)] = None
         clients = getattr(one.parts["partitioner"], "clients", None)
         crowd = [] if clients is None else [one.settings.participation.described(clients)]
         data[", ".join([*crowd, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
     what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
-    over = f" over {', '.join(keys)}" if keys else ""
-    head = f"{what}: {counted(len(planned.composed), 'run')}{over}"
-    warnings = filter(None, map(experimental, dict.fromkeys(one.chosen["algo"] for one in planned.composed.values())))
+    over = f" over {', '.join(planned.swept)}" if planned.swept else ""
+    head = f"{what}: {counted(len(planned.jobs), 'run')}{over}"
+    warnings = filter(None, map(experimental, dict.fromkeys(job.composed.chosen["algo"] for job in planned.jobs)))
     return [*warnings, *filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
@@ -157,38 +140,37 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
     swept = [word for values in given.values() if len(values) > 1 for word in values]
     check_choices((word for values in given.values() for word in values), folders)
-    composed: dict[tuple[str, ...], Composed] = {}
-    for combination in _combinations([*given.values()]):
+    configs: list[Composed] = []
+    for combination in dict.fromkeys(_combinations([*given.values()])):
         with _in_combination(combination, swept):
-            composed[combination] = compose(combination, folders)
+            configs.append(compose(combination, folders))
     with ending_at_once():
         from fedopt.analysis import differences  # with pandas
         from fedopt.running import check_parts
-    for combination, one in composed.items():
-        with _in_combination(combination, swept):
+    for one in configs:
+        with _in_combination(one.words, swept):
             check_parts(one)
-    places = {one.settings.output_dir for one in composed.values()}
+    places = {one.settings.output_dir for one in configs}
     if len(places) > 1:
         raise UserError(
             f"output_dir={','.join(map(str, places))}: a sweep needs a single one, in which each run gets a folder"
         )
     keys = {key_of(word) for word in swept}
-    if warning := differences(list(composed.values()), keys):
+    if warning := differences(configs, keys):
         note(warning)
     naming: frozenset[str] | None = frozenset(keys)
     if place := places.pop():
         folder, naming = Path(place), None
     else:
-        first = next(iter(composed.values())).chosen
+        first = configs[0].chosen
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
         shared = [word for word in given if key_of(word) not in keys]
         name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(outputs() / "multirun" / name, shared, keys)
-    refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
-    planned = Sweep(composed, folder, frozenset(keys), naming, {})
+    refuse_links([folder / "sweep.csv"])
     taken = {} if taken is None else taken
-    planned.places.update({combination: planned.place(one, taken) for combination, one in composed.items()})
-    return planned
+    runs = [(run_place(folder / run_name(one, naming), one, taken), one) for one in configs]
+    return Sweep(folder, sorted(keys), [Job(place, one, place.name) for place, one in runs])
 
 
 @contextmanager

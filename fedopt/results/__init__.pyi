@@ -1,9 +1,9 @@
-from fedopt.results.card import continued as continued
 from fedopt.results.card import division as division
 from fedopt.results.card import facts as facts
 from fedopt.results.card import how as how
 from fedopt.results.card import run_card as run_card
 from fedopt.results.card import say_changed as say_changed
+from fedopt.results.card import say_other_versions as say_other_versions
 from fedopt.results.checkpoint import Checkpoint as Checkpoint
 from fedopt.results.checkpoint import read as read
 from fedopt.results.checkpoint import refuse_foreign as refuse_foreign

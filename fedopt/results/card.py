@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,6 @@ import fedopt
 from fedopt.config import Composed, flat, imported
 from fedopt.console import note
 from fedopt.errors import UserError, is_own
-from fedopt.files import read_json
 from fedopt.machine import processor
 from fedopt.problems import Problem
 from fedopt.results.folder import RunFolder
@@ -60,12 +60,14 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> d
         "command": shlex.join(sys.argv),
         "directory": os.getcwd(),
         **how(composed),
+        "id": token_hex(4),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **({"client_metric": asdict(problem.client_metric)} if problem.client_metric else {}),
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,
-        **(first := _stretch()),
-        "stretches": [{"round": 0, **first}],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": _versions(),
         "sources": sources(composed.nodes),
         "machine": {
             "platform": platform.platform(),
@@ -76,56 +78,28 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> d
     }
 
 
-def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card of a run that resumes. The list ``stretches`` gets an entry for the part of the run that begins now.
-
-    Show a note if numbers may differ because code or versions changed.
-
-    Args:
-        folder: The run's folder.
-        round: The rounds done so far.
-        config: The run's config.
-    """
-    types: dict[str, Any] = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
-    types["later_sources"] = dict[str, list[str]]
-    card = read_json(folder.path / "run.json", types, others=Any)
-    stretches, here = [of for of in card.get("stretches", []) if isinstance(of.get("versions"), dict)], _stretch()
-    last = stretches[-1] if stretches else card
-    before, now = ({**(of.get("versions") or {}), "commit": of.get("commit")} for of in (last, here))
-    if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
-        what = ", ".join(f"{name} {now[name]}, not {before.get(name)}" for name in changed)
+def say_other_versions(folder: RunFolder) -> None:
+    """Print and log a note if the run in a folder resumes with another commit, or other versions, than it began with."""
+    card, here = folder.card(), {**_versions(), "commit": _commit()}
+    if "versions" not in card:
+        return
+    begun = {**card["versions"], "commit": card.get("commit")}
+    changed = [name for name in (*NUMERICAL, "commit") if begun.get(name) != here[name]]
+    if what := ", ".join(f"{name} {here[name]}, not {begun.get(name)}" for name in changed):
         note(f"{folder.path}: resumed with {what}; numbers may differ in the last digits")
-    later = card.get("later_sources", {})  # of code that changed before the run went on
-    later = {name: sorted({*later.get(name, ()), digest}) for name, digest in sources(config).items()}
-    return {**card, "later_sources": later, "stretches": [*stretches, {"round": round, **here}]}
+        folder.log(f"resumed with {what}")
 
 
-def _stretch() -> dict[str, Any]:
-    """Return the time, the commit and the versions now. A stretch is the part of a run from its start or a resume to the next
-    stop.
-    """
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "versions": _versions(),
-    }
-
-
-def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
+def say_changed(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Print a note that names the user's modules that changed since the run in a folder began; nothing if none changed.
 
-    folder: the run's. config: the run's. done: whether the run has ended already.
+    folder: the run's. config: the run's.
     """
-    begun = folder.card().get("sources")
-    if not begun:
-        return  # nothing is imported for a run without code of yours
-    if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
-        what = (
-            f"this run was done before {modules} changed"
-            if done
-            else f"this run resumes with {modules} changed since it began"
-        )
-        note(f"{folder.path}: {what}; delete the folder to run it again from the start")
+    if begun := folder.card().get("sources"):  # else nothing is imported: the run has no code of yours
+        modules = [name for name, digest in sources(config).items() if digest != begun.get(name, digest)]
+        if modules:
+            what = f"{', '.join(modules)} changed since this run began"
+            note(f"{folder.path}: {what}; delete the folder to run it again from the start")
 
 
 def division(problem: Problem) -> str:

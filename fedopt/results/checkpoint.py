@@ -1,7 +1,8 @@
-"""A checkpoint: all that a run needs to resume, in a safetensors file and a journal. It holds tensors and text, no code.
+"""A checkpoint: all that a run needs to resume, in a safetensors file. It holds tensors and text, no code.
 
-Tensors of the algorithm's state are named by their place in it, such as state.x or state.u.0. With keep=best, the variables
-at the best evaluation are stored too, as best.x and so on.
+Tensors of the algorithm's state are named by their place in it, such as state.x or state.u.0. Of a `Memory` state.c, the rows
+that were replaced since the first round are stored as rows.state.c, and their clients as clients.state.c. With keep=best, the
+variables at the best evaluation are stored too, as best.x and so on.
 """
 
 import hashlib
@@ -22,16 +23,17 @@ from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger, Memory
 from fedopt.files import read_bytes, write_atomically
 from fedopt.machine import memory
-from fedopt.results.journal import Journal, counted, lost
 
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, LookupError, TypeError, ValueError, RuntimeError, OSError)
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and the progress of the run loop
+FORMAT = 5  # of checkpoints: one more where a later version could not read, or would misread, an older one
 BEST = "best."  # begins the names of the best evaluation's variables
+CLIENTS, ROWS = "clients.", "rows."  # begin the names of the two tensors of a memory
 
 
 class Checkpoint:
-    """The checkpoint of a run: its file, and beside it the journal of what clients keep.
+    """The checkpoint of a run.
 
     Args:
         path: The file.
@@ -44,7 +46,6 @@ class Checkpoint:
     def __init__(self, path: Path, initial: Any):
         self.path, self._initial = path, initial
         self.best: dict[str, Tensor] = {}
-        self._journal = Journal(path.parent, _memories(initial))
 
     def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
         """Replace the checkpoint, unless the state is not finite. Return whether it was replaced.
@@ -59,22 +60,20 @@ class Checkpoint:
             UserError: The state's structure, shapes or dtypes differ from the initial state's, or it holds something other
                 than tensors and numbers.
         """
-        tensors, initial = _tensors(state), _tensors(self._initial)
         if _kinds(state) != _kinds(self._initial):
             raise UserError("the algorithm's step must keep the structure, shapes and dtypes of init's state")
-        if any(lost(initial[name], tensor) for name, tensor in tensors.items()):
+        since = _flat(self._initial)[0]
+        changed = {
+            name: leaf.changed(since[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)
+        }
+        tensors, initial = _tensors(state, changed), _tensors(self._initial, changed)
+        if any(_lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
-        metadata = dict(progress)
-        if memories := _memories(state):
-            metadata["memory"] = self._journal.append(memories)
-            if metadata["memory"] is None:
-                return False
         tensors |= {**{f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}, **ledger.sent.tensors}
         tensors = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps({**progress, "format": FORMAT}).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
         write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))
-        self._journal.tidy()
         return True
 
     def restore(self, ledger: Ledger, stored: Stored | None = None) -> tuple[Any, dict[str, Any]]:
@@ -85,22 +84,18 @@ class Checkpoint:
             stored: The result of `read`. None: the file is read here.
 
         Raises:
-            UserError: The files are damaged, or the state's structure differs from the initial state's.
+            UserError: The file is damaged, or the state's structure differs from the initial state's.
         """
         tensors, progress = stored or read(self.path)
-        there, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
+        there, here = _shapes(tensors), _shapes(_tensors(self._initial, {}))
         if differing := [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]:
             name = differing[0]
             shapes = f"{there.get(name, 'absent')} there, and {here.get(name, 'absent')} here"
             raise UserError(f"{self.path}: comes from a different algorithm or different options: {name} is {shapes}")
         try:
-            memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
-            leaves, structure = _flat(self._initial)
-            state = [
-                next(memories) if isinstance(leaf, Memory) else _as(tensors[name], leaf)
-                for name, leaf in leaves.items()
-            ]
             ledger.restore(tensors)
+            leaves, structure = _flat(self._initial)
+            state = [_restored(name, leaf, tensors) for name, leaf in leaves.items()]
             self.best = {name.removeprefix(BEST): t for name, t in tensors.items() if name.startswith(BEST)}
             return tree_unflatten(state, structure), progress
         except BROKEN as error:
@@ -111,18 +106,18 @@ def read(path: Path) -> Stored:
     """Return all tensors of a checkpoint, by name, and the progress.
 
     Raises:
-        UserError: The file, or the part of the journal that it refers to, is damaged.
+        UserError: The file is damaged, or another version of fedopt has written it.
     """
     try:
         tensors = load(read_bytes(path, memory() // 3))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash does not fit its content")
         progress = dict(json.loads(bytes(tensors["progress"].tolist())))
-        if "memory" in progress:
-            counted(path.parent, progress["memory"])
-        return tensors, progress
     except BROKEN as error:
         raise _unreadable(path, error) from None
+    if progress.get("format") != FORMAT:
+        raise UserError(f"{path}: another version of fedopt has written this checkpoint, and only that one can read it")
+    return tensors, progress
 
 
 def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
@@ -145,25 +140,32 @@ def _flat(state: Any) -> tuple[dict[str, Any], Any]:
     return dict(zip(names, (leaf for _, leaf in leaves), strict=True)), structure
 
 
-def _memories(state: Any) -> list[Memory]:
-    return [leaf for leaf in _flat(state)[0].values() if isinstance(leaf, Memory)]
+def _tensors(state: Any, clients: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Return a state as tensors, by name.
 
-
-def _tensors(state: Any) -> dict[str, Tensor]:
-    """Return the leaves of a state as tensors, by name, without memories.
-
-    Raises UserError for other types than tensors and numbers.
+    clients: the clients of which the rows are returned, for each memory by its name; none where the name is missing.
+    Raises UserError for other types than tensors, numbers and memories.
     """
-    leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
+    tensors = dict[str, Tensor]()
     try:
-        # A float would become a tensor of torch's default type, which may hold fewer digits
-        exact = {name: np.float64(leaf) if isinstance(leaf, float) else leaf for name, leaf in leaves.items()}
-        return {name: torch.as_tensor(leaf).detach() for name, leaf in exact.items()}
+        for name, leaf in _flat(state)[0].items():
+            if isinstance(leaf, Memory):
+                chosen = clients.get(name, np.zeros(0, dtype=np.int64))
+                tensors[f"{CLIENTS}{name}"], tensors[f"{ROWS}{name}"] = torch.from_numpy(chosen), leaf.rows(chosen)
+            else:
+                # A float would become a tensor of torch's default type, which may hold fewer digits
+                tensors[name] = torch.as_tensor(np.float64(leaf) if isinstance(leaf, float) else leaf).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"the algorithm's state must hold only tensors and numbers ({first_line(error)}); change what "
             f"init and step return"
         ) from None
+    return tensors
+
+
+def _lost(initial: Tensor, now: Tensor) -> bool:
+    """Tell whether an entry is not finite any more. What begins as infinity, such as a best value so far, may stay so."""
+    return not bool(now.isfinite().all()) and bool((initial.isfinite() & ~now.isfinite()).any())
 
 
 def _kinds(state: Any) -> dict[str, Any]:
@@ -172,13 +174,18 @@ def _kinds(state: Any) -> dict[str, Any]:
     return {name: (*v.shape, v.dtype) if isinstance(v, Tensor | Memory) else type(v) for name, v in leaves}
 
 
-def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:
-    """Return full name -> shape of the tensors whose name begins with ``begin``."""
-    return {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith(begin)}
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return name -> shape of the tensors of a state; of the rows of a memory, the shape of one row."""
+    rows = {name: list(tensor.shape[1:]) for name, tensor in tensors.items() if name.startswith(ROWS)}
+    return rows | {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith("state.")}
 
 
-def _as(stored: Tensor, like: Any) -> Any:
-    return stored.to(like) if isinstance(like, Tensor) else type(like)(stored.item())
+def _restored(name: str, like: Any, stored: Mapping[str, Tensor]) -> Any:
+    """Return the stored leaf of a state: a tensor, a number or a memory, as the leaf of the initial state (``like``) is."""
+    if isinstance(like, Memory):
+        rows = stored[f"{ROWS}{name}"].to(like.rows(np.zeros(1, dtype=np.int64)).device)
+        return like.replaced(stored[f"{CLIENTS}{name}"].numpy(), rows)
+    return stored[name].to(like) if isinstance(like, Tensor) else type(like)(stored[name].item())
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

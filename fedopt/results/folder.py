@@ -4,13 +4,12 @@ config.yaml               the resolved config
 run.json                  command, overrides, versions, machine, commit
 metrics.csv               one row per evaluation
 summary.json              status, final and best values
-checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
+checkpoint.safetensors    what resuming needs
 log.txt                   what happened, with times
 partition.csv, .png       the examples of each client, by class
 own_test.csv              the rows that clients keep to test on: client, and the place among the data's training rows, from 1
 clients.csv, .png         the clients' test metric with their own model, the common one and alone, at the end
 traffic.csv               the rounds of each client, and what was sent to it and by it
-availability.png          which clients are there in the first rounds, if participation has a pattern
 metrics.png               the metrics over communication rounds
 traceback.txt             if the run failed
 """
@@ -20,6 +19,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -33,21 +33,9 @@ from fedopt.files import PART, read_config, read_json, refuse_links, write_atomi
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
-FILES = (
-    *TEXTS,
-    "checkpoint.safetensors",
-    "memory.0",
-    "memory.1",
-    "partition.csv",
-    "partition.png",
-    "own_test.csv",
-    "availability.png",
-    "clients.csv",
-    "clients.png",
-    "traffic.csv",
-    "metrics.png",
-    ".lock",
-)
+TABLES = "partition.csv", "own_test.csv", "clients.csv", "traffic.csv"
+PICTURES = "partition.png", "clients.png", "metrics.png"
+FILES = (*TEXTS, *TABLES, *PICTURES, "checkpoint.safetensors", ".lock")
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 LOST = ("diverged", "failed")  # those of runs that have no last value to average: their row is where they broke off
@@ -57,6 +45,7 @@ Values = dict[str, float | None]  # by the names of metrics; None for what is no
 # The types of the values of the JSON files, which somebody may have sent. Others are left out when they are read.
 SUMMARY = {"status": Status, "error": str, "machine": bool, "final": Values, "best": Values, "to_target": Values | None}
 CARD = {
+    "id": str,
     "overrides": list[str],
     "chosen": dict[str, str],
     "tuned": Tuned,
@@ -73,7 +62,7 @@ CARD = {
     "classes": list[str],
     "commit": str | None,
     "sources": dict[str, str],
-    "later_sources": dict[str, list[str]],
+    "versions": dict[str, str | None],
     "machine": dict[str, str | int | None],
 }
 
@@ -164,9 +153,10 @@ class RunFolder:
         return True
 
     def vacate(self) -> None:
-        """Remove the files of a run that failed before it computed anything, except for those that say how it failed."""
+        """Remove the files of a run that failed in its first round, except for those that say how it failed."""
         for name in {*FILES} - LEFT_OVER - {".lock"}:
-            (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.path / name).unlink()
 
     def status(self) -> str | None:
         """Return the recorded status of the run in this folder; None without a run, or if summary.json is missing or broken."""

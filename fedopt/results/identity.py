@@ -75,19 +75,14 @@ def stamp(config: dict[str, Any]) -> dict[str, str]:
 
 
 def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a run began with different data or a different partition among clients, or recorded no hash of them.
+    """Raise UserError if a run began with different data or a different partition among clients.
 
     Args:
         folder: The run's folder, for the message.
         before: The hashes that the run has recorded, by name.
         now: The hashes of the present data, by name.
     """
-    if missing := [key for key in now if key not in before]:
-        raise UserError(
-            f"{folder}: this older run has no record of its {missing[0]}, so that it cannot be compared; "
-            f"begin again in another output_dir"
-        )
-    if any(before[key] != value for key, value in now.items()):
+    if any(before.get(key) != value for key, value in now.items()):
         why = "the run began with different data, or a different partition"
         raise UserError(f"{folder}: {why}; restore them, or begin again in another output_dir")
 

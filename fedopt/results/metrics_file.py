@@ -8,7 +8,6 @@ from typing import Any
 
 from fedopt.errors import UserError
 from fedopt.files import read_bytes, write_whole
-from fedopt.metrics import COUNTS
 
 
 class MetricsFile:
@@ -35,7 +34,7 @@ class MetricsFile:
             self.columns = rows.decode().split("\n", 1)[0].split(",")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row. The first row of a new file sets its columns. Counts that a file of an older version lacks are left out.
+        """Write one row. The first row of a new file sets its columns.
 
         Raises:
             OSError: The row cannot be written completely; no part of it is left in the file.
@@ -44,12 +43,10 @@ class MetricsFile:
         if not self.columns:
             self.columns = list(row)
             self._write(",".join(self.columns))
-        row = {name: value for name, value in row.items() if name in self.columns or name not in COUNTS}
         if self.columns != list(row):
             lacking = f"has the columns {', '.join(self.columns)}, and this run has {', '.join(row)}"
             raise UserError(f"{self.path}: {lacking}; choose another output_dir")
-        values = [row[column] for column in self.columns]
-        self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
+        self._write(",".join(f"{v:.10g}" if isinstance(v, float) else str(v) for v in row.values()))
 
     def _write(self, line: str) -> None:
         """Write one line unbuffered, so that a killed process loses nothing. Undo it if the disk takes only a part."""

@@ -5,35 +5,28 @@ A library is imported only when its tracker is built.
 
 import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
-from uuid import uuid4
+from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fedopt.config import flat
-from fedopt.errors import UserError
-from fedopt.files import read_json
+from fedopt.errors import UserError, need
+from fedopt.files import refuse_linked
 from fedopt.results.folder import RunFolder
 
 STRICT = ConfigDict(extra="forbid")
 
 
-class Tracker(Protocol):
-    @property
-    def log(self) -> Callable[[Mapping[str, float], int], object]:
-        """A function of the metrics of an evaluation, by name, and the number of rounds done, which logs them.
+class Tracker(NamedTuple):
+    """What `start` returns; any object with these two functions does.
 
-        If the process is killed after it has returned, nothing is lost.
-        """
+    log: a function of the metrics of an evaluation, by name, and the number of rounds done. If the process is killed after it
+        has returned, nothing is lost.
+    close: a function that ends tracking.
+    """
 
-    @property
-    def close(self) -> Callable[[], object]: ...
-
-
-class _Calls(NamedTuple):
     log: Callable[[Mapping[str, float], int], object]
     close: Callable[[], object]
 
@@ -43,7 +36,7 @@ class TensorBoard:
     """Scalars as TensorBoard event files in <run folder>/tensorboard. Raises UserError if TensorBoard is not installed."""
 
     def __post_init__(self) -> None:
-        _library("torch.utils.tensorboard")
+        need("logger=tensorboard", "tensorboard", "tensorboard")
 
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking.
@@ -51,15 +44,17 @@ class TensorBoard:
         folder: the run's folder. first: the first round to be logged; existing records of this round and later ones are
             dropped.
         """
-        path = _inside(folder, "tensorboard")
-        writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
+        from torch.utils.tensorboard import SummaryWriter
+
+        refuse_linked(path := folder / "tensorboard", folder)
+        writer = SummaryWriter(str(path), purge_step=first)
 
         def log(row: Mapping[str, float], step: int) -> None:
             for name, value in row.items():
                 writer.add_scalar(name, value, step)
             writer.flush()
 
-        return _Calls(log, writer.close)
+        return Tracker(log, writer.close)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,55 +73,31 @@ class WandB:
     mode: Literal["online", "offline", "disabled"] | None = None
 
     def __post_init__(self) -> None:
-        _library("wandb")
+        need("logger=wandb", "wandb", "wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking.
 
         Metrics are plotted over rounds. After a resume, rounds after the last checkpoint are logged a second time.
 
-        folder: the run's folder. first: the first round to be logged. 0 begins a new run of Weights & Biases; else the one
-            that the folder names continues.
+        folder: the run's folder, whose run.json has the run's id. first: the first round to be logged.
         """
-        _inside(folder, "wandb")
-        wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
+        import wandb
+
+        refuse_linked(folder / "wandb", folder)
+        recorded = RunFolder(folder)
+        mode = self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
             raise UserError("logger=wandb: nobody is logged in; run wandb login, or set logger.wandb.mode=offline")
         run = wandb.init(
             project=self.project,
             name=folder.name,
-            id=_run_id(folder, first),
+            id=recorded.card().get("id"),
             resume="allow",
             dir=folder,
             mode=mode,
-            config=flat(RunFolder(folder).config()),
+            config=flat(recorded.config()),
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
         run.define_metric("*", step_metric="round")
-        return _Calls(lambda row, step: run.log({**row, "round": step}), run.finish)
-
-
-def _library(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        name = module.partition("torch.utils.")[2] or module
-        raise UserError(f"logger={name}: the library is not installed; pip install 'fedopt[{name}]'") from None
-
-
-def _inside(folder: Path, name: str) -> Path:
-    if (path := folder / name).is_symlink():
-        raise UserError(f"{path}: is a link, so that writing would go elsewhere; choose another output_dir")
-    return path
-
-
-def _run_id(folder: Path, first: int) -> str:
-    """Return the id of the run at Weights & Biases, kept as wandb.json in the run's folder, so that a resumed run continues
-    there.
-
-    folder: the run's. first: the first round to be logged; 0 begins a new run.
-    """
-    known = read_json(folder / "wandb.json", {"id": str}).get("id") if first else None
-    run = known or uuid4().hex[:8]
-    RunFolder(folder).write_json("wandb.json", {"id": run})
-    return str(run)
+        return Tracker(lambda row, step: run.log({**row, "round": step}), run.finish)

@@ -3,11 +3,11 @@ from fedopt.running.assemble import check_parts as check_parts
 from fedopt.running.assemble import refuse_changed_data as refuse_changed_data
 from fedopt.running.failure import record_failure as record_failure
 from fedopt.running.hardware import restored as restored
+from fedopt.running.lifecycle import Options as Options
 from fedopt.running.lifecycle import execute as execute
 from fedopt.running.names import FIRST as FIRST
 from fedopt.running.names import named as named
 from fedopt.running.names import run_name as run_name
-from fedopt.running.place import held as held
 from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
 from fedopt.running.read_back import Trained as Trained

@@ -1,9 +1,7 @@
 """From a checked config to the objects of a run."""
 
-import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,32 +149,22 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if the data set of a run that has ended has changed since.
 
-    Data whose files are gone, or whose hash the run did not record, are not compared.
+    Only data whose files have changed since the run began are read and compared; files that are gone are not.
 
     folder: the run's. before: the hashes that the run has recorded. config: the run's.
     """
-    if before.get("data") is None or not config["dataset"].get("_target_"):
-        return
     nodes = {group: config[group] for group in ("dataset", "partitioner")}
-    dataset, partitioner = (build_target(node, group) for group, node in nodes.items())
-    given = getattr(dataset, "path", None), getattr(partitioner, "file", None)
+    if before.get("data") is None or not nodes["dataset"].get("_target_"):
+        return
+    given = nodes["dataset"].get("path"), nodes["partitioner"].get("file")
     paths = [expanded(path).absolute() for path in given if isinstance(path, str)]
-    if all(path.exists() for path in paths):
-        files = sorted(file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]))
-        stats = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-        refuse_other_data(folder, before, {"data": _digest(json.dumps(nodes), stats)})
-
-
-@lru_cache(maxsize=64)
-def _digest(nodes: str, files: Hashable) -> str:
-    """Return a hash of a data set, computed once while its files stay the same.
-
-    nodes: the config's nodes of data set and partitioner, as JSON. files: paths, sizes and times of the files, for the cache.
-    """
-    dataset, partitioner = (build_target(node, group) for group, node in json.loads(nodes).items())
-    world = World(0, partitioner, dataset)
-    world.load(real=True)
-    return next(iter(world.read))
+    files = [file for path in paths for file in (path, *path.rglob("*")) if path.exists()]
+    begun = (folder / "config.yaml").stat().st_mtime
+    if all(path.exists() for path in paths) and any(file.stat().st_mtime > begun for file in files):
+        dataset, partitioner = (build_target(node, group) for group, node in nodes.items())
+        world = World(0, partitioner, dataset)
+        world.load(real=True)
+        refuse_other_data(folder, before, {"data": next(iter(world.read))})
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
@@ -185,56 +173,59 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     participation: the settings. algorithm: its attribute `uneven` names the fields of local work that may differ among
         clients. clients: the number of clients. Raises WrongFunction if the algorithm lacks such a field.
     """
-    who, keys = participation, getattr(algorithm, "uneven", ())
+    keys = getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys
     for key in keys:
         if not hasattr(algorithm, key):
-            raise WrongFunction(
-                type(algorithm), f"says uneven = {key!r}, and has no field {key}; name the field of its local work"
-            )
+            what = f"says uneven = {key!r}, and has no field {key}; name the field of its local work"
+            raise WrongFunction(type(algorithm), what)
+    for refusal in (
+        *_refused_clients(participation, algorithm, clients),
+        *_refused_work(participation, algorithm, clients, keys),
+    ):
+        raise UserError(refusal)
+
+
+def _refused_clients(who: Participation, algorithm: Algorithm, clients: int) -> Iterator[str]:
+    """Yield why settings do not fit the number of clients, or the algorithm does not fit the clients that take part."""
+    name = type(algorithm).__name__
     if who.cohort is not None and who.cohort > clients:
-        raise UserError(
-            f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}; null takes all"
-        )
+        yield f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}; null takes all"
     pattern = asdict(who.pattern) if who.pattern else {}
-    patterns = {f"pattern.{name}": value for name, value in pattern.items()}
-    for key, value in {"work": who.work, "late": who.late, **patterns}.items():
+    lists = {"work": who.work, "late": who.late} | {f"pattern.{key}": value for key, value in pattern.items()}
+    for key, value in lists.items():
         if isinstance(value, list) and len(value) != clients:
-            raise UserError(
-                f"participation.{key}={value}: must be a list with an entry for each of the {clients} clients"
-            )
+            yield f"participation.{key}={value}: must be a list with an entry for each of the {clients} clients"
     if isinstance(groups := pattern.get("groups"), int) and groups > clients:
-        raise UserError(f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}")
+        yield f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}"
     if not who.punctual and getattr(algorithm, "on_time", False):
-        raise UserError(
-            f"participation.late={who.late}: {type(algorithm).__name__} needs all answers on time; set it to 0"
-        )
+        yield f"participation.late={who.late}: {name} needs all answers on time; set it to 0"
     most = min(who.cohort or clients, clients)
     if getattr(algorithm, "everyone", False) and (most < clients or who.dropout or who.pattern or not who.punctual):
         null = "participation.cohort=null participation.dropout=0 participation.pattern=null participation.late=0"
-        raise UserError(f"{type(algorithm).__name__} needs all clients in every round; set {null}")
+        yield f"{name} needs all clients in every round; set {null}"
     if most < (least := getattr(algorithm, "least_clients", 1)):
         key = f"partitioner.clients={clients}" if who.cohort is None else f"participation.cohort={who.cohort}"
-        raise UserError(f"{key}: {type(algorithm).__name__} needs at least {least} clients in a round with these keys")
+        yield f"{key}: {name} needs at least {least} clients in a round with these keys"
     if who.sampling == "by_weight" and getattr(algorithm, "each_once", False):
-        why = f"{type(algorithm).__name__} is not defined for clients that are drawn twice"
-        raise UserError(f"participation.sampling=by_weight: {why}; set it to uniform")
+        why = f"{name} is not defined for clients that are drawn twice"
+        yield f"participation.sampling=by_weight: {why}; set it to uniform"
     if who.stragglers and not round(exact(who.stragglers * clients)):
-        raise UserError(
-            f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
-        )
+        yield f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
+
+
+def _refused_work(who: Participation, algorithm: Algorithm, clients: int, keys: Sequence[str]) -> Iterator[str]:
+    """Yield why uneven local work does not fit an algorithm. keys: its fields of local work that may differ among clients."""
     if who.uneven and not keys:
         uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))
-        raise UserError(
-            f"participation.{uneven}: {type(algorithm).__name__} cannot have uneven local work; leave this key out"
-        )
+        yield f"participation.{uneven}: {type(algorithm).__name__} cannot have uneven local work; leave this key out"
     if isinstance(who.work, list) and len(keys) > 1:
         several = " and ".join(f"algo.{key}" for key in keys)
         why = f"this algorithm has {len(keys)} amounts of local work, {several}, and a list can set only one"
-        raise UserError(f"participation.work={who.work}: {why}; use participation.least instead")
+        yield f"participation.work={who.work}: {why}; use participation.least instead"
     for key in keys:
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients) if callable(local) else local))
         if who.least is not None and who.least > most:
             unit = getattr(local, "unit", "steps")
-            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, which is {most} {unit}")
+            yield f"participation.least={who.least}: must be at most algo.{key}, which is {most} {unit}"

@@ -27,8 +27,7 @@ def _going_on(words: Sequence[str]) -> Composed | None:
 
     Return None if the words do not ask to resume, or choose an option of a group, or if DIR holds no run yet.
 
-    Raises UserError if DIR holds a run of a different algorithm or problem. Also raises it if there is no run in DIR, and the
-    words choose neither an algorithm nor a problem nor an experiment.
+    Raises UserError if there is no run in DIR, and the words choose neither an algorithm nor a problem nor an experiment.
     """
     if not {"output_dir", "resume"} <= {key_of(word) for word in words}:
         return None
@@ -36,16 +35,11 @@ def _going_on(words: Sequence[str]) -> Composed | None:
     if given["resume"].value() is not True:
         return None
     folder = RunFolder(Path(str(given["output_dir"].value())))
-    there = os.path.lexists(folder.path / "config.yaml")
-    card = folder.card() if there else {}
-    chosen = card.get("chosen", {})
-    for group in {"algo", "problem"} & {*given}:
-        begun, wanted = chosen.get(group), given[group].value()
-        if begun and not given[group].is_sweep_override() and begun != wanted:
-            why = f"the run in it was begun with {group}={begun}, not {wanted}"
-            raise UserError(f"{folder.path}: {why}; choose another output_dir to begin a new run")
-    if there:
-        return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, card.get("tuned"))
+    if os.path.lexists(folder.path / "config.yaml"):
+        card = folder.card()
+        if {*given} & {*GROUPS}:
+            return None
+        return recorded(folder.config(), words, card.get("chosen", {}), card.get("tuned"))
     if not {*given} & {"algo", "problem", "experiment"}:
         raise UserError(f"{folder.path}: there is no run in it to resume; begin one with algo=NAME problem=NAME")
     return None

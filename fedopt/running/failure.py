@@ -1,10 +1,9 @@
-"""Failures of a run: find whose mistake one was, and record it in the folder."""
+"""Failures of a run: find whose mistake one was, and write it into a folder."""
 
 import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from fedopt.blame import blamed
 from fedopt.config import Composed
@@ -12,9 +11,6 @@ from fedopt.errors import UserError, first_line, of_machine
 from fedopt.federation import ranks
 from fedopt.results import RunFolder, how
 from fedopt.running.sinks import Callback
-
-if TYPE_CHECKING:
-    from fedopt.running.lifecycle import Run
 
 
 @contextmanager
@@ -35,32 +31,10 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def recorded(run: "Run") -> Iterator[None]:
-    """Record a failure in the run's folder if the run has begun to write there. Errors of the disk become a UserError."""
-    try:
-        yield
-    except Exception as error:
-        path = run.folder.path
-        if not run.writing:  # one refused at the door leaves no trace in another's folder
-            raise
-        if not path.is_dir():
-            raise UserError(
-                f"{path}: another program moved or removed this folder during the run; begin the run again"
-            ) from error
-        record_failure(run.folder, error, run.composed, run.untouched and not isinstance(error, OSError))
-        if not isinstance(error, OSError):
-            raise
-        why = f"{error.filename or path}: {error.strerror or error}"
-        raise UserError(f"{why}; mend this, then use resume=true: nothing that was recorded is lost") from error
-
-
-def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
+def record_failure(folder: RunFolder, error: Exception, composed: Composed) -> str:
     """Write the traceback and the status into the folder, as far as the disk takes them and no other process writes there.
 
-    Returns the line that says what failed.
-    folder: the run's. error: what was raised. composed: the config. vacate: whether to remove all other files, since nothing
-        was computed.
+    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config.
     """
     line = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
     with suppress(OSError, UserError):
@@ -71,7 +45,5 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
         folder.log(f"failed: {line}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", how(composed))
-        if vacate:
-            folder.vacate()
     folder.close()
     return line

@@ -146,11 +146,11 @@ def restored() -> Iterator[None]:
         with torch.inference_mode(False):
             yield
     finally:
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
         for get, put, value in before:
             if get() != value:  # an outer `with torch.device(...)` is still there
                 put(value)
-        if workspace is None:
-            os.environ.pop(WORKSPACE, None)
 
 
 def _keep_freed_memory() -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from pydantic import NonNegativeFloat, NonNegativeInt
-
 from fedopt.algorithms.checks import first_state, first_step
 from fedopt.errors import UserError
 from fedopt.federation import ranks
@@ -38,10 +36,10 @@ class Progress:
         diverged: How the last evaluation shows that the run diverges; empty if it does not.
     """
 
-    round: NonNegativeInt = 0
+    round: int = 0
     evaluated: bool = False
-    seconds: NonNegativeFloat = 0.0
-    points: NonNegativeInt = 0
+    seconds: float = 0.0
+    points: int = 0
     start: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
@@ -141,9 +139,9 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
 def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
     """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics are those of the start; else ''.
 
-    point: the variables at the end. round: the rounds of the run; after a few rounds nothing is said.
+    point: the variables at the end; () for none. round: the rounds of the run; after a few rounds nothing is said.
     """
-    if not isinstance(e.problem, Nested) or round < MOVED_BY:
+    if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""
     start = e.problem.start()[0]
     moved = float((point[0] - start).abs().max())

@@ -1,7 +1,5 @@
 """The pictures of a run, which it draws at its end."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -11,29 +9,22 @@ from fedopt.errors import first_line
 from fedopt.results import RunFolder
 from fedopt.running.assemble import Experiment
 
-ROUNDS_SHOWN = 200  # in availability.png
 
+def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
+    """Draw metrics.png, partition.png and clients.png.
 
-@contextmanager
-def drawn(folder: RunFolder, e: Experiment, source: str | None) -> Iterator[None]:
-    """Draw metrics.png, partition.png, availability.png and clients.png when the context ends without an exception.
-
-    The partition is drawn for data with classes, the availability if participation has a pattern, and the clients if the run
-    has written clients.csv. A picture that cannot be drawn is a note: the run and its numbers are complete by then.
+    The partition is drawn for data with classes, and the clients if the run has written clients.csv. A picture that cannot be
+    drawn is a note: the run and its numbers are complete by then.
 
     Args:
         folder: The run's folder.
         e: The objects of the run.
         source: The run at whose checkpoint this one began, or None.
     """
-    yield
     problem, clients = e.original, folder.path / "clients.csv"
     shown: dict[str, tuple[Any, ...]] = {"metrics": (folder.metrics, e.problem.metrics, _title(folder), source or "")}
     if problem.labels is not None:
         shown["partition"] = problem.splits["train"], problem.labels, problem.class_names
-    if e.federation.participation.pattern:
-        rounds = range(min(e.budget.rounds or ROUNDS_SHOWN, ROUNDS_SHOWN))
-        shown["availability"] = [e.federation.availability.at(r) for r in rounds], problem.clients
     if clients.exists() and (metric := folder.card().get("client_metric")):
         shown["clients"] = clients, metric
     for name, facts in shown.items():

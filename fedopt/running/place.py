@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.config import Composed, flat, key_of, outputs
-from fedopt.console import note
 from fedopt.errors import UserError
 from fedopt.results import RunFolder
 from fedopt.running.names import FIRST, PLACED, named
@@ -28,20 +27,16 @@ def run_place(path: Path, composed: Composed, taken: MutableMapping[str, Compose
         taken: The folders of this command's runs so far, in lower case, each with the run's config. The returned folder is
             added in place.
     """
-    for place in _numbered(path):
-        other, folder = taken.get(str(place).casefold()), RunFolder(place)
-        if _values(other.nodes) == _values(composed.nodes) if other else not folder.used or _holds(folder, composed):
-            taken[str(place).casefold()] = composed
-            return place
-    raise AssertionError
+    place = next(place for place in _numbered(path) if _may_have(composed, place, taken.get(str(place).casefold())))
+    taken[str(place).casefold()] = composed
+    return place
 
 
-def held(path: Path, composed: Composed) -> Path | None:
-    """Return which of `path`, `path`-2, ... holds the run already; None if none does."""
-    for place in _numbered(path):
-        if not RunFolder(place).used or _holds(RunFolder(place), composed):
-            return place if RunFolder(place).used else None
-    raise AssertionError
+def _may_have(composed: Composed, path: Path, other: Composed | None) -> bool:
+    """Return whether a folder is free for a run or holds it already. other: the config of this command's run there, if any."""
+    if other is not None:
+        return _values(other.nodes) == _values(composed.nodes)
+    return not RunFolder(path).used or _holds(path, composed)
 
 
 def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
@@ -53,22 +48,23 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
         swept: The keys whose values differ.
     """
     wanted = {word for word in shared if key_of(word) not in FIRST}
-    for place in _numbered(path):
+
+    def fits(place: Path) -> bool:
         card = next(place.glob("*/run.json"), None)
-        given = RunFolder(card.parent).card().get("overrides", []) if card else wanted
-        if {word for word in given if key_of(word) not in {*FIRST, *swept}} == wanted:
-            return place
-    raise AssertionError
+        words = RunFolder(card.parent).card().get("overrides", []) if card else wanted
+        return {word for word in words if key_of(word) not in {*FIRST, *swept}} == wanted
+
+    return next(filter(fits, _numbered(path)))
 
 
-def _holds(folder: RunFolder, composed: Composed) -> bool:
+def _holds(path: Path, composed: Composed) -> bool:
     """Return whether the run in a folder was asked for by the same overrides, or has the same values."""
     given, asked = (
         {word for word in words if key_of(word) not in PLACED}
-        for words in (folder.card().get("overrides", ["?"]), composed.words)
+        for words in (RunFolder(path).card().get("overrides", ["?"]), composed.words)
     )
     with suppress(UserError):  # a config that cannot be read
-        return given == asked or _values(folder.config()) == _values(composed.nodes)
+        return given == asked or _values(RunFolder(path).config()) == _values(composed.nodes)
     return False
 
 
@@ -77,30 +73,22 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
-def place(composed: Composed, quiet: bool = False) -> Path:
+def place(composed: Composed) -> Path:
     """Return the folder of a single run: output_dir if that is set, else outputs/<algo>_<problem>/<name>, named by the
         overrides.
 
     If this folder is taken, <name>-2, <name>-3 and so on are tried. With resume=true, return the last of these folders that
-    holds this run, if there is one. Unless `quiet`, a note says so if the same run has finished and a new one begins.
+    holds this run, if there is one.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
     others = [word for word in composed.words if key_of(word) not in ("algo", "problem")]
     parent = outputs() / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
-    begun: Path | None = None  # the last one with this config
-    before: Path | None = None
-    for path in _numbered(parent / (named(others) or "default")):
-        folder = RunFolder(path)
-        if not (folder.used or folder.alive):
-            break
-        before = path
-        if composed.settings.resume and _holds(folder, composed):
-            begun = path
-    if begun:
-        return begun
-    if before and not quiet and RunFolder(before).status() == "finished" and _holds(RunFolder(before), composed):
-        note(
-            f"the same run has finished in {before}; a new one begins in {path}; resume=true would keep the finished one"
-        )
+    paths = _numbered(parent / (named(others) or "default"))
+    path, before = next(paths), list[Path]()
+    while RunFolder(path).used or RunFolder(path).alive:
+        before.append(path)
+        path = next(paths)
+    if composed.settings.resume and (begun := [other for other in before if _holds(other, composed)]):
+        return begun[-1]
     return path

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from fedopt.console import note
 from fedopt.errors import UserError
 from fedopt.results import (
@@ -61,7 +59,6 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
         return "anew"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
-        progress_of(metadata)
     here = stamp(config)
     refuse_foreign(folder.checkpoint, metadata, here["run"])
     with advising(START_OVER):
@@ -70,8 +67,10 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == rows_size
     if done:
         refuse_changed_data(folder.path, metadata, config)
-    say_changed(folder, config, done)
-    return "longer" if longer else "done" if done else "resume"
+    say_changed(folder, config)
+    if done:
+        return "done"
+    return "longer" if longer else "resume"
 
 
 def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
@@ -101,20 +100,12 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
     refuse_other_data(folder.path, stored[1], e.data)  # first: other data may change the state's shapes
     with advising(START_OVER):
         state, metadata = checkpoint.restore(e.federation.ledger, stored)
-        refuse_old_messages(e)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(
             f"budget: the run in {folder.path} has used more already, in {progress.round} rounds; give a larger one"
         )
     return state, progress, metadata["rows_size"]
-
-
-def refuse_old_messages(e: Experiment) -> None:
-    """Raise UserError if the checkpoint just restored has messages that this version would not find again."""
-    if e.federation.ledger.sent.old:
-        why = "has messages to late clients that this one cannot tell apart, so that it alone can go on"
-        raise UserError(f"participation.late: the older version of this checkpoint {why}")
 
 
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
@@ -127,17 +118,14 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():
         raise UserError(f"from={source}: there is no run with a checkpoint in this folder; give the folder of one")
-    node = folder.config().get("algo")
-    theirs = node.get("_target_") if isinstance(node, dict) else None
+    theirs = (folder.config().get("algo") or {}).get("_target_")
     if theirs != algo["_target_"]:
-        before, here = (str(path).rpartition(".")[2] for path in (theirs or "no algorithm", algo["_target_"]))
-        why = f"this run's algorithm is {before}, whose state does not fit {here}"
+        why = f"its algorithm is {theirs}, whose state does not fit {algo['_target_']}"
         raise UserError(
             f"from={source}: {why}; give its algo= and problem= again, since from does not take over values"
         )
     with advising(f"from={source} needs the same options of the algorithm, model and number of clients as that run"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
-    refuse_old_messages(e)
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:
@@ -149,9 +137,5 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
 
 
 def progress_of(metadata: Mapping[str, Any]) -> Progress:
-    """Return the progress that a checkpoint notes. Raises UserError for a wrong type or a negative number."""
-    try:
-        values = {name: value for name, value in metadata.items() if name in Progress.__dataclass_fields__}
-        return TypeAdapter(Progress).validate_python(values)
-    except ValueError as error:
-        raise UserError(f"the checkpoint's progress is not valid ({' '.join(str(error).split())})") from None
+    """Return the progress that a checkpoint notes."""
+    return Progress(**{name: metadata[name] for name in Progress.__dataclass_fields__})

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedopt.config import build_target
 from fedopt.console import note, printable
-from fedopt.data import Ragged
 from fedopt.errors import UserError, first_line
 from fedopt.federation import Ledger
 from fedopt.machine import number_of
@@ -50,22 +49,22 @@ def on_rows(take: Callable[[Row], object]) -> Sink:
 class Callback:
     """A user's function of a row, or None. If it returns true, the run is interrupted and `stopped` is set.
 
-    function: the user's. interrupt: the event that stops the run. error: what the function raised, which the caller gets
-        unchanged.
+    function: the user's.
+
+    Attributes:
+        interrupt: The event that stops the run.
+        error: What the function raised, which the caller gets unchanged.
     """
 
-    def __init__(self, function: OnEval | None, interrupt: Event):
-        self._function, self._interrupt = function, interrupt
-        self.stopped = False
+    def __init__(self, function: OnEval | None):
+        self._function, self.interrupt, self.stopped = function, Event(), False
         self.error: Exception | None = None
 
     def __call__(self, row: Row) -> None:
-        if self._function is None:
-            return
         try:
-            if self._function(dict(row)):
+            if self._function is not None and self._function(dict(row)):
                 self.stopped = True
-                self._interrupt.set()
+                self.interrupt.set()
         except Exception as error:
             self.error = error
             raise
@@ -179,7 +178,7 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
         _write_csv(folder, "clients.csv", [[*columns], *zip(*columns.values(), strict=True)])
 
 
-def _write_csv(folder: RunFolder, name: str, rows: Iterable[Sequence[Any]]) -> None:
+def _write_csv(folder: RunFolder, name: str, rows: Iterable[Iterable[Any]]) -> None:
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     folder.write_text(name, text.getvalue())
@@ -193,20 +192,12 @@ def write_division(folder: RunFolder, problem: Problem) -> None:
     if problem.labels is not None and problem.clients <= LISTED:
         labels, split = problem.labels, problem.splits["train"]
         classes = int(labels[split.rows].max()) + 1
-        counts = (np.bincount(labels[rows], minlength=classes) for rows in split)
-        folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in counts))
+        _write_csv(folder, "partition.csv", (np.bincount(labels[rows], minlength=classes) for rows in split))
     if (kept := problem.own_test_rows) is not None:
-        write_own_test(folder, kept)
-
-
-def write_own_test(folder: RunFolder, rows: Ragged) -> None:
-    """Write own_test.csv: the client, and the place of a row among the data set's training rows, from 1, in their order.
-
-    folder: the run's. rows: each client's places, from 0.
-    """
-    named = zip(rows.names or range(len(rows)), rows, strict=True)
-    places = [(printable(str(name)), row + 1) for name, of in named for row in sorted(of)]
-    _write_csv(folder, "own_test.csv", [("client", "row"), *places])
+        # The client, and the places of its rows among the data set's training rows, from 1, in their order
+        clients = zip(kept.names or range(len(kept)), kept, strict=True)
+        places = [(printable(str(name)), row + 1) for name, rows in clients for row in sorted(rows)]
+        _write_csv(folder, "own_test.csv", [("client", "row"), *places])
 
 
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:

@@ -18,13 +18,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from support import slurm as cluster
 from support.cases import few
 from support.command import ROOT, code_of
 from support.command import fedopt as fedopt_command
 
 import fedopt
-from fedopt.analysis import unequal
-from fedopt.analysis.runs import read
 from fedopt.bench import tune as searching
 from fedopt.bench.outcome import best_of
 from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
@@ -550,12 +549,7 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     (tmp_path / "mine_of_test.py").write_text(f"{code}\n# another\n")
     capsys.readouterr()
     assert tune(monkeypatch, *words) == 0
-    assert "was done before mine_of_test changed" in capsys.readouterr().err
-    run = Path("out", "mine", "trial001", "seed1000000")
-    (run / "summary.json").write_text('{"status": "interrupted"}')
-    assert tune(monkeypatch, *words) == 0
-    (line,) = unequal._versions([read(run, "comm_rounds")])
-    assert line.startswith("the runs were made by 2 versions of mine_of_test")
+    assert "mine_of_test changed since this run began" in capsys.readouterr().err
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
     assert tune(monkeypatch, *words) == 2
     assert "was begun with algo.momentum=0, not 0.5" in capsys.readouterr().err
@@ -586,8 +580,9 @@ def test_trials_in_a_queue_are_those_of_this_machine(monkeypatch, tmp_path):
     pytest.importorskip("submitit")
     few = ["--budget", "rounds=3", "--trials", "2", "--seeds", "1"]
     assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "a")) == 0
-    queued = [*PROGRAM, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "local-executor"]
+    queued = [*PROGRAM, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "slurm"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_QUEUE": str(tmp_path / "queue")}
+    environment |= cluster.install(tmp_path / "slurm")
     subprocess.run(queued, check=True, env=environment, capture_output=True)
     pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
 

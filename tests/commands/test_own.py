@@ -342,7 +342,7 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
     before = (folder / "metrics.csv").read_bytes()
     more = sweep("seed=0,1")
     assert (
-        more.err.count(f": this run was done before {name} changed; delete the folder to run it again from the start\n")
+        more.err.count(f": {name} changed since this run began; delete the folder to run it again from the start\n")
         == 1
     )
     assert (folder / "metrics.csv").read_bytes() == before
@@ -353,7 +353,7 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "resume=true", f"output_dir='{folder.relative_to(tmp_path)}'", "budget.rounds=3"
     )
     assert longer.code == 0, longer.err
-    assert f": this run resumes with {name} changed since it began; delete" in longer.err
+    assert f": {name} changed since this run began; delete" in longer.err
 
 
 def test_modules_that_ones_own_code_takes_from_count(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import slurm as cluster
 from support.cases import few
 from support.command import ROOT, fedopt, one_line, run, torchrun
 
@@ -70,17 +71,20 @@ def test_a_file_of_others_above_is_no_project(monkeypatch):
 @pytest.mark.parametrize(
     "how", few(["-m", "--jobs", "python -m", "torchrun", "queue"], lambda how: how == "-m", pytest.mark.slow)
 )
-def test_processes_find_it_too(how, monkeypatch, capsys):
+def test_processes_find_it_too(how, monkeypatch, capsys, tmp_path_factory):
     fedopt(monkeypatch, capsys, "new", "algo", "mine")
     if how == "queue":
         pytest.importorskip("submitit")
-    one = {"cwd": Path.cwd(), "env": {"PYTHONPATH": str(ROOT)}}
+    one = {
+        "cwd": Path.cwd(),
+        "env": {"PYTHONPATH": str(ROOT), **cluster.install(tmp_path_factory.mktemp("cluster") / "slurm")},
+    }
     words = {
         "-m": ["-m", *MINE, "seed=0,1"],
         "--jobs": ["-m", *MINE, "seed=0,1", "--jobs", "2"],
         "python -m": MINE,
         "torchrun": ["-m", "fedopt", *MINE],
-        "queue": ["-m", *MINE, "seed=0", "--launcher", "local-executor"],
+        "queue": ["-m", *MINE, "seed=0", "--launcher", "slurm"],
     }[how]
     result = torchrun(*words, cwd=Path.cwd()) if how == "torchrun" else run(*words, **one)
     assert result.code == 0, result.err

@@ -1,7 +1,6 @@
 """Files that somebody sent: configs, data and folders of runs are read, and run no code (SECURITY.md)."""
 
 import datetime
-import hashlib
 import itertools
 import json
 import os
@@ -10,6 +9,7 @@ import pickle
 import pandas as pd
 import pytest
 import yaml
+from support import slurm as cluster
 from support.cases import few
 from support.command import PAIR, TINY, code_of, fedopt, run
 from support.records import record
@@ -21,7 +21,6 @@ from fedopt.config.build import build_target
 from fedopt.config.composed import recorded
 from fedopt.data.folders import Folder
 from fedopt.errors import UserError
-from fedopt.results import journal
 from fedopt.results.folder import RunFolder
 
 CALLBACK = "callbacks: {x: {_target_: sent.touch}}"
@@ -119,16 +118,14 @@ def test_the_working_directory_is_not_searched_for_modules(tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
-QUEUE = ["--launcher", "local-executor"]
-
-
 @pytest.mark.full
 @pytest.mark.pictures
-@pytest.mark.parametrize("more", [[], ["-m", "--jobs", "2"], ["-m", *QUEUE]])
+@pytest.mark.parametrize("more", [[], ["-m", "--jobs", "2"], ["-m", "--launcher", "slurm"]])
 def test_no_process_of_a_command_searches_the_working_directory(more, tmp_path):
     for name in ("matplotlib", "multiprocessing", "submitit", "torch"):  # which they import
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
-    assert run(*TINY, *more, "output_dir=run", cwd=tmp_path).code == 0
+    env = {**cluster.install(tmp_path / "slurm"), "FEDOPT_QUEUE": str(tmp_path / "queue")}
+    assert run(*TINY, *more, "output_dir=run", cwd=tmp_path, env=env).code == 0
     assert not (tmp_path / "trace").exists()
 
 
@@ -292,17 +289,6 @@ def test_owners_that_have_no_end(kind, monkeypatch, capsys, tmp_path):
     one_line(
         fedopt(monkeypatch, capsys, *words, f"partitioner.file={path}"), f"partitioner.file={path}", "name on each line"
     )
-
-
-@pytest.mark.parametrize("entry", [{"file": "../secret"}, {"file": "/dev/zero"}, {"size": -1}, {"size": 10**18}])
-def test_a_forged_checkpoint_counts_no_other_file(entry, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "run" / "memory.0").write_bytes(b"secret")
-    forged = {"file": "memory.0", "size": 6, "hash": hashlib.sha256(b"secret").hexdigest()}
-    assert journal.counted(tmp_path / "run", forged).hexdigest() == forged["hash"]
-    with pytest.raises(UserError, match="checkpoint"):
-        journal.counted(tmp_path / "run", forged | entry)
 
 
 def test_an_image_of_another_kind(tmp_path):

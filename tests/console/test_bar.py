@@ -126,7 +126,6 @@ def test_a_notebook_has_one_bar(clock, monkeypatch, capsys):
     for round in range(101):
         display(Moment(round, None, round / 100, {"comm_rounds": round, "<b>loss": 1.0}, False, None))
         clock[0] += 0.05
-    display.close()
     bar.close()
     (shown,) = cell.shown
     assert 20 <= len(shown) <= 26

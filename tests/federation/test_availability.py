@@ -9,7 +9,6 @@ from support.cases import few
 from support.command import ROOT, TINY, fedopt, without_time
 
 from fedopt.config import Participation, compose
-from fedopt.drawing import figures, run
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.results.identity import stamp
@@ -281,22 +280,3 @@ def test_mistakes(words):
         assemble.assemble(composed("algo=fedavg", "problem=quadratic_minimisation", pattern(words)))
     assert MISTAKES[words] in str(error.value)
     assert "\n" not in str(error.value)
-
-
-# The picture
-
-
-@pytest.mark.pictures
-def test_a_run_leaves_a_picture_of_who_is_there(monkeypatch, capsys, tmp_path):
-    words = [*TINY, pattern("{kind: cyclic, groups: 2}")]
-    assert fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}").code == 0
-    assert (tmp_path / "run" / "availability.png").stat().st_size > 1000
-
-
-def test_the_picture_has_a_row_a_round(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, *_, **__: drawn.append(figure))
-    run.availability(tmp_path / "a.png", [np.array([0, 2]), np.array([1, 3])] * 2, 4)
-    axes = drawn[0].axes[0]
-    np.testing.assert_array_equal(axes.images[0].get_array() == 0, [[1, 0, 1, 0], [0, 1, 0, 1]] * 2)
-    assert axes.get_title().startswith("available (black): 2 of 4 clients")

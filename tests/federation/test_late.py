@@ -8,7 +8,6 @@ import torch
 from support.cases import few
 from support.command import ROOT, TINY, fedopt, torchrun, without_time
 
-from fedopt import api
 from fedopt.config import Participation, compose
 from fedopt.errors import UserError
 from fedopt.federation.draws import Full, Steps
@@ -359,25 +358,3 @@ def test_runs_from_before_are_the_same_runs():
     assert stamp(before) == stamp(nodes)
     assert stamp({**nodes, "participation": {**nodes["participation"], "late": 2}})["run"] != stamp(nodes)["run"]
     assert Participation(late=2).described(5) == "5 clients, answers late"
-
-
-def test_messages_of_older_checkpoints_are_refused(tmp_path, monkeypatch):
-    """Their exchanges have the names of client functions. They can be read, but a run that went on would lose them in silence."""
-    words = "algo=local_sgda problem=quadratic_minimax partitioner.clients=6 participation.late=2 budget.rounds=6 eval.every=1"
-    folder, keep = tmp_path / "run", Sent.keep
-    with monkeypatch.context() as older:
-
-        def keep_as_before(sent, *args):
-            keep(sent, *args)
-            sent.tensors = {
-                name.replace(name.partition(".")[0], "sent", 1): tensor for name, tensor in sent.tensors.items()
-            }
-
-        older.setattr(Sent, "keep", keep_as_before)
-        stopped = api.run(words, output_dir=folder, quiet=True, on_eval=lambda row: row["round"] == 3)
-    assert stopped.status == "stopped"
-    assert api.load(folder).variables
-    with pytest.raises(UserError, match="has messages to late clients that this one cannot"):
-        api.run(words, output_dir=folder, quiet=True, resume=True)
-    with pytest.raises(UserError, match="has messages to late clients that this one cannot"):
-        api.run(words, output_dir=tmp_path / "other", quiet=True, start=folder)

@@ -1,11 +1,10 @@
-"""What clients keep: every version of a memory stays as it was, and checkpoints in blocks read back."""
+"""What clients keep: every version of a memory stays as it was, and a run resumes with it."""
 
 import numpy as np
 import torch
 from support.command import fedopt, without_time
 
 from fedopt.federation.memory import GROUP, Memory
-from fedopt.results import journal
 
 SCAFFOLD = ["algo=scaffold", "problem=classification", "dataset=digits", "problem.model=linear", "hardware.threads=1"]
 
@@ -26,10 +25,9 @@ def test_every_version_has_its_rows():
     assert after.changed(before).tolist() == sorted(cohort)
 
 
-def test_a_run_resumes_from_rows_in_blocks(monkeypatch, capsys, tmp_path):
+def test_a_run_resumes_from_rows(monkeypatch, capsys, tmp_path):
     words = [*SCAFFOLD, "eval.every=1", "participation.cohort=3"]
     assert fedopt(monkeypatch, capsys, *words, "budget.rounds=6", f"output_dir={tmp_path / 'here'}").code == 0
-    monkeypatch.setattr(journal, "BLOCK", 5000)
     for rounds in (3, 6):
         more = [f"budget.rounds={rounds}", f"output_dir={tmp_path / 'there'}", "resume=true"]
         assert fedopt(monkeypatch, capsys, *words, *more).code == 0

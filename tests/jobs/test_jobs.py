@@ -51,18 +51,6 @@ def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, 
     assert set(checks.values()) == {50}
 
 
-def test_a_renamed_folder_keeps_its_runs(monkeypatch, capsys, tmp_path):
-    """The same command in the new place takes the runs that are there, and does those that are not."""
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", *TINY, "budget.rounds=1", "algo.rho=0.5,0.9"]
-    assert fedopt(monkeypatch, capsys, *words, "seed=0").code == 0
-    (made,) = (tmp_path / "outputs" / "multirun").iterdir()
-    made.rename("mine")
-    assert fedopt(monkeypatch, capsys, *words, "seed=0,1", "output_dir=mine").code == 0
-    assert len([*Path("mine").rglob("run.json")]) == 4
-    assert not list(Path("outputs", "multirun").iterdir())
-
-
 class Says(Job):
     """Its outcome names the process that does it. One whose title is a signal kills this process."""
 
@@ -139,6 +127,18 @@ def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
             os.kill(process, signal.SIGKILL)
         for pipe in (command.stdout, command.stderr):
             pipe.close()
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_all_runs_at_once_with_a_checkpoint(tmp_path):
+    """The command says how to resume them, and sweep.csv has what they reached."""
+    command = start("-m", *LONG, "seed=0,1,2", "output_dir=sweep", "--jobs", "2", cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2, 600)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=600)
+    assert (command.returncode, err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"].tolist() == ["interrupted"] * 2
+    assert len(list(tmp_path.glob("sweep/*/checkpoint.safetensors"))) == 2
 
 
 def wait_for(condition, seconds: float) -> None:

@@ -13,8 +13,7 @@ from support.command import fedopt
 from support.sweeps import CSV_WORDS, begin, rows, to_the_end, workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-QUEUE = ["--at-most", "2", "--launcher"]
-LAUNCHERS = {"processes": ["--jobs", "2"], "local-executor": [*QUEUE, "local-executor"], "slurm": [*QUEUE, "slurm"]}
+LAUNCHERS = {"processes": ["--jobs", "2"], "slurm": ["--at-most", "2", "--launcher", "slurm"]}
 
 
 @pytest.mark.full

@@ -21,8 +21,7 @@ from fedopt.federation import round as of_round
 from fedopt.federation.ledger import Ledger
 from fedopt.federation.memory import Memory
 from fedopt.randomness import keyed_rng
-from fedopt.results import checkpoint, journal
-from fedopt.results.journal import Journal
+from fedopt.results import checkpoint
 from fedopt.results.metrics_file import MetricsFile
 from fedopt.testing.harness import small, steps
 
@@ -90,22 +89,28 @@ def test_counts_of_a_checkpoint_that_does_not_name_them(counted_run):
     assert not {*ledger.rounds, *ledger.lost} - {0}  # which these versions did not count
 
 
-def test_a_count_of_a_later_version_begins_at_0(counted_run, tmp_path):
-    """Its column is not in the metrics.csv of a run that began before, and is not added to it."""
-    e, tensors = counted_run
-    columns, ledger = e.federation.ledger.columns(), Ledger(e.problem.clients)
-    ledger.restore({name: count for name, count in tensors.items() if name != "ledger.jvp_examples"})
-    assert ledger.columns() == {**columns, "jvp_examples": 0}
-    (tmp_path / "metrics.csv").write_text(before := "round,grad_calls,loss\n0,0,1\n")
+def test_a_checkpoint_of_another_version(counted_run, monkeypatch, tmp_path):
+    """One line says so: an older state could be taken for one of this version."""
+    e, _ = counted_run
+    path, state = tmp_path / "checkpoint.safetensors", e.algorithm.init(e.problem)
+    with monkeypatch.context() as other:
+        other.setattr(checkpoint, "FORMAT", 4)
+        checkpoint.Checkpoint(path, state).store(state, e.federation.ledger, {})
+    with pytest.raises(UserError, match="another version of fedopt"):
+        checkpoint.read(path)
+
+
+def test_rows_of_other_columns_are_refused(tmp_path):
+    (tmp_path / "metrics.csv").write_text(before := "round,loss\n0,1\n")
     file = MetricsFile(tmp_path / "metrics.csv", len(before))
-    file.append({"round": 1, "grad_calls": 4, "jvp_examples": 7, "loss": 0.5})
-    with pytest.raises(UserError, match="columns round, grad_calls, loss, and this run has"):
-        file.append({"round": 2, "grad_calls": 8, "jvp_examples": 7, "loss": 0.5, "accuracy": 1.0})
+    file.append({"round": 1, "loss": 0.5})
+    with pytest.raises(UserError, match="columns round, loss, and this run has"):
+        file.append({"round": 2, "loss": 0.5, "accuracy": 1.0})
     file.close()
-    assert (tmp_path / "metrics.csv").read_text() == before + "1,4,0.5\n"
+    assert (tmp_path / "metrics.csv").read_text() == before + "1,0.5\n"
 
 
-# The journal
+# What clients keep
 
 
 def written(memory: Memory, rng: np.random.Generator, cohort: int) -> Memory:
@@ -113,47 +118,22 @@ def written(memory: Memory, rng: np.random.Generator, cohort: int) -> Memory:
     return memory.replaced(clients, torch.from_numpy(rng.standard_normal((cohort, 30))))
 
 
-@pytest.mark.parametrize(("clients", "cohort"), [(20, 20), (300, 5)])
-def test_a_journal_gives_back_what_was_counted(clients, cohort, tmp_path, monkeypatch):
-    """After any number of checkpoints, of which each costs what changed, in a file that does not grow without end."""
-    monkeypatch.setattr(journal, "SPARE", 2000)
-    rng, initial = np.random.default_rng(0), Memory(torch.zeros(clients, 30, dtype=torch.float64))
-    memory, file, most = initial, Journal(tmp_path, [initial]), 0
-    for number in range(60):
-        memory = written(memory, rng, cohort)
-        said = file.append([memory])
-        file.tidy()
-        most = max(most, said["size"])
-        if number % 7 == 0:  # as after a kill, with a part of the next checkpoint on the disk
-            with (tmp_path / said["file"]).open("ab") as torn:
-                torn.write(b"torn")
-            file = Journal(tmp_path, [initial])
-            (restored,) = file.restore(said)
-            torch.testing.assert_close(restored.tensor(), memory.tensor(), rtol=0, atol=0)
-    assert most <= 4 * (clients * 30 * 8 + 2000)
-    assert [path.name for path in tmp_path.iterdir()] == [said["file"]]
-
-
-def test_a_checkpoint_costs_what_the_cohort_does(tmp_path):
-    rng, initial = np.random.default_rng(0), Memory(torch.zeros(5000, 30, dtype=torch.float64))
-    file = Journal(tmp_path, [initial])
-    memory = written(initial, rng, 10)
-    before = file.append([memory])["size"]
-    after = file.append([written(memory, rng, 10)])["size"]
-    assert after - before == 4 * 8 + 10 * 8 + 10 * 30 * 8
-
-
-def test_a_journal_that_is_not_whole(tmp_path):
-    initial = Memory(torch.zeros(4, 30, dtype=torch.float64))
-    said = Journal(tmp_path, [initial]).append([written(initial, np.random.default_rng(0), 2)])
-    path = tmp_path / said["file"]
-    whole = path.read_bytes()
-    for damaged in (whole[:-1], b"", whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]):
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match="checkpoint"):
-            Journal(tmp_path, [initial]).restore(said)
-    with pytest.raises(UserError, match="checkpoint"):
-        Journal(tmp_path, [initial]).restore({**said, "file": "../elsewhere"})
+def test_rows_come_back_as_they_were_stored(tmp_path):
+    """Those of all clients that have taken part, also where another process goes on; it costs what these rows take."""
+    path, ledger = tmp_path / "checkpoint.safetensors", Ledger(300)
+    rng, initial = np.random.default_rng(0), Memory(torch.zeros(300, 30, dtype=torch.float64))
+    file, memory = checkpoint.Checkpoint(path, {"c": initial}), initial
+    assert file.store({"c": memory}, ledger, {})
+    empty = path.stat().st_size
+    for _ in range(3):
+        memory = written(memory, rng, 5)
+        assert file.store({"c": memory}, ledger, {})
+        assert path.stat().st_size <= empty + len(memory.changed(initial)) * 8 * 31 + 100
+        file = checkpoint.Checkpoint(path, {"c": initial})
+        state, _ = file.restore(ledger)
+        torch.testing.assert_close(state["c"].tensor(), memory.tensor(), rtol=0, atol=0)
+        memory = state["c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -164,11 +144,29 @@ def test_rows_come_back_in_their_shape(row, tmp_path):
     zeros = torch.zeros(4, *row.shape, dtype=row.dtype)
     initial = [Memory(torch.zeros(4, 5)), Memory(zeros)]
     now = [initial[0], initial[1].replaced(np.array([3, 1]), [row, row])]
-    said = Journal(tmp_path, initial).append(now)
-    other, restored = Journal(tmp_path, initial).restore(said)
+    file = checkpoint.Checkpoint(tmp_path / "checkpoint.safetensors", initial)
+    assert file.store(now, Ledger(4), {})
+    (other, restored), _ = file.restore(Ledger(4))
     assert torch.equal(other.tensor(), torch.zeros(4, 5))
     assert (restored.shape, restored.dtype) == (zeros.shape, zeros.dtype)
     assert torch.equal(restored.tensor(), torch.stack([zeros[0], row, zeros[0], row]))
+
+
+def test_a_row_that_is_not_finite_is_not_stored(tmp_path):
+    path, initial = tmp_path / "checkpoint.safetensors", Memory(torch.zeros(4, 2))
+    file = checkpoint.Checkpoint(path, [initial])
+    assert not file.store([initial.replaced(np.array([2]), [torch.tensor([0.0, math.nan])])], Ledger(4), {})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "initial", [Memory(torch.zeros(4, 3)), Memory(torch.zeros(4)), torch.zeros(4, 2)], ids=["row", "number", "tensor"]
+)
+def test_rows_of_another_shape(initial, tmp_path):
+    path, stored = tmp_path / "checkpoint.safetensors", Memory(torch.zeros(4, 2))
+    assert checkpoint.Checkpoint(path, [stored]).store([stored], Ledger(4), {})
+    with pytest.raises(UserError, match=r"different options: (rows\.)?state\.0 is"):
+        checkpoint.Checkpoint(path, [initial]).restore(Ledger(4))
 
 
 class Everything(NamedTuple):
@@ -235,17 +233,6 @@ def test_a_file_with_a_hole_of_a_terabyte_is_no_checkpoint(tmp_path):
     os.truncate(path, 2**40)
     with pytest.raises(UserError, match="is too large"):
         checkpoint.read(path)
-
-
-def test_a_damaged_journal_is_refused_at_the_door(monkeypatch, capsys, tmp_path):
-    arguments = [*SCAFFOLD, "budget.rounds=2", f"output_dir={tmp_path / 'run'}"]
-    assert fedopt(monkeypatch, capsys, *arguments).code == 0
-    (path,) = (tmp_path / "run").glob("memory.*")
-    path.write_bytes(path.read_bytes()[:-1])
-    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    result = fedopt(monkeypatch, capsys, *arguments, "budget.rounds=4", "resume=true")
-    one_line(result, path.name, "delete checkpoint.safetensors")
-    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
 # from=DIR

@@ -12,7 +12,6 @@ from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically
 from fedopt.jobs.job import Job
-from fedopt.results.card import continued
 from fedopt.results.folder import RunFolder
 from fedopt.running import lifecycle
 from fedopt.running.place import place
@@ -51,27 +50,22 @@ def test_the_reason_is_kept_where_no_summary_can_be_written(tmp_path, capsys):
     assert "None" not in outcome.text + capsys.readouterr().err
 
 
-def test_going_on_with_other_versions_is_said_and_recorded(monkeypatch, capsys, tmp_path):
+def test_other_versions_are_noted_and_logged(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert fedopt(monkeypatch, capsys, *TINY, "output_dir=run").code == 0
-    card = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [stretch["round"] for stretch in card["stretches"]] == [0]
-    assert card["stretches"][0]["versions"] == card["versions"]
+    card, log = (tmp_path / "run" / name for name in ("run.json", "log.txt"))
+    begun = card.read_bytes()
     again = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=6")
-    assert "goes on with" not in again.err
+    assert "resumed with" not in again.err
     monkeypatch.setattr("fedopt.results.card._version", lambda package: "0.1" if package == "torch" else "1")
     result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=8")
-    assert "torch 0.1" in result.err
-    card = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [stretch["round"] for stretch in card["stretches"]] == [0, 4, 6]
-    assert [stretch["versions"]["torch"] == "0.1" for stretch in card["stretches"]] == [False, False, True]
-
-
-@pytest.mark.parametrize("stretches", [None, 3, [1], [{}], [{"versions": None}], "x"])
-def test_a_card_with_odd_stretches(stretches, tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"stretches": stretches, "versions": {"torch": "0.1"}}))
-    card = continued(RunFolder(tmp_path), 3, {})
-    assert card["stretches"][-1]["round"] == 3
+    assert "resumed with torch 0.1" in result.err
+    assert log.read_text().count("resumed with torch 0.1") == 1
+    assert card.read_bytes() == begun
+    content = json.loads(begun)
+    for odd in (None, 3, {"torch": 1}):
+        card.write_text(json.dumps(content | {"versions": odd}))
+        assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=9").code == 0
 
 
 def test_runs_that_begin_at_once_take_folders_of_their_own(monkeypatch, tmp_path):
@@ -85,9 +79,9 @@ def test_runs_that_begin_at_once_take_folders_of_their_own(monkeypatch, tmp_path
         take(run)
 
     monkeypatch.setattr(lifecycle.Run, "_take_folder", together)
-    composed = compose([*TINY, "hardware.threads=null"])
+    composed, quiet = compose([*TINY, "hardware.threads=null"]), lifecycle.Options(quiet=True)
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(lifecycle.execute, composed, lambda: place(composed), quiet=True) for _ in range(3)]
+        runs = [pool.submit(lifecycle.execute, composed, lambda: place(composed), quiet) for _ in range(3)]
         folders = {run.result()[1].path for run in runs}
     assert len(folders) == 3
     assert {RunFolder(path).status() for path in folders} == {"finished"}

@@ -71,7 +71,7 @@ def queue(cwd: Path) -> None:
     """A submission of submitit's, of the sweep's runs, one of which has not ended."""
     batch = cwd / "queue" / "0123456789abcdef"
     runs = [str(path) for path in sorted((cwd / "sweep").iterdir()) if path.is_dir()]
-    (batch / "runs.json").write_text(json.dumps({"kind": "local-executor", "runs": runs}))
+    (batch / "runs.json").write_text(json.dumps({"runs": runs}))
     for number in range(len(runs)):
         (batch / f"1_{number}_submitted.pkl").write_bytes(b"\x80\x04N.")
     (Path(runs[0]) / "summary.json").write_text('{"status": "interrupted"}')

@@ -252,7 +252,7 @@ def by_environment(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, lis
 def by_kind_of_file(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
     """A pipe, a device, a folder or a link in place of a file that is read."""
     shutil.copytree(run_folder() / "out", cwd / "out")
-    names = ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors", "memory.0", ".lock"]
+    names = ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors", ".lock"]
     path = cwd / rng.choice([*(f"out/{name}" for name in names), "owners.txt", "t.csv", "d.npz"])
     path.unlink(missing_ok=True)
     how = rng.choice(["pipe", "device", "folder", "nowhere"])
