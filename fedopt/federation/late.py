@@ -19,11 +19,6 @@ class Sent:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    @property
-    def old(self) -> bool:
-        """Whether an older version, which named exchanges otherwise, kept messages. They are never found again."""
-        return any(name.startswith("sent.") for name in self.tensors)
-
     def keep(self, message: Any, exchange: str, r: int, since: int) -> None:
         """Keep the message of an exchange in round r, and forget rounds before ``since``."""
         self.tensors = {name: t for name, t in self.tensors.items() if int(name.split(".")[1]) >= since}

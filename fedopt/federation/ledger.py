@@ -13,9 +13,6 @@ from fedopt.federation import ranks
 from fedopt.federation.counting import Calls
 from fedopt.federation.late import Sent
 
-# The order of the counts in checkpoints that do not name them
-UNNAMED = "comm_rounds", "grad", "hvp", "jvp", "grad_examples", "hvp_examples", "jvp_examples", "visits"
-
 OF_CLIENTS = "down", "up", "lost", "rounds"  # the counts of each client
 
 
@@ -75,21 +72,14 @@ class Ledger:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the counts, and the messages, from a dict of tensors as a checkpoint has it.
 
-        What an older version did not count begins at 0.
-
-        Raises ValueError if they are of a different number of clients, not whole, or negative.
+        Raises ValueError if they are of a different number of clients, not whole, or negative; KeyError if one is missing.
         """
-        if "ledger.counts" in tensors:  # of versions that did not name them
-            named = zip(UNNAMED, tensors["ledger.counts"], strict=True)
-            tensors = {**tensors, **{f"ledger.{name}": count for name, count in named}}
-        needed = "ledger.down", "ledger.up"
-        found = {name: 0 * like for name, like in self.tensors().items() if name not in needed} | dict(tensors)
         for name, like in self.tensors().items():
-            if found[name].shape != like.shape or found[name].dtype != like.dtype or (found[name] < 0).any():
+            if tensors[name].shape != like.shape or tensors[name].dtype != like.dtype or (tensors[name] < 0).any():
                 raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
-        counts = {name: int(found[f"ledger.{name}"]) for name in self._counts()}
+        counts = {name: int(tensors[f"ledger.{name}"]) for name in self._counts()}
         self.comm_rounds, self.visits = counts.pop("comm_rounds"), counts.pop("visits")
         self.calls = Calls(**counts)
-        self.sent.tensors = {name: t for name, t in tensors.items() if name.startswith(("late.", "sent."))}
+        self.sent.tensors = {name: t for name, t in tensors.items() if name.startswith("late.")}
         for name in OF_CLIENTS:
-            setattr(self, name, found[f"ledger.{name}"].numpy().copy())
+            setattr(self, name, tensors[f"ledger.{name}"].numpy().copy())
