@@ -61,7 +61,7 @@ class Dense:
     @at_once
     def gradient(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Tensor:
         """Return the gradient in ``flat``, [dim]."""
-        layers, a, d = self._pass(flat, batch, tuning)
+        _, a, d = self._pass(flat, batch, tuning)
         found = d[-1].new_empty((*d[-1].shape[:-2], flat.shape[-1]))
         for (W, b), a_n, d_n in zip(self._by_layer(found), a, d, strict=True):
             _add_product(W, d_n, a_n.mT, keep=0)

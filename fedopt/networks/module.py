@@ -22,10 +22,7 @@ class FlatModule(FlatModel):
 
     Attributes:
         names: The names of the parameters, in the vector's order.
-        modal: Whether its logits in training mode differ from those in evaluation mode.
     """
-
-    modal = False
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.cases import few
 from support.derivatives import F64, Given, central_differences, full, mean, normal, quadratic, two_levels, whole
-from torch import nn
 from torch.autograd.functional import hessian
 
 from fedopt.data.examples import of_finite
@@ -546,20 +545,6 @@ def test_objectives_are_one_number(algo, problem, function, value, message, monk
     with pytest.raises(UserError, match=message) as caught:
         small(algo, problem)
     assert "\n" not in str(caught.value)
-
-
-def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
-    """Clients that are run one by one would share it."""
-    problem = small("fedavg", "classification").original
-    problem.body = nn.BatchNorm1d(64, dtype=torch.float64)
-    f = type(problem).f
-    monkeypatch.setattr(
-        type(problem), "f", lambda self, x, s: f(self, x, {"train": s["train"]._replace(x=self.body(s["train"].x))})
-    )
-    with pytest.raises(UserError, match=r"Classification.body: its running_mean changes .*GroupNorm"):
-        check(problem)
-    problem.body.eval()
-    check(problem)
 
 
 # What every problem is held to
