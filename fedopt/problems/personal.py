@@ -1,6 +1,6 @@
 """What is measured on labelled examples, each by the model that its client uses: its own one, or else the common one."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged, cut, tuned
+from fedopt.data import Examples, Logits, Ragged, tuned
 from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
@@ -17,7 +17,6 @@ from fedopt.problems.classes import Problem
 from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once
-PADDED = 4096  # rows that several models predict at once, with padding
 OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
 
 
@@ -84,27 +83,6 @@ def owners_of(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray
         client = {name: i for i, name in enumerate(train.names)}
         return np.array([client.get(str(name), -1) for name in names])
     return np.arange(count) % len(train)
-
-
-def batches(owner: np.ndarray, most: int) -> Iterator[tuple[list[int], list[np.ndarray]]]:
-    """Yield clients, and the positions of examples of each: a batch for one call, padded to the client with the most.
-
-    Args:
-        owner: The client of each example, ``[n]``.
-        most: The largest number of examples, with padding, in a batch of several clients.
-    """
-    of_clients = enumerate(cut(np.argsort(owner, kind="stable"), np.bincount(owner)))
-    parts = [
-        (i, part) for i, rows in of_clients for part in np.split(rows, range(PIECE, len(rows), PIECE)) if len(part)
-    ]
-    found = list[list[tuple[int, np.ndarray]]]()
-    for client, part in sorted(parts, key=lambda of_one: len(of_one[1])):
-        if not found or len(part) * (len(found[-1]) + 1) > most:
-            found.append([])
-        found[-1].append((client, part))
-    for batch in found:
-        clients, rows = zip(*sorted(batch, key=lambda of_one: of_one[0]), strict=True)
-        yield list(clients), list(rows)
 
 
 class ScoresModels(Problem):
@@ -202,28 +180,14 @@ class ScoresModels(Problem):
                 are no such examples.
             own: The clients' own models, ``[M, d]``, each of which predicts for its client's examples. None: there are none.
         """
-        owner = np.full(len(of.rows), -1) if own is None else of.owner
-        shared, (mine,) = np.flatnonzero(owner < 0), np.nonzero(owner >= 0)
-        places = np.split(shared, range(PIECE, len(shared), PIECE)) if len(shared) else []
-        found = [common(of.examples.x[of.at(rows)]) for rows in places] if common else []
-        most = 1 if self.convolutional or self.one_by_one else PADDED  # which vmap makes slower, or cannot run
-        for clients, parts in batches(owner[mine], most) if own is not None else ():
-            rows = [mine[part] for part in parts]
-            if len(rows) == 1:
-                outputs = self.predicted(own[clients[0]], of.examples.x[of.at(rows[0])])
-            else:
-                sizes = np.array([len(part) for part in rows])
-                padded = np.stack([np.resize(part, sizes.max()) for part in rows])
-                models = own if clients == [*range(len(own))] else own[clients]  # which copies them
-                of_all = torch.func.vmap(self.predicted)(models, of.examples.x[of.at(padded)])
-                filled = np.arange(sizes.max()) < sizes[:, None]
-                outputs = of_all[torch.from_numpy(filled).to(of_all.device)]
-            found.append(outputs)
-            places = [*places, *rows]
-        outputs = torch.cat(found)
-        return torch.empty_like(outputs).index_copy_(
-            0, torch.from_numpy(np.concatenate(places)).to(outputs.device), outputs
-        )
+        owner, outputs = np.full(len(of.rows), -1) if own is None else of.owner, []
+        order = np.argsort(owner, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
+            client = owner[rows[0]]
+            model: Any = common if client < 0 else partial(self.predicted, own[client])
+            outputs += [model(of.examples.x[of.at(part)]) for part in np.split(rows, range(PIECE, len(rows), PIECE))]
+        found = torch.cat(outputs)
+        return torch.empty_like(found).index_copy_(0, torch.from_numpy(order).to(found.device), found)
 
     @torch.no_grad()
     def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:

@@ -22,7 +22,6 @@ from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
-from fedopt.problems.scores import area
 from fedopt.problems.x_risk import partial_area
 from fedopt.testing.harness import small, usual_pairs
 
@@ -426,7 +425,6 @@ def test_labels_of_scores_that_are_not_finite_are_nan():
 
         assert np.isnan(p.test_metrics(logits)["test_accuracy"])
         scores, positive = np.array([0.1, bad, 0.3, 0.4]), np.array([True, False, True, False])
-        assert np.isnan(area(scores, positive))
         assert np.isnan(partial_area(scores, positive, 0.3))
         judged = of_finite(torch.tensor([True, True, False]), torch.tensor([bad, 1.0, 2.0]))
         assert judged.isnan().tolist() == [True, False, False]
