@@ -25,8 +25,7 @@ from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import LocalBilevel, Rows, Weighting
 from fedopt.problems.function import Second, function
 from fedopt.problems.linear_regression import RANK, TEST_RMSE, Table, gradient, squared
-from fedopt.problems.quadratic_bilevel import Sample
-from fedopt.problems.quadratic_local_bilevel import mean_reduced
+from fedopt.problems.quadratic_bilevel import Sample, reduced
 from fedopt.problems.supervised import Fraction
 
 EXCESS = Metric("excess", "excess of the outer objective over its minimum", scale="log", bounds=True)
@@ -70,7 +69,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         self.metrics = (EXCESS, TEST_RMSE, DISTANCE, OBJECTIVE)
         A, c, zero = self._A, self._c, 0 * self._A
         pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)
-        outer = mean_reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero), self.weights)
+        outer = reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero)).mean(self.weights)
         self._outer = outer._replace(value=outer.value + self._p @ self._halves)
         inverse = torch.linalg.pinv(self._outer.hessian, rtol=RANK, hermitian=True)
         self._x = -inverse @ self._outer.constant  # of all minimisers, the one nearest to the start

@@ -208,8 +208,8 @@ def test_two_level_quadratic_closed_forms(changes):
         y = mean(p, lambda sample: p.level(0, x, sample))
         return mean(p, lambda sample: p.level(1, y, sample))
 
-    np.testing.assert_allclose(p.gradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(p.gradient(p.solution()[0]), 0, atol=1e-12)
+    np.testing.assert_allclose(p.hypergradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(p.hypergradient(p.solution()[0]), 0, atol=1e-12)
     for seed in range(5):  # a minimum
         assert composed(p.solution()[0] + 0.1 * normal(p.d0, seed=seed)) > composed(p.solution()[0])
     metrics = p.evaluate(x)
