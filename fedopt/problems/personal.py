@@ -3,17 +3,18 @@
 from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged, tuned
+from fedopt.data import Logits, tuned
 from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
+from fedopt.problems.division import ScoredRows
 from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once
@@ -37,54 +38,6 @@ class Errors(Scorer):
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
 
 
-class ScoredRows(NamedTuple):
-    """Examples that models are tested on.
-
-    Args:
-        examples: The `Examples` that they are among.
-        rows: Their indices there, ``[n]``.
-        owner: The client of each, ``[n]``; -1 for clients without training examples.
-    """
-
-    examples: Examples
-    rows: np.ndarray
-    owner: np.ndarray
-
-    @property
-    def y(self) -> Tensor:
-        """The classes or targets, ``[n]``."""
-        return self.examples.y[self.at(slice(None))]
-
-    def at(self, which: np.ndarray | slice) -> Tensor:
-        """Return the indices of some of the rows, on the device of the examples."""
-        return torch.from_numpy(self.rows[which]).to(self.examples.y.device)
-
-    @classmethod
-    def of(cls, examples: Examples, split: Ragged) -> "ScoredRows":
-        """Return the examples of all clients of a split."""
-        return cls(examples, split.rows, np.repeat(np.arange(len(split)), split.sizes))
-
-    def known(self) -> "ScoredRows":
-        """Return the examples without those of clients that have no training examples."""
-        return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
-
-
-def owners_of(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
-    """Return the client of each example, ``[count]``; -1 for a client without training examples.
-
-    Where the partition does not follow the data's own clients, examples are dealt out to the clients in turn.
-
-    Args:
-        names: The name of each example's client, if the data have them.
-        train: The clients' training examples.
-        count: The number of examples.
-    """
-    if train.names and names is not None:
-        client = {name: i for i, name in enumerate(train.names)}
-        return np.array([client.get(str(name), -1) for name in names])
-    return np.arange(count) % len(train)
-
-
 class ScoresModels(Problem):
     """Problems that score models on labelled examples, each example by the model that its client uses.
 
@@ -105,7 +58,6 @@ class ScoresModels(Problem):
     val_set: ScoredRows | None = None
     local_set: ScoredRows | None = None
     scored: Set[str] = frozenset({"test_accuracy", "test_loss"})
-    with_alone: bool = False
 
     def deploys(self, own: bool, common: bool) -> None:
         self.has_common = common
@@ -129,14 +81,14 @@ class ScoresModels(Problem):
         main = self.scorer.client_metrics[0]
         if self.local_set is None or main.name not in self._defined:
             return []
-        self.client_metric, self.with_alone = main, self.compares_with_alone()
+        self.client_metric = main
         of_clients = [
             replace(metric, name=f"personal_{metric.name}", label=f"mean of the clients' {metric.label}")
             for metric in self.scorer.client_metrics
             if metric.name in self._defined
         ]
         of_clients.insert(1, replace(main, name=f"worst_personal_{main.name}", label=f"worst client's {main.label}"))
-        if self.with_alone:
+        if self.compares_with_alone():
             of_clients += [BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test")]
         return of_clients
 
@@ -250,7 +202,7 @@ class ScoresModels(Problem):
         found = {f"personal_{name}": scores[name][clients].mean() for name, clients in self._defined.items()}
         values = scores[main.name][self._defined[main.name]]
         found[f"worst_personal_{main.name}"] = main.sign * (main.sign * values).max()
-        if self.with_alone:
+        if self.compares_with_alone():
             found |= compared(values, self._alone[1], main.sign) | self._alone[2]
         return {name: float(value) for name, value in found.items()}
 
@@ -278,7 +230,9 @@ class ScoresModels(Problem):
             events = local.owner[local.y.cpu().numpy() == rarest]
             found["events"] = np.bincount(events, minlength=self.clients)
             rests_on |= {name: found["events"] for name, of in self.scorer.each.items() if of == ("recall", rarest)}
-        alone = dict(zip(("alone", "alone_unpenalised"), self._alone[0], strict=True)) if self.with_alone else {}
+        alone = {}
+        if self.compares_with_alone():
+            alone = dict(zip(("alone", "alone_unpenalised"), self._alone[0], strict=True))
         for kind, of_kind in (outputs | alone).items():
             tuning = None if kind in alone else self.calibration(*point)
             for name, values in self.client_scores(of_kind, tuning).items():
