@@ -92,11 +92,6 @@ class Dense:
         return flat
 
     @at_once
-    def features(self, flat: Tensor, batch: Batch) -> Tensor:
-        """Return the output of the hidden layers, [B, width]. flat: the parameters of these layers alone."""
-        return self._outputs(self._by_layer(flat, self.sizes[: -1 - self._biases]), batch)[-1].mT
-
-    @at_once
     def _descend(
         self,
         flat: Tensor,
@@ -155,10 +150,10 @@ class Dense:
         """The factor of what dropout keeps."""
         return 1 / (1 - self._dropped)
 
-    def _by_layer(self, flat: Tensor, sizes: list[int] | None = None) -> list[Layer]:
-        """Return views of the parameters, by layers. sizes: those of the parameters in flat; None for all."""
-        pieces = flat.split_with_sizes(sizes or self.sizes, -1)
-        views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=False)]
+    def _by_layer(self, flat: Tensor) -> list[Layer]:
+        """Return views of the parameters, by layers."""
+        pieces = flat.split_with_sizes(self.sizes, -1)
+        views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=True)]
         if not self._biases:
             return [Layer(W, None) for W in views]
         return [Layer(W, b) for W, b in zip(views[::2], views[1::2], strict=True)]

@@ -429,10 +429,6 @@ class SupervisedBilevel(Supervised, Bilevel):
         The change is (scale, shift), or None for no change.
         """
 
-    def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return what `inner` returns. What depends on x cannot be differentiated."""
-        return self.inner(x, batch)
-
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return the penalised training loss of y, the parameters, given x."""
@@ -447,7 +443,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
-        batch, tuning = self.inner_at(x, sample["train"])
+        batch, tuning = self.inner(x, sample["train"])
         return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
     @g.step
@@ -455,7 +451,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
-        batch, tuning = self.inner_at(x, sample["train"])
+        batch, tuning = self.inner(x, sample["train"])
         return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor=anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
