@@ -16,8 +16,6 @@ from fedopt.problems.classes import Problem, Rows
 from fedopt.problems.function import written_for
 from fedopt.randomness import Part
 
-BATCH = 1000  # matrices that are made in one go, which the cache holds
-
 
 def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
     """Draw symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
@@ -76,9 +74,8 @@ class Quadratic(Problem):
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
         def mixed(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
-            common, counts = draw(rng_common, 1, *args), [*[BATCH] * (self.clients // BATCH), self.clients % BATCH]
-            own = [draw(rng_own, count, *args) for count in counts if count]
-            return torch.cat([self.world.tensor((1 - own_share) * common + own_share * some) for some in own])
+            common, own = draw(rng_common, 1, *args), draw(rng_own, self.clients, *args)
+            return self.world.tensor((1 - own_share) * common + own_share * own)
 
         def zero_sum(*shape: int) -> np.ndarray:
             own = rng_own.standard_normal((self.clients, *shape))

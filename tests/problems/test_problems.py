@@ -434,7 +434,10 @@ def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
     p = small("local_only", "classification", "problem.own_test=0.3").problem
     (x,) = p.start()
-    p.compares_with_alone, p.fit_alone = lambda: True, lambda: p.predictions(p.local_set, p.models(x)[0]).expand(2, -1, -1)
+    p.compares_with_alone, p.fit_alone = (
+        lambda: True,
+        lambda: p.predictions(p.local_set, p.models(x)[0]).expand(2, -1, -1),
+    )
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
