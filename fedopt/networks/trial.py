@@ -17,7 +17,7 @@ from fedopt.randomness import untouched
 REMEDY = (
     "a network must keep no state and take each example by itself: use nn.GroupNorm in place of BatchNorm, for instance"
 )
-DROPPING = "use nn.Dropout, or F.dropout(x, p, self.training)"
+DROPPING = "use nn.Dropout or F.dropout(x, p, self.training), and dropout=0 in attention and LSTMs"
 PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax"
 KEY = torch.zeros((), dtype=torch.int64)  # of dropout
 SHOWN = 5  # parameters in a message

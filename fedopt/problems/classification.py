@@ -123,15 +123,12 @@ class Classification(Supervised, Minimisation):
             regression alone, or the same.
         """
         common, own = self.models(*point)
-        if common is None and own is not None:
-            of = ScoredRows.of(self.train, self.splits["train"])
-            weight = self.world.tensor(self.splits["train"].example_weights(self.weights))
-            batch = self._weighted({"train": self.train.batch(of.at(slice(None)), weight)})
-            outputs = tuned(self.predictions(of, None, own), self._tuning)
-            train_loss = float(losses(outputs, batch).double() @ batch.weight.double())
-            squares = self.world.tensor(self.weights) @ own**2
-        else:
-            logits = lambda inputs: tuned(self.net(point[0], inputs), self._tuning)  # noqa: E731
-            train_loss, squares = self.client_loss("train", logits, self._class_weight), point[0] ** 2
-        penalty = 0.0 if self.ridges is None else 0.5 * float(self.ridges @ squares)
-        return {"train_loss": train_loss + penalty, **self.test_metrics(common, own, self._tuning)}
+        split = self.splits["train"]
+        of, weight = ScoredRows.of(self.train, split), self.world.tensor(split.example_weights(self.weights))
+        outputs = tuned(self.predictions(of, common, None if common else own), self._tuning)
+        batch = self._weighted({"train": Batch(outputs, of.y, weight, of.at(slice(None)))})
+        loss = float(losses(outputs, batch).double() @ batch.weight.double())
+        if self.ridges is not None:
+            squares = point[0] ** 2 if common or own is None else self.world.tensor(self.weights) @ own**2
+            loss += 0.5 * float(self.ridges @ squares)
+        return {"train_loss": loss, **self.test_metrics(common, own, self._tuning)}

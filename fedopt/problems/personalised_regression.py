@@ -117,10 +117,6 @@ class PersonalisedRegression(Table, LocalBilevel):
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         return gradient(y, sample["val"])
 
-    @f.both
-    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(x), gradient(y, sample["val"])
-
     @function(where=lambda problem: problem.strengths == "fixed")
     def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Any]) -> Tensor:
         w, lam = self.pulls(x, sample.get("client"))

@@ -411,45 +411,7 @@ def test_masks_are_functions_of_a_key():
     assert 0.3 < float((channels > 0).double().mean()) < 0.7
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_dropout_of_attention(causal):
-    """Dropping nothing, it is torch's; the mean over many keys tends to it."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
-    expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    nearly = Dropout(torch.tensor(0)).attention(q, k, v, None, 1e-9, causal)
-    torch.testing.assert_close(nearly, expected)
-    draws = torch.stack(
-        [Dropout(torch.tensor(i)).attention(q, k, v, dropout_p=0.4, is_causal=causal) for i in range(2000)]
-    )
-    assert (draws.std(0) > 0.05).any()
-    assert ((draws.mean(0) - expected).abs() <= 5 * draws.std(0) / math.sqrt(2000) + 1e-6).all()
-
-
-@pytest.mark.parametrize("options", few([{}, {"kdim": 3, "vdim": 5}, {"bias": False}], lambda options: not options))
-def test_dropout_of_multi_head_attention(options):
-    """As of attention, for torch's module, with its mask and its weights."""
-    generator = torch.Generator().manual_seed(0)
-    module = nn.MultiheadAttention(8, 2, 1e-9, batch_first=True, **options)
-    sizes = ((3, 8), (4, options.get("kdim", 8)), (4, options.get("vdim", 8)))
-    given = [torch.randn(2, *size, generator=generator) for size in sizes]
-    mask = torch.rand(3, 4, generator=generator) > 0.7
-    for asked in (True, False):
-        expected, weights = module.eval()(*given, need_weights=asked, attn_mask=mask)
-        with Dropout(torch.tensor(0)):
-            nearly, same = module.train()(*given, need_weights=asked, attn_mask=mask)
-        torch.testing.assert_close(nearly, expected)
-        torch.testing.assert_close(same, weights)
-    module.dropout, draws = 0.4, []
-    for i in range(1000):
-        with torch.no_grad(), Dropout(torch.tensor(i)):
-            draws.append(module(*given, attn_mask=mask)[0])
-    of_key = torch.stack(draws)
-    assert (of_key.std(0) > 0.02).all()
-    assert ((of_key.mean(0) - expected).abs() <= 5 * of_key.std(0) / math.sqrt(1000) + 1e-6).all()
-
-
-@pytest.mark.parametrize(("name", "arguments"), [("Dropped", {}), ("Attention", {"dropout": 0.5}), ("layers", {})])
+@pytest.mark.parametrize(("name", "arguments"), [("Dropped", {}), ("layers", {})])
 def test_an_own_network_drops_by_its_key(name, arguments):
     net, x = own(name, **arguments), some(IMAGES)
     assert net.random
@@ -555,6 +517,7 @@ REFUSED = [
     ("support.networks.Hooked", "cannot be copied; .*parametrizations"),
     ({"_target_": "support.networks.Running", "track": False}, "depend.*batch.*GroupNorm"),
     ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
+    ({"_target_": "support.networks.Attention", "dropout": 0.5}, "draws random numbers .*dropout=0 in attention"),
     ({"_target_": "support.networks.AlwaysDropped"}, "draws random numbers .*self.training"),
     ({"_target_": "support.networks.InPlace"}, "writes over what it is given"),
     ({"_target_": "support.networks.FiveClasses"}, r"\[2, 5\].*10 classes, \[2, 10\]"),
