@@ -11,42 +11,29 @@ from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
 from fedopt.networks import Tuning
-from fedopt.problems.classes import Minimisation, Weighting
+from fedopt.problems.classes import Minimisation
 from fedopt.problems.division import ScoredRows
 from fedopt.problems.function import function
 from fedopt.problems.loss_tuning import loss_of
-from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
+from fedopt.problems.server import WithServer
 
 
 @dataclass(eq=False)
-class Classification(Supervised, Minimisation):
+class Classification(WithServer, Minimisation):
     """Training a classifier: f_i is the mean cross-entropy over client i's examples, x are the parameters of the model.
 
-    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
-        them equally.
-    test: the fraction of all examples for testing; None takes the data set's own test examples.
-    server: the fraction of the other examples that the server has, and no client.
-    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
-        rows need none.
     own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
         seed, without regard to classes.
-    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
     loss: the file of a model of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
     alone: as in `Labelled`.
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
     class_weights: the weights of the classes in f_i: a list, a mapping from names of classes, others weighing 1, or balanced:
         n / (C n_c), by the training examples of all clients. None: all weigh 1.
 
-    `hierarchical` has the keys from test to pretrain_step too, with the same partition and start.
+    The keys of `WithServer` mean the same in `hierarchical`, with the same partition and start.
     """
 
-    test: Fraction | None
-    server: Share
-    own_test: Fraction | None
     own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
-    pretrain: Pretraining
-    pretrain_step: PositiveFloat
-    weighting: Weighting
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
     class_weights: Literal["balanced"] | list[PositiveFloat] | dict[str | int, PositiveFloat] | None = field(
@@ -57,8 +44,7 @@ class Classification(Supervised, Minimisation):
     own_models = True
 
     def __post_init__(self) -> None:
-        shared = self.pretrain, self.pretrain_step, self.own_test_seed
-        self.set_up_shared(self.test, self.server, self.own_test, *shared)
+        super().__post_init__()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS)
         self._tuning: Tuning = None
         if self.loss is not None:

@@ -47,18 +47,21 @@ def least(hessians: Tensor, constants: Tensor) -> Tensor:
     return (torch.linalg.pinv(hessians, rtol=RANK, hermitian=True) @ constants[..., None])[..., 0]
 
 
+@dataclass(eq=False)
 class Table(Labelled):
     """Problems about linear models of a table, with test examples of each client.
 
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
     spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
-    noise: the deviation of its targets from what is linear in the features.
     """
 
-    examples: int
-    features: int
-    spread: float
-    noise: float = 1.0
+    weighting: Weighting
+    examples: PositiveInt
+    features: PositiveInt
+    spread: NonNegativeFloat
+
+    noise = 1.0
 
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
@@ -124,15 +127,10 @@ class LinearRegression(Table, Minimisation):
     x: a linear model, [features + 1], with an intercept.
 
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    examples, features, spread, noise: as in `Table`.
+    noise: the deviation of the targets of the artificial table from what is linear in the features.
     """
 
     ridge: NonNegativeFloat
-    weighting: Weighting
-    examples: PositiveInt
-    features: PositiveInt
-    spread: NonNegativeFloat
     noise: NonNegativeFloat
 
     own_models = True

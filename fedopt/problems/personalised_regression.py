@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from fedopt.data import Batches, Logits
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
-from fedopt.problems.classes import LocalBilevel, Rows, Weighting
+from fedopt.problems.classes import LocalBilevel, Rows
 from fedopt.problems.function import Second, function
 from fedopt.problems.linear_regression import RANK, TEST_RMSE, Table, gradient, squared
 from fedopt.problems.quadratic_bilevel import Sample, reduced
@@ -39,18 +39,12 @@ class PersonalisedRegression(Table, LocalBilevel):
 
     lam: the strength of the pull of y to x.
     validation: the fraction of its examples that a client validates on, unless the data say which.
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    examples, features, spread: as in `Table`.
     strengths: whether all pulls have the strength lam (fixed), one that x learns from lam on (common), or each client has its
         own, which x learns (client).
     """
 
     lam: PositiveFloat
     validation: Fraction
-    weighting: Weighting
-    examples: PositiveInt
-    features: PositiveInt
-    spread: NonNegativeFloat
     strengths: Literal["fixed", "common", "client"] = field(default="fixed", kw_only=True, metadata={"before": "fixed"})
 
     direct = False

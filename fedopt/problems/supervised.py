@@ -22,12 +22,10 @@ from fedopt.data import (
     LabelledData,
     Logits,
     Model,
-    Ragged,
     cross_entropy,
     losses,
     tuned,
 )
-from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Tuning
@@ -35,7 +33,7 @@ from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
-from fedopt.problems.division import ScoredRows, divided
+from fedopt.problems.division import divided
 from fedopt.problems.function import function
 from fedopt.problems.personal import Errors, Scorer, ScoresModels
 from fedopt.problems.scores import Scores
@@ -43,9 +41,7 @@ from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 Plus = TypeVar("Plus", Tensor, Tensor | None)
-PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
 SHOWN = 256  # examples that a network of a user's may be tried on
 
@@ -208,14 +204,10 @@ class Labelled(ScoresModels):
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, sets what they share.
+    """Problems about a network on labelled examples. `set_up` sets what they share: the fields of `Division`, and these.
 
     Attributes:
         net: The network, a function of parameters ``[dim]`` and inputs ``[B, features]``, which returns ``[B, classes]``.
-        train: The `Examples` that are not for testing. The indices in ``splits`` are those of its rows.
-        test_examples: The `Examples` for testing.
-        server_examples: The `Examples` that only the server has, with `set_up_shared`.
-        classes: The number of classes; 0 if the targets are real numbers.
         ridges: The factor of the ridge penalty of each parameter that is trained with it, ``[dim]``: ``ridge``, and 0 for
             biases; None without ridge.
 
@@ -283,77 +275,6 @@ class Supervised(Labelled):
                 f"problem.model=PACKAGE.CLASS"
             )
         return models.build(self.model, self.widths, *common, dropout)
-
-    def set_up_shared(
-        self,
-        test: float | None,
-        server: float,
-        own_test: float | None,
-        pretrain: int,
-        pretrain_step: float,
-        own_test_seed: int | None = None,
-    ) -> None:
-        """Do the work of `set_up`, with examples for the server, and test examples for each client.
-
-        Args:
-            test: The fraction of all examples for testing. None: the data set's own test examples.
-            server: The fraction of the training examples that the server gets, and no client.
-            own_test: The fraction of each client's examples that it keeps to test its own model. None: none.
-            pretrain: The number of SGD steps that the server takes on its examples, from the initial parameters to the start.
-            pretrain_step: The step size of the server's SGD steps.
-            own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's
-                test rows. None: the run's seed, without classes.
-
-        Raises:
-            UserError: A fraction is less than one example, or pretrain is set and the server has no examples.
-        """
-        world, data = self.world, self.world.load()
-        if test is not None:
-            data = data.redivided(test, world.rng(Part.REDIVISION))
-        n = len(data.y_train)
-        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(exact(server * n)))):
-            if fraction and not count:
-                raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
-        order = world.rng(Part.SERVER).permutation(n)
-        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
-        self.set_up(data, at_clients, own_test, stratified=own_test_seed)
-        self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
-        if held_out := self.splits.get("val"):
-            if self.local_set and own_test_seed is not None:
-                raise UserError("the data name each client's test rows; leave out problem.own_test")
-            self.local_set = ScoredRows.of(self.train, held_out)
-            numbers = at_clients if data.numbers is None else data.numbers[at_clients]
-            self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
-        self.splits = {"train": self.splits["train"]}
-        if pretrain and not len(self.server_examples):
-            raise UserError(
-                f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
-            )
-        self._start = (self._pretrained(pretrain, pretrain_step),)
-
-    def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """Return a batch of the server's examples, with equal weights, and with a key if the problem is random.
-
-        Args:
-            rng: The generator to draw with.
-            size: How many are drawn, with replacement. None: all.
-        """
-        (x,), n = self._start, len(self.server_examples)
-        at = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(x.device)
-        batch = self.server_examples.batch(at, x.new_full(at.shape, 1 / len(at)), self.training_keys)
-        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
-
-    def _pretrained(self, steps: int, size: float) -> Tensor:
-        """Return the start after `steps` steps of SGD on batches of the server's examples, [dim].
-
-        size: the step size.
-        """
-        (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
-        for _ in range(steps):
-            batch = self.server_batch(rng, PRETRAIN_BATCH)
-            loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
-            x = x - size * torch.func.grad(loss)(x)
-        return x
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of the penalties at y added; None stands for zero, in plus and in the result."""
