@@ -69,6 +69,7 @@ class Dense:
                 b.copy_(d_n.sum(-1, keepdim=True))
         return found
 
+    @at_once
     def descend(
         self,
         flat: Tensor,
@@ -76,32 +77,17 @@ class Dense:
         eta: float,
         plus: Tensor | None = None,
         tuning: Tuning = None,
-        *,
         anchor: Tensor | None = None,
         keep: float = 1.0,
     ) -> Tensor:
         """Overwrite ``flat`` by keep flat - eta (gradient - gradient at the anchor + plus), and return it.
 
-        The matrix products add to the weights, and no gradient is formed.
+        The matrix products add to the weights, and no gradient is formed. All arguments are positional.
 
         flat: [dim]. Under vmap it must be a separate vector in memory for each client. eta: the step size.
         plus: [dim], added to the gradient; None for nothing.
         anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
         """
-        self._descend(flat, batch, tuning, eta, plus, anchor, keep)
-        return flat
-
-    @at_once
-    def _descend(
-        self,
-        flat: Tensor,
-        batch: Batch,
-        tuning: Tuning,
-        eta: float,
-        plus: Tensor | None,
-        anchor: Tensor | None,
-        keep: float,
-    ) -> None:
         layers, a, d = self._pass(flat, batch, tuning)
         if anchor is not None:
             of_anchor = self._pass(anchor, batch, tuning)
@@ -112,8 +98,7 @@ class Dense:
             _add_product(W, d_n, a_n.mT, keep, -eta)
             if b is not None:
                 (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
-        if plus is not None:
-            flat.sub_(plus, alpha=eta)
+        return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _pass(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Pass:
         layers = self._by_layer(flat)

@@ -94,9 +94,7 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
 
     Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters.
     """
-    noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others
-    pieces = [piece.detach().requires_grad_() for piece in net.views(flat)]
+    pieces = [piece.detach().requires_grad_() for piece in net.views(net.initial.float())]
     out = net.at(pieces, x, KEY).sum()
     gradients = torch.autograd.grad(out, pieces, allow_unused=True) if out.requires_grad else [None] * len(pieces)
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]

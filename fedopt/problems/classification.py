@@ -27,7 +27,7 @@ class Classification(WithServer, Minimisation):
     loss: the file of a model of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
     alone: as in `Labelled`.
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
-    class_weights: the weights of the classes in f_i: a list, a mapping from names of classes, others weighing 1, or balanced:
+    class_weights: the weights of the classes in f_i: a mapping from names of classes, others weighing 1, or balanced:
         n / (C n_c), by the training examples of all clients. None: all weigh 1.
 
     The keys of `WithServer` mean the same in `hierarchical`, with the same partition and start.
@@ -36,7 +36,7 @@ class Classification(WithServer, Minimisation):
     own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
-    class_weights: Literal["balanced"] | list[PositiveFloat] | dict[str | int, PositiveFloat] | None = field(
+    class_weights: Literal["balanced"] | dict[str | int, PositiveFloat] | None = field(
         default=None, kw_only=True, metadata={"before": None}
     )
     loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
@@ -59,16 +59,12 @@ class Classification(WithServer, Minimisation):
         if given == "balanced":
             counts = np.bincount(self.train.y.cpu().numpy()[self.splits["train"].rows], minlength=self.classes)
             return np.where(counts, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
-        if isinstance(given, dict):
-            given = {str(name): weight for name, weight in given.items()}
-            if unknown := set(given) - set(names):
-                raise UserError(
-                    f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
-                )
-            given = [given.get(name, 1) for name in names]
-        if len(given or ()) != self.classes:
-            raise UserError(f"problem.class_weights={given}: must have a weight for each of {self.classes} classes")
-        return np.array(given, dtype=float)
+        weights = {str(name): weight for name, weight in (given or {}).items()}
+        if unknown := set(weights) - set(names):
+            raise UserError(
+                f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
+            )
+        return np.array([weights.get(name, 1.0) for name in names])
 
     def _weighted(self, sample: Batches) -> Batch:
         """Return the training examples of a sample, with their weights times those of their classes."""
@@ -96,7 +92,7 @@ class Classification(WithServer, Minimisation):
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
         plus = self.pulls(x, plus, anchor)
-        return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor=anchor)
+        return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.

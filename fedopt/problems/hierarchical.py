@@ -89,7 +89,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
         a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
-        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, keep=1 - gamma * self.mu)
+        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, None, None, None, 1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:

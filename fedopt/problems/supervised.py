@@ -373,7 +373,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner(x, sample["train"])
-        return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor=anchor)
+        return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of g's penalties at y added, those of norms too."""

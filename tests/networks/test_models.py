@@ -239,7 +239,7 @@ def test_gradient_steps_in_place(name, widths, dropout, tuned):
     def four_steps(flat, plus, x, y, weight, key):
         for correction, reference in ((None, None), (plus, None), (plus, anchor), (None, anchor)):
             examples = batch_of(x, y, weight, *([key] if dropout else []))
-            flat = model.descend(flat, examples, eta, correction, tuning, anchor=reference)
+            flat = model.descend(flat, examples, eta, correction, tuning, reference)
         return flat
 
     expected = []
