@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedopt.deprecated import removed
+
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 MOST_NAMED, MOST_ALIKE = 30, 6  # options in a message, and those that it suggests
 MEANT = {  # names of other programs: what they mean here
@@ -151,6 +153,8 @@ def unknown(group: str, option: str, known: list[str]) -> str:
 
     group: such as algo. option: the unknown name. known: the existing options.
     """
+    if message := removed(f"{group}={option}"):
+        return message
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {own}; add --config-dir {own.parts[0]} so that it is found"

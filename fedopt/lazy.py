@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedopt.deprecated import removed
+
 
 def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
@@ -20,7 +22,7 @@ def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
 
     def attribute(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+            raise AttributeError(removed(f"{package}.{name}") or f"module '{package}' has no attribute '{name}'")
         return getattr(import_module(modules[name]), name)
 
     names = sorted(modules)

@@ -14,6 +14,7 @@ from fedopt.config import GROUPS, NODES, one_word, with_project
 from fedopt.console import ctrl_c_kept
 from fedopt.console import say as console
 from fedopt.console.say import say
+from fedopt.deprecated import removed
 from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest, need
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
     def error(self, message: str) -> NoReturn:
+        for word in message.partition(": ")[2].split():
+            if text := removed(word.partition("=")[0]):
+                raise UserError(text)
         if self.prog == "fedopt" and message.startswith("unrecognized"):
             words = message.partition(": ")[2].lstrip("-").split()
             if words[0] in {*NODES} - {*GROUPS}:  # --budget rounds 10

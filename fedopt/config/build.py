@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
+from fedopt.deprecated import removed
 from fedopt.errors import UserError, first_line, is_own, line_of, nearest
 
 MOST = 10**9  # of whole numbers, except a seed and what a budget counts: the product of two fits into 64 bits
@@ -227,7 +228,9 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{'.'.join([*path, str(error['loc'][-1])])}: is missing"
     key = ".".join(path)
     if error["type"] in OF_KEYS:
-        return f"{key}: there is no such key{nearest(path[-1], fields) if len(error['loc']) == 1 else ''}"
+        return (
+            removed(key) or f"{key}: there is no such key{nearest(path[-1], fields) if len(error['loc']) == 1 else ''}"
+        )
     if error["type"].startswith("union_tag"):
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'given')}"

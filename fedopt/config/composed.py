@@ -16,6 +16,7 @@ from fedopt.config.merging import explained, merged, plain, put
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned
 from fedopt.config.words import key_of, literal, parsed, quoted
+from fedopt.deprecated import REMOVED
 from fedopt.errors import UserError, nearest
 
 # Keys that are a batch size, a step size or local work, by name, type and the comment beside them
@@ -135,8 +136,9 @@ def recorded(
         UserError: A key is unknown, or a value is not allowed.
     """
     config = OmegaConf.create(_literal(nodes))
-    if isinstance(config.get("hardware"), DictConfig):
-        config.hardware.pop("processes", None)  # a key of fedopt 0.3
+    for parent, _, name in (key.rpartition(".") for key in REMOVED):
+        if isinstance(node := OmegaConf.select(config, parent), DictConfig):
+            node.pop(name, None)  # recorded by an earlier version
     for word in parsed(words):
         key = word.key_or_group
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:

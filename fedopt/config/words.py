@@ -15,14 +15,9 @@ from hydra.errors import OverrideParseException
 
 from fedopt.config.files import GROUPS, options
 from fedopt.config.tuned import NODES
+from fedopt.deprecated import removed
 from fedopt.errors import UserError, first_line
 
-ALONE = "set problem.alone=true; each client's model alone is now chosen by cross-validation, and fitted to its end"
-REMOVED = {  # keys
-    "hardware.processes": "start N processes with torchrun --nproc-per-node N -m fedopt ...",
-    "problem.alone_steps": ALONE,
-    "problem.alone_step": ALONE,
-}
 COMMANDS = dict.fromkeys(("compare", "tune", "report", "reproduce", "bench"), "this command is fedopt-{}")
 COMMANDS |= {"run": "leave this word out", "version": "is no override; fedopt --version shows the version"}
 
@@ -44,8 +39,9 @@ def parsed(words: Iterable[str]) -> list[Override]:
         raise UserError(
             f"a value cannot be read ({first_line(error)}); it is too long or nested too deep: shorten it"
         ) from None
-    if removed := [key for override in overrides if (key := override.key_or_group) in REMOVED]:
-        raise UserError(f"{removed[0]}: was removed; {REMOVED[removed[0]]}")
+    for override in overrides:
+        if message := removed(override.key_or_group):
+            raise UserError(message)
     return overrides
 
 

@@ -27,19 +27,14 @@ RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zer
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 
 
-def residual(y: Tensor, batch: Batch) -> Tensor:
-    """Return z'y - t of each example, [B]."""
-    return batch.x @ y - batch.y
-
-
 def squared(y: Tensor, batch: Batch) -> Tensor:
     """Return the weighted mean of 1/2 (z'y - t)^2, a scalar."""
-    return 0.5 * residual(y, batch) ** 2 @ batch.weight
+    return 0.5 * (batch.x @ y - batch.y) ** 2 @ batch.weight
 
 
 def gradient(y: Tensor, batch: Batch) -> Tensor:
     """Return the gradient of `squared`, [dy]."""
-    return (batch.weight * residual(y, batch)) @ batch.x
+    return (batch.weight * (batch.x @ y - batch.y)) @ batch.x
 
 
 def least(hessians: Tensor, constants: Tensor) -> Tensor:
