@@ -36,7 +36,8 @@ class Ranking(Supervised):
     scored = frozenset({"test_auc"})
 
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scores:
-        return replace(super().scorer_of(data, ["auc", *(wanted or ())]), client_metrics=(CLIENT_AUC,))
+        scores: Any = super().scorer_of(data, ["auc", *(wanted or ())])
+        return replace(scores, client_metrics=(CLIENT_AUC,))
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
         """Return the scores of examples, [B], from 0 to 1.

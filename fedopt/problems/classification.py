@@ -33,7 +33,9 @@ class Classification(WithServer, Minimisation):
     The keys of `WithServer` mean the same in `hierarchical`, with the same partition and start.
     """
 
-    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
+    own_test_seed: NonNegativeInt | None = field(  # type: ignore[assignment]
+        default=0, kw_only=True, metadata={"before": None}
+    )
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
     class_weights: Literal["balanced"] | dict[str | int, PositiveFloat] | None = field(

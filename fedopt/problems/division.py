@@ -78,12 +78,11 @@ def divided(
             the data say which examples are for validation.
         stratified: As in `World.split`.
     """
-    x, y, owners, validates = (
-        v if rows is None or v is None else v[rows] for v in (data.x_train, data.y_train, data.owners, data.validates)
-    )
+    x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
+    owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
     train, test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
-    held_out = held_out if validates is None else validates
-    splits = world.split(len(y), None if data.real else y, held_out, owners, stratified)
+    held = held_out if validates is None else validates
+    splits = world.split(len(y), None if data.real else y, held, owners, stratified)
 
     def scored(examples: Examples, names: np.ndarray | None) -> ScoredRows:
         owner = _owners(names, splits["train"], len(examples))

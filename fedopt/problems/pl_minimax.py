@@ -43,7 +43,7 @@ class PlMinimax(Reduced, Minimax):
     rho: Annotated[float, Field(gt=0.5, lt=2.3)]
     coupling: NonNegativeFloat
 
-    metrics = (replace(DISTANCE, label="distance of x to the solution"), OBJECTIVE, HYPERGRADIENT_NORM, DISTANCE_Y)
+    metrics = (replace(DISTANCE, label="distance of x to the solution"), OBJECTIVE, HYPERGRADIENT_NORM, DISTANCE_Y)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         d, family = self.d, self.families()
