@@ -54,8 +54,8 @@ class FlatModel(Dense):
         biases = [
             p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()
         ]  # as PyTorch's
-        sizes = torch.tensor(self.sizes)
-        self.penalised = torch.repeat_interleave(1.0 - torch.tensor(biases, dtype=torch.float32), sizes)
+        of_each = zip(self.sizes, biases, strict=True)
+        self.penalised = torch.cat([torch.full((size,), float(not bias)) for size, bias in of_each])
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
