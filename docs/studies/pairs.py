@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from scipy.stats import qmc
+from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,7 +29,6 @@ from fedopt.config import compose
 from fedopt.console import markdown_table
 from fedopt.data.datasets import data_folder
 from fedopt.metrics import COSTS
-from fedopt.problems.auc import area
 from fedopt.problems.x_risk import partial_area
 from fedopt.running.assemble import Experiment, assemble
 
@@ -82,7 +82,7 @@ def run(title: str, values: Sequence[str], file: Path, seed: int, budgets: Seque
                 logits = cast(Any, e.problem).network(*point)(x).double()
             s = (logits[:, 1] - logits[:, 0]).numpy()
             ended = np.isfinite(s).all()
-            found.append((area(s, y) if ended else np.nan, partial_area(s, y, MAX_FPR) if ended else np.nan, r))
+            found.append((roc_auc_score(y, s) if ended else np.nan, partial_area(s, y, MAX_FPR) if ended else np.nan, r))
         point, r = algorithm.output(state), r + 1
     return found
 

@@ -11,8 +11,7 @@ Examples are columns: the products of small batches are then a quarter faster th
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from torch import Tensor
 from fedopt.networks.batch import Batch, Tuning
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.stacked import at_once
-
-Flat = Tensor | Sequence[Tensor]  # the parameters, in one vector, or in vectors that follow each other
 
 
 class Layer(NamedTuple):
@@ -34,13 +31,12 @@ class Layer(NamedTuple):
 class Pass(NamedTuple):
     """A pass through the network, forward and back.
 
-    layers, a, d: of each layer. logits: as the loss takes them, [classes, B].
+    layers, a, d: of each layer.
     """
 
     layers: list[Layer]
     a: list[Tensor]
     d: list[Tensor]
-    logits: Tensor
 
 
 class Dense:
@@ -48,8 +44,8 @@ class Dense:
 
     Its loss is sum_j weight_j CE(scale logits_j + shift, y_j). Derivatives equal those of automatic differentiation.
 
-    In all methods flat is [dim], or several vectors that make it up: then its derivatives are several too. batch: the examples; its
-    key determines the dropout masks. tuning: (scale, shift) of the logits, [classes] each, or None.
+    In all methods flat is the vector of parameters, [dim]. batch: the examples; its key determines the dropout masks. tuning:
+    (scale, shift) of the logits, [classes] each, or None.
 
     shapes: those of the parameters. dropped: the probability of dropout.
     """
@@ -57,25 +53,23 @@ class Dense:
     def __init__(self, shapes: Sequence[torch.Size], dropped: float):
         self.sizes = [shape.numel() for shape in shapes]
         self.dim = sum(self.sizes)
-        self._matrices = [shape for shape in shapes if len(shape) == 2]
+        self._columns = [(*shape, 1)[:2] for shape in shapes]  # biases are columns
         self._biases = any(len(shape) == 1 for shape in shapes)
+        self._hidden = sum(len(shape) == 2 for shape in shapes) - 1
         self._dropped = dropped
-        of_layers = [shape.numel() + self._biases * shape[0] for shape in self._matrices]
-        self._ends = [*accumulate(of_layers, initial=0)]
-        self._cuts = dict[tuple[int, int], tuple[list[int], list[tuple[int, int]]]]()
 
     @at_once
-    def gradient(self, flat: Flat, batch: Batch, tuning: Tuning = None) -> Any:
-        """Return the gradient in ``flat``."""
-        return self._gradient(flat, self._pass(flat, batch, tuning))
+    def gradient(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Tensor:
+        """Return the gradient in ``flat``, [dim]."""
+        _, a, d = self._pass(flat, batch, tuning)
+        found = d[-1].new_empty((*d[-1].shape[:-2], flat.shape[-1]))
+        for (W, b), a_n, d_n in zip(self._by_layer(found), a, d, strict=True):
+            _add_product(W, d_n, a_n.mT, keep=0)
+            if b is not None:
+                b.copy_(d_n.sum(-1, keepdim=True))
+        return found
 
     @at_once
-    def gradient_and_losses(self, flat: Flat, batch: Batch) -> tuple[Any, Tensor]:
-        """Return the gradient in ``flat``, and the loss of each example, [B]."""
-        done = self._pass(flat, batch)
-        of_classes = done.logits.gather(-2, batch.y.unsqueeze(-2)).squeeze(-2)
-        return self._gradient(flat, done), torch.logsumexp(done.logits, -2) - of_classes
-
     def descend(
         self,
         flat: Tensor,
@@ -83,38 +77,18 @@ class Dense:
         eta: float,
         plus: Tensor | None = None,
         tuning: Tuning = None,
-        *,
         anchor: Tensor | None = None,
         keep: float = 1.0,
     ) -> Tensor:
         """Overwrite ``flat`` by keep flat - eta (gradient - gradient at the anchor + plus), and return it.
 
-        The matrix products add to the weights, and no gradient is formed.
+        The matrix products add to the weights, and no gradient is formed. All arguments are positional.
 
         flat: [dim]. Under vmap it must be a separate vector in memory for each client. eta: the step size.
         plus: [dim], added to the gradient; None for nothing.
         anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
         """
-        self._descend(flat, batch, tuning, eta, plus, anchor, keep)
-        return flat
-
-    @at_once
-    def features(self, flat: Tensor, batch: Batch) -> Tensor:
-        """Return the output of the hidden layers, [B, width]. flat: the parameters of these layers alone."""
-        return self._outputs(self._by_layer(flat), batch)[-1].mT
-
-    @at_once
-    def _descend(
-        self,
-        flat: Tensor,
-        batch: Batch,
-        tuning: Tuning,
-        eta: float,
-        plus: Tensor | None,
-        anchor: Tensor | None,
-        keep: float,
-    ) -> None:
-        layers, a, d, _ = self._pass(flat, batch, tuning)
+        layers, a, d = self._pass(flat, batch, tuning)
         if anchor is not None:
             of_anchor = self._pass(anchor, batch, tuning)
             d[0] = d[0] - of_anchor.d[0]  # of the first layer, whose input is the same
@@ -124,10 +98,9 @@ class Dense:
             _add_product(W, d_n, a_n.mT, keep, -eta)
             if b is not None:
                 (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
-        if plus is not None:
-            flat.sub_(plus, alpha=eta)
+        return flat if plus is None else flat.sub_(plus, alpha=eta)
 
-    def _pass(self, flat: Flat, batch: Batch, tuning: Tuning = None) -> Pass:
+    def _pass(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Pass:
         layers = self._by_layer(flat)
         *a, logits = self._outputs(layers, batch)
         if tuning is not None:
@@ -141,7 +114,7 @@ class Dense:
         for (W, _), a_n in zip(layers[:0:-1], a[:0:-1], strict=True):
             below = torch.ops.aten.threshold_backward(W.mT @ of_layers[0], a_n, 0)  # before the ReLU: zero where a is
             of_layers.insert(0, below * self._enlarged if batch.keys else below)
-        return Pass(layers, a, of_layers, logits)
+        return Pass(layers, a, of_layers)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
         """Return a of each of these layers, the first ones of the network, and the output of the last of them."""
@@ -149,7 +122,7 @@ class Dense:
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]
             out = out if b is None else out.add_(b)
-            if n < len(self._matrices) - 1:
+            if n < self._hidden:
                 out = out.relu_()
                 if dropout is not None:
                     shape = (out.shape[-1], out.shape[-2])
@@ -162,41 +135,13 @@ class Dense:
         """The factor of what dropout keeps."""
         return 1 / (1 - self._dropped)
 
-    def _by_layer(self, flat: Flat) -> list[Layer]:
+    def _by_layer(self, flat: Tensor) -> list[Layer]:
         """Return views of the parameters, by layers."""
-        layers = list[Layer]()
-        for part in _several(flat):
-            sizes, shapes = self._cut(len(layers), part.shape[-1])
-            points, pieces = part.shape[:-1], part.split_with_sizes(sizes, -1)
-            views = [piece.view(points + shape) for piece, shape in zip(pieces, shapes, strict=True)]
-            of_biases = views[1::2] if self._biases else [None] * len(views)
-            layers += map(Layer, views[:: 1 + self._biases], of_biases)
-        return layers
-
-    def _cut(self, first: int, dim: int) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the sizes and shapes of the parameters in a vector of that dimension that begins with the layer `first`."""
-        if (first, dim) not in self._cuts:
-            end = self._ends[first] + dim
-            if end not in self._ends:
-                raise ValueError(f"a vector of {dim} numbers does not fit the network's layers, of {self.dim} numbers")
-            matrices = self._matrices[first : self._ends.index(end)]
-            shapes = [shape for n, m in matrices for shape in ((n, m), (n, 1))[: 1 + self._biases]]
-            self._cuts[first, dim] = [n * m for n, m in shapes], shapes
-        return self._cuts[first, dim]
-
-    def _gradient(self, flat: Flat, done: Pass) -> Any:
-        """Return the gradient of a pass, in vectors like those of ``flat``."""
-        last = done.d[-1]
-        vectors = [last.new_empty((*last.shape[:-2], part.shape[-1])) for part in _several(flat)]
-        for (W, b), a, d in zip(self._by_layer(vectors), done.a, done.d, strict=True):
-            _add_product(W, d, a.mT, keep=0)
-            if b is not None:
-                b.copy_(d.sum(-1, keepdim=True))
-        return vectors[0] if isinstance(flat, Tensor) else vectors
-
-
-def _several(flat: Flat) -> Sequence[Tensor]:
-    return (flat,) if isinstance(flat, Tensor) else flat
+        pieces = flat.split_with_sizes(self.sizes, -1)
+        views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=True)]
+        if not self._biases:
+            return [Layer(W, None) for W in views]
+        return [Layer(W, b) for W, b in zip(views[::2], views[1::2], strict=True)]
 
 
 def _add_product(into: Tensor, a: Tensor, b: Tensor, keep: float = 1, factor: float = 1) -> None:

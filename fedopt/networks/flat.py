@@ -42,17 +42,20 @@ class FlatModel(Dense):
     alone = remark = ""
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
-        parameters = [p for p in layers.parameters() if p.requires_grad]
+        trained = {name: p.detach() for name, p in layers.named_parameters() if p.requires_grad}
         self.copy: Callable[[], nn.Module] = partial(deepcopy, layers)
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
-        self._shapes, self._layers = [p.shape for p in parameters], list(layers.children())
+        self._shapes, self._layers = [p.shape for p in trained.values()], list(layers.children())
         dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
         super().__init__(self._shapes, dropped)
-        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
-        names = [name for name, p in layers.named_parameters() if p.requires_grad]
-        self.penalised = torch.cat(list(map(_penalised, names, parameters)))
+        self.initial = torch.cat([p.reshape(-1) for p in trained.values()])
+        biases = [
+            p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()
+        ]  # as PyTorch's
+        of_each = zip(self.sizes, biases, strict=True)
+        self.penalised = torch.cat([torch.full((size,), float(not bias)) for size, bias in of_each])
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
@@ -117,12 +120,6 @@ class FlatModel(Dense):
         """
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
-
-
-def _penalised(name: str, parameter: Tensor) -> Tensor:
-    """Return 0 for each number of a bias, which is a vector named so as in PyTorch's layers, and 1 for those of others."""
-    is_bias = parameter.ndim == 1 and name.rpartition(".")[2].startswith("bias")
-    return torch.full((parameter.numel(),), float(not is_bias))
 
 
 class Normalised(nn.Module):

@@ -22,10 +22,7 @@ class FlatModule(FlatModel):
 
     Attributes:
         names: The names of the parameters, in the vector's order.
-        modal: Whether its logits in training mode differ from those in evaluation mode.
     """
-
-    modal = False
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)
@@ -72,14 +69,11 @@ def differentiable(module: nn.Module) -> Iterator[None]:
     """Return a context in which torch uses only kernels that have second derivatives, for attention and the module's recurrent
     layers.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
+    with ExitStack() as without:
+        without.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
-        with ExitStack() as without:
-            without.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
-                for backend in (torch.backends.mkldnn, torch.backends.cudnn):
-                    without.callback(backend.set_flags, backend.set_flags(False)[0])
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        without.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
+            for backend in (torch.backends.mkldnn, torch.backends.cudnn):
+                without.callback(backend.set_flags, backend.set_flags(False)[0])
+        yield

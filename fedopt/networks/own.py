@@ -1,14 +1,13 @@
 """Your own networks: any torch.nn.Module as a function of one flat parameter vector.
 
-A config that somebody sent must run no other code. So it may only name a subclass of nn.Module, or a function annotated to
-return one, and give it numbers. A text could name a file or an address, so that the parameter's annotation must list it.
+A config may only name a subclass of nn.Module, or a function annotated to return one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from importlib import import_module
 from types import FunctionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ def build(
 def maker(model: str | Mapping[str, Any], seed: int) -> tuple[Callable[[], nn.Module], str]:
     """Return a function that makes the user's network, and the key that names it, for messages.
 
-    model, seed: as in `build`. Raises UserError, as does the function, if it is no network or its arguments are not plain.
+    model, seed: as in `build`. Raises UserError, as does the function, if it is no network.
     """
     node = {"_target_": model} if isinstance(model, str) else dict(model)
     if "_target_" not in node:
@@ -69,7 +68,6 @@ def maker(model: str | Mapping[str, Any], seed: int) -> tuple[Callable[[], nn.Mo
     key = f"problem.model={node['_target_']}"
     arguments = {str(name): value for name, value in node.items() if not str(name).startswith("_")}
     make = _factory(node["_target_"], key)
-    _refuse_texts(make, arguments)
 
     def made() -> nn.Module:
         with torch.random.fork_rng(devices=[]), mistakes_of(key):
@@ -85,43 +83,12 @@ def maker(model: str | Mapping[str, Any], seed: int) -> tuple[Callable[[], nn.Mo
 def _factory(path: Any, key: str) -> Callable[..., Any]:
     if str(path).startswith("torchvision."):
         import_module("fedopt.networks.torchvision_import")
-    make = imported(path, key)
-    kind = _hints(make).get("return") if isinstance(make, FunctionType) else make
+    make = kind = imported(path, key)
+    if isinstance(make, FunctionType):
+        with mistakes_of(f"{key}: its annotations"):
+            kind = get_type_hints(make).get("return")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UserError(
             f"{key}: must be a subclass of torch.nn.Module, or a function annotated with `-> torch.nn.Module`"
         )
     return make
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    """Return the type annotations by name; {} if one cannot be resolved."""
-    try:
-        return get_type_hints(function)
-    except Exception:
-        return {}
-
-
-def _refuse_texts(make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that holds anything but numbers, true, false, null and lists of these.
-
-    A value that the annotation Literal[...] of the argument lists passes too. make: the class or function of the network.
-    arguments: its keyword arguments.
-    """
-    hints = _hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
-    for name, value in arguments.items():
-        hint = hints.get(name)
-        texts = get_args(hint) if get_origin(hint) is Literal else ()
-        if not _is_plain(value) and value not in texts:
-            listed = (
-                f"one of {', '.join(map(str, texts))}"
-                if texts
-                else f"a text that its annotation {name}: Literal[...] lists"
-            )
-            raise UserError(f"problem.model.{name}={value}: must be a number, true, false, null, a list, or {listed}")
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float)

@@ -11,7 +11,7 @@ examples, and alpha at b - a, or 1 + b - a in the margin form. What is then left
 E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently, or var+ + var- + (1 + b - a)².
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -23,54 +23,28 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
-from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.scores import Scorer, Scores, Values, area
-from fedopt.problems.supervised import SupervisedMinimax
+from fedopt.metrics import CLIENT_AUC, OBJECTIVE, Metric
+from fedopt.problems.scores import Scores
+from fedopt.problems.supervised import Supervised, SupervisedMinimax
 
 TEST_AUC = Metric("test_auc", "test AUC", better="higher")
-Area = Callable[[np.ndarray, np.ndarray], float]  # of scores, and of which examples are positive
 
 
-@dataclass(frozen=True)
-class Areas(Scorer):
-    """Areas under the ROC curve of a network with two outputs.
+class Ranking(Supervised):
+    """Problems about the area under the ROC curve of a network with two outputs."""
 
-    areas: by the metric of test examples, a function of the scores, [n], and of which examples are positive, [n] of bool.
-    others: what else the user has chosen.
-    """
+    scored = frozenset({"test_auc"})
 
-    areas: Mapping[Metric, Area]
-    others: Scores | None
+    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scores:
+        scores: Any = super().scorer_of(data, ["auc", *(wanted or ())])
+        return replace(scores, client_metrics=(CLIENT_AUC,))
 
-    rarest, each = 1, dict[str, tuple[str, int]]()
+    def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
+        """Return the scores of examples, [B], from 0 to 1.
 
-    @property
-    def client_metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
-        return tuple(
-            replace(m, name=m.name.removeprefix("test_"), label=f"{m.label.replace('test ', '')} on own test examples")
-            for m in self.areas
-        )
-
-    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        renamed = lambda text, of: text.replace("test", of, 1)  # noqa: E731
-        areas = [replace(m, name=renamed(m.name, prefix), label=renamed(m.label, where)) for m in self.areas]
-        others = self.others.metrics(prefix, where) if self.others else ()
-        return (*areas, *(metric for metric in others if metric.name not in {m.name for m in areas}))
-
-    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        scores, positive = torch.softmax(outputs, 1)[:, 1].cpu().numpy(), y.cpu().numpy() == 1
-        others = self.others.scores(outputs, y) if self.others else {}
-        return others | {metric.name.removeprefix("test_"): of(scores, positive) for metric, of in self.areas.items()}
-
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
-        found = {metric.name: np.full(M, np.nan) for metric in self.client_metrics}
-        for client in np.flatnonzero(np.bincount(owner[y.cpu().numpy() == 1], minlength=M)):
-            mine = torch.from_numpy(owner == client).to(y.device)
-            if not y[mine].all():
-                values = self.scores(outputs[mine], y[mine])
-                for name, of_clients in found.items():
-                    of_clients[client] = values[name]
-        return found
+        w: the network's parameters. inputs: the examples' features. keys: as in a batch.
+        """
+        return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
@@ -90,7 +64,7 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
 
 
 @dataclass(eq=False)
-class Auc(SupervisedMinimax):
+class Auc(Ranking, SupervisedMinimax):
     """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]; the module's docstring has the formulas.
 
     x: (w, a, b), the parameters of a network of two outputs, and two numbers. y: (alpha).
@@ -109,21 +83,8 @@ class Auc(SupervisedMinimax):
         (w,) = self._start
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
 
-    scored = frozenset({"test_auc"})
-
-    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
-        others: Any = super().scorer_of(data, wanted) if wanted else None
-        return Areas({TEST_AUC: area}, others)
-
     def load(self) -> LabelledData:
         return one_class(super().load(), self.positive)
-
-    def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Return the scores of examples, [B], from 0 to 1.
-
-        w: the network's parameters. inputs: the examples' features. keys: as in a batch.
-        """
-        return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]

@@ -1,5 +1,4 @@
-"""What every problem is held to once, before a run: flat vectors, objectives that are one number, functions that leave no state
-behind."""
+"""What every problem is held to once, before a run: flat vectors, objectives that are one number, arguments that stay."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedopt.errors import UserError, WrongFunction, first_line, gives
+from fedopt.errors import WrongFunction, gives
 from fedopt.networks import FlatModule
 from fedopt.problems.classes import (
     CLASSES,
@@ -25,7 +24,7 @@ from fedopt.problems.classes import (
     class_of,
     name,
 )
-from fedopt.randomness import WRITES, Writes, untouched
+from fedopt.randomness import untouched
 
 # A function, its arguments, the shape of its result
 Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
@@ -34,17 +33,11 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 def check(problem: Problem) -> None:
     """Try a problem's functions on two examples of its first client.
 
-    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, or cannot
-    be differentiated. Also if its random numbers do not follow the seed, or splits are missing. Also if a network's buffers
-    change: clients that are run one by one would share them.
+    Raises UserError if a function returns anything but a tensor of its shape and dtype, or writes over its arguments. Also if
+    its random numbers do not follow the seed, or splits are missing.
     """
-    if "train" not in getattr(problem, "splits", ()):
-        raise WrongFunction(
-            type(problem), "has no splits; write self.splits = self.world.split(EXAMPLES) in __post_init__"
-        )
+    _check_splits(problem)
     _refuse_uncalled(problem)
-    if isinstance(problem, Nested):
-        _check_splits(problem)
     start = _start(problem)
     rows = {split: torch.from_numpy(of[0][:2]).to(start[0].device) for split, of in problem.splits.items()}
     weighted = {split: (of, start[0].new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
@@ -54,36 +47,27 @@ def check(problem: Problem) -> None:
         raise gives(problem.sample, arrays[0], "tensors, such as self.world.tensor(array)")
     if problem.random:
         sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
-    networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
-    parts = {key: [*network.named_parameters(), *network.named_buffers()] for key, network in networks.items()}
-    before = [(key, of, part, part.clone()) for key, named in parts.items() for of, part in named]
-    modal = [value for value in vars(problem).values() if isinstance(value, FlatModule) and value.modal]
+    dropping = [value for value in vars(problem).values() if isinstance(value, FlatModule) and value.random]
     with torch.no_grad():
         for function, arguments, shape in _calls(problem, start, sample):
-            given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
-            with untouched(function, arguments), Writes((leaf, WrongFunction(function, WRITES)) for leaf in given):
+            with untouched(function, arguments):
                 found = function(*arguments)
             if not isinstance(found, Tensor) or found.shape != shape:
                 wanted = f"of shape {list(shape)}" if shape else "of one number, [], such as a mean over the examples"
                 raise gives(function, found, f"a tensor {wanted}")
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
-            if not isinstance(problem, Hierarchical):  # whose methods take none of most of its functions
-                _gradient(function, arguments)
-    if modal and not modal[0].module.training:  # after the last one, which is g or f
-        raise WrongFunction(
-            function, "calls its network without *batch.keys, so that dropout would be off in training; pass them on"
-        )
-    if isinstance(problem, Nested) and not problem.direct:
-        gradient = _gradient(problem.f, (*start, sample))
-        if gradient is not None and gradient.any():
+        if dropping and not dropping[0].module.training:  # after the last function, which is g or f
             raise WrongFunction(
-                problem.f, "depends on x, and the class says direct = False; remove x from it, or direct = False"
+                function,
+                "calls its network without *batch.keys, so that dropout would be off in training; pass them on",
             )
-    for key, of, part, was in before:
-        if not torch.equal(part, was):
-            why = f"its {of} changes when it is called, and all clients would share it"
-            raise UserError(f"{type(problem).__name__}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
+        if isinstance(problem, Nested) and not problem.direct:
+            (x, y), by_x = start, problem.f
+            if not torch.equal(by_x(x, y, sample), by_x(x + 1, y, sample)):
+                raise WrongFunction(
+                    by_x, "depends on x, and the class says direct = False; remove x from it, or direct = False"
+                )
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
@@ -136,33 +120,18 @@ def _refuse_uncalled(problem: Problem) -> None:
             )
 
 
-def _check_splits(problem: Nested) -> None:
-    """Raise UserError if the problem lacks the split whose examples f or g use."""
-    for function, split in (("f", problem.f_split), ("g", problem.g_split)):
-        if split not in problem.splits:
-            names = ", ".join(problem.splits)
-            why = f"evaluates {function} on the split {split}, and self.splits has {names}"
+def _check_splits(problem: Problem) -> None:
+    """Raise UserError if the problem lacks the training split, or one whose examples f or g use."""
+    splits = getattr(problem, "splits", ())
+    uses = {"f": problem.f_split, "g": problem.g_split} if isinstance(problem, Nested) else {}
+    for function, split in uses.items():
+        if split not in splits and "train" in splits:
+            why = f"evaluates {function} on the split {split}, and self.splits has {', '.join(splits)}"
             raise WrongFunction(type(problem), f"{why}; set {function}_split to one of them, or add the split")
-
-
-def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
-    """Return the gradient, in the first argument, of the sum of the entries of a function's value.
-
-    It is None if the function does not depend on that argument. The last argument is the sample.
-
-    Raises UserError if torch cannot differentiate the function, for instance since it writes over a tensor that is needed.
-    """
-    *points, sample = arguments
-    with torch.enable_grad():
-        points = [v.detach().requires_grad_() for v in points]
-        value = function(*points, sample).sum()
-        try:
-            return torch.autograd.grad(value, points, allow_unused=True)[0] if value.requires_grad else None
-        except RuntimeError as error:
-            raise WrongFunction(
-                function,
-                f"cannot be differentiated ({first_line(error)}); write it with torch's functions on its arguments",
-            ) from error
+    if "train" not in splits:
+        raise WrongFunction(
+            type(problem), "has no splits; write self.splits = self.world.split(EXAMPLES) in __post_init__"
+        )
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:

@@ -233,12 +233,18 @@ class XRisk(Problem):
 
 
 class Nested(Problem):
-    """Problems with an outer objective f(x, y), in which y solves an inner problem with the objective g.
+    """Problems with an outer objective ``f(x, y)``, in which y solves an inner problem with the objective ``g``.
 
-    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f. Flags that are set for parts of it save work:
-    direct: False if grad_x f is zero. indirect: False if grad_y f is zero at y*(x). identity: True if grad^2_yy g = I.
-    nested: False if there is no y.
-    f_split, g_split: the splits whose examples f and g use.
+    The hypergradient is ``grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f``. The attributes say what is known of it; that saves
+    work.
+
+    Attributes:
+        direct: False if ``grad_x f`` is zero.
+        indirect: False if ``grad_y f`` is zero at ``y*(x)``.
+        identity: True if ``grad^2_yy g`` is the identity.
+        nested: False if there is no y.
+        f_split: The split whose examples f uses.
+        g_split: The split whose examples g uses.
     """
 
     direct: bool = True
@@ -283,16 +289,7 @@ class Nested(Problem):
 class Bilevel(Nested):
     """Bilevel problems whose lower level belongs to all clients.
 
-    ``min_x sum_i p_i f_i(x, y*(x))`` with ``y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y)``. The attributes say what is known
-    of the hypergradient, ``grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f``; that saves work.
-
-    Attributes:
-        direct: False if ``grad_x f`` is zero.
-        indirect: False if ``grad_y f`` is zero at ``y*(x)``.
-        identity: True if ``grad^2_yy g`` is the identity.
-        nested: False if there is no y.
-        f_split: The split whose examples f uses.
-        g_split: The split whose examples g uses.
+    ``min_x sum_i p_i f_i(x, y*(x))`` with ``y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y)``. The attributes are those of `Nested`.
     """
 
     variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
@@ -302,7 +299,7 @@ class LocalBilevel(Nested):
     """Bilevel problems in which each client has a lower level of its own.
 
     ``min_x sum_i p_i f_i(x, y_i*(x))`` with ``y_i*(x) = argmin_y g_i(x, y)``. `start` gives x and one y for all clients.
-    `evaluate` takes x alone, and `solution` returns it alone. The attributes are those of `Bilevel`.
+    `evaluate` takes x alone, and `solution` returns it alone. The attributes are those of `Nested`.
     """
 
 

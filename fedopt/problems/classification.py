@@ -11,45 +11,34 @@ from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
 from fedopt.networks import Tuning
-from fedopt.problems.classes import Minimisation, Weighting
+from fedopt.problems.classes import Minimisation
+from fedopt.problems.division import ScoredRows
 from fedopt.problems.function import function
 from fedopt.problems.loss_tuning import loss_of
-from fedopt.problems.personal import ScoredRows
-from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
+from fedopt.problems.server import WithServer
 
 
 @dataclass(eq=False)
-class Classification(Supervised, Minimisation):
+class Classification(WithServer, Minimisation):
     """Training a classifier: f_i is the mean cross-entropy over client i's examples, x are the parameters of the model.
 
-    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
-        them equally.
-    test: the fraction of all examples for testing; None takes the data set's own test examples.
-    server: the fraction of the other examples that the server has, and no client.
-    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
-        rows need none.
     own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
         seed, without regard to classes.
-    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
     loss: the file of a model of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
     alone: as in `Labelled`.
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
-    class_weights: the weights of the classes in f_i: a list, a mapping from names of classes, others weighing 1, or balanced:
+    class_weights: the weights of the classes in f_i: a mapping from names of classes, others weighing 1, or balanced:
         n / (C n_c), by the training examples of all clients. None: all weigh 1.
 
-    `hierarchical` has the keys from test to pretrain_step too, with the same partition and start.
+    The keys of `WithServer` mean the same in `hierarchical`, with the same partition and start.
     """
 
-    test: Fraction | None
-    server: Share
-    own_test: Fraction | None
-    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
-    pretrain: Pretraining
-    pretrain_step: PositiveFloat
-    weighting: Weighting
+    own_test_seed: NonNegativeInt | None = field(  # type: ignore[assignment]
+        default=0, kw_only=True, metadata={"before": None}
+    )
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
-    class_weights: Literal["balanced"] | list[PositiveFloat] | dict[str | int, PositiveFloat] | None = field(
+    class_weights: Literal["balanced"] | dict[str | int, PositiveFloat] | None = field(
         default=None, kw_only=True, metadata={"before": None}
     )
     loss: str | None = field(default=None, kw_only=True, metadata={"before": None})
@@ -57,8 +46,7 @@ class Classification(Supervised, Minimisation):
     own_models = True
 
     def __post_init__(self) -> None:
-        shared = self.pretrain, self.pretrain_step, self.own_test_seed
-        self.set_up_shared(self.test, self.server, self.own_test, *shared)
+        super().__post_init__()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS)
         self._tuning: Tuning = None
         if self.loss is not None:
@@ -73,16 +61,12 @@ class Classification(Supervised, Minimisation):
         if given == "balanced":
             counts = np.bincount(self.train.y.cpu().numpy()[self.splits["train"].rows], minlength=self.classes)
             return np.where(counts, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
-        if isinstance(given, dict):
-            given = {str(name): weight for name, weight in given.items()}
-            if unknown := set(given) - set(names):
-                raise UserError(
-                    f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
-                )
-            given = [given.get(name, 1) for name in names]
-        if len(given or ()) != self.classes:
-            raise UserError(f"problem.class_weights={given}: must have a weight for each of {self.classes} classes")
-        return np.array(given, dtype=float)
+        weights = {str(name): weight for name, weight in (given or {}).items()}
+        if unknown := set(weights) - set(names):
+            raise UserError(
+                f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
+            )
+        return np.array([weights.get(name, 1.0) for name in names])
 
     def _weighted(self, sample: Batches) -> Batch:
         """Return the training examples of a sample, with their weights times those of their classes."""
@@ -110,7 +94,7 @@ class Classification(Supervised, Minimisation):
     @f.step
     def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
         plus = self.pulls(x, plus, anchor)
-        return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor=anchor)
+        return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
@@ -123,15 +107,12 @@ class Classification(Supervised, Minimisation):
             regression alone, or the same.
         """
         common, own = self.models(*point)
-        if common is None and own is not None:
-            of = ScoredRows.of(self.train, self.splits["train"])
-            weight = self.world.tensor(self.splits["train"].example_weights(self.weights))
-            batch = self._weighted({"train": self.train.batch(of.at(slice(None)), weight)})
-            outputs = tuned(self.predictions(of, None, own), self._tuning)
-            train_loss = float(losses(outputs, batch).double() @ batch.weight.double())
-            squares = self.world.tensor(self.weights) @ own**2
-        else:
-            logits = lambda inputs: tuned(self.net(point[0], inputs), self._tuning)  # noqa: E731
-            train_loss, squares = self.client_loss("train", logits, self._class_weight), point[0] ** 2
-        penalty = 0.0 if self.ridges is None else 0.5 * float(self.ridges @ squares)
-        return {"train_loss": train_loss + penalty, **self.test_metrics(common, own, self._tuning)}
+        split = self.splits["train"]
+        of, weight = ScoredRows.of(self.train, split), self.world.tensor(split.example_weights(self.weights))
+        outputs = tuned(self.predictions(of, common, None if common else own), self._tuning)
+        batch = self._weighted({"train": Batch(outputs, of.y, weight, of.at(slice(None)))})
+        loss = float(losses(outputs, batch).double() @ batch.weight.double())
+        if self.ridges is not None:
+            squares = point[0] ** 2 if common or own is None else self.world.tensor(self.weights) @ own**2
+            loss += 0.5 * float(self.ridges @ squares)
+        return {"train_loss": loss, **self.test_metrics(common, own, self._tuning)}

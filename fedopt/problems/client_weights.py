@@ -1,22 +1,18 @@
 """Learning the mixture of clients to train on [arXiv 2207.10751; of sources of text in DoReMi, Xie et al. 2023].
 
     y*(x) = argmin_y sum_i w_i l_i(y) + ridge/2 |y|²,    w = softmax(x),    l_i the mean training loss of client i of M
-    min_x v(y*(x)) + rho KL(w | uniform),                v a mean of clients' validation losses v_i, or the largest of them
+    min_x v(y*(x)) + rho KL(w | uniform),                v a mean of clients' validation losses v_i
 
 Clients that are omitted have w_i = 0 exactly: the softmax, the divergence and v are those of the others.
 
 |y| is without biases. Derived here: clients count equally, so that client i's part is g_i = M w_i l_i + ridge/2 |y|². Coordinate i
 of the hypergradient is -w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k), where v* solves
 grad²_yy g v* = grad v(y*). It does so up to a common shift of the biases of all classes, which changes neither g nor v.
-The largest v_i is min_s s + sum_i max(0, v_i - s), a sum over clients, so that x has one entry more, sqrt(k) s, with k clients
-that validate. Smoothly, the hinge is mu softplus(. / mu), whose slopes sigmoid((v_i - s) / mu) sum to 1 at the best s: in place of
-grad v comes their mixture of the grad v_i.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -38,27 +34,23 @@ WRONG_WEIGHT = Metric("wrong_weight", "weight of the clients with wrong labels")
 
 @dataclass(eq=False)
 class ClientWeights(SupervisedBilevel):
-    """Learning how much each client's training loss counts, for the validation loss of some clients or of the worst.
+    """Learning how much each client's training loss counts, for the validation loss of some clients.
 
-    x: the logits of the clients' weights, 0 at the start; with target=worst then sqrt(k) s, where s begins as the largest v_i. y:
-        the parameters of the network. Targets that are real numbers have half the squared error as loss, and the network one
-        output.
+    x: the logits of the clients' weights, 0 at the start. y: the parameters of the network. Targets that are real numbers have
+        half the squared error as loss, and the network one output.
 
     examples: the largest number of training examples, validation included, drawn at random; None for all.
-    target: the client that validates, or a list of them, each with the same weight. None: all that are not omitted. worst: of
-        these the one with the largest validation loss.
+    target: the client that validates, or a list of them, each with the same weight. None: all that are not omitted.
     omit: the clients that are taken out of the mixture.
-    mu: the smoothing of the hinge of target=worst; 0: none.
     rho: the factor of the divergence from uniform weights in f.
     wrong: the share of clients, drawn at random, whose training labels are replaced by draws from those of all clients.
     """
 
     examples: PositiveInt | None
-    target: NonNegativeInt | list[NonNegativeInt] | Literal["worst"] | None
+    target: NonNegativeInt | list[NonNegativeInt] | None
     rho: NonNegativeFloat
     wrong: Share
     omit: list[NonNegativeInt]
-    mu: NonNegativeFloat
 
     metrics = (TEST_ACCURACY, TEST_LOSS, VAL_LOSS, WRONG_WEIGHT)
 
@@ -66,9 +58,9 @@ class ClientWeights(SupervisedBilevel):
         data = self.world.load(validation=True, real=True)
         self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
         M, split, rng = self.clients, self.splits["train"], self.world.rng(Part.LABELS)
-        everyone, self.worst = np.arange(M), self.target == "worst"
+        everyone = np.arange(M)
         kept = np.setdiff1d(everyone, self.omit)
-        targets = kept if self.target is None or self.worst else np.unique(self.target)
+        targets = kept if self.target is None else np.unique(self.target)
         for key, named in (("target", targets), ("omit", self.omit)):
             if np.max(named, initial=0) >= M:
                 raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
@@ -85,14 +77,13 @@ class ClientWeights(SupervisedBilevel):
             *self.notes,
             f"problem.wrong redraws the training labels of {len(self.wrong_clients)} of {M} clients",
         ]
-        (y,), self.judges = self._start, len(targets)
+        (y,) = self._start
         self._shares = np.isin(everyone, targets) / len(targets)
         self._judges = self.world.tensor(M * self._shares)
         place = np.where(np.isin(everyone, kept), np.searchsorted(kept, everyone), len(kept))
         self._kept, self._place = (torch.from_numpy(v).to(y.device) for v in (kept, place))
-        s = [math.sqrt(self.judges) * self.client_losses(y).max()] if self.worst else []
-        self._start = torch.cat([y.new_zeros(M), self.world.tensor(np.array(s))]), y
-        self.direct = self.rho > 0 or self.worst
+        self._start = y.new_zeros(M), y
+        self.direct = self.rho > 0
         if data.real:
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
@@ -105,22 +96,10 @@ class ClientWeights(SupervisedBilevel):
         log = torch.log_softmax(x.index_select(0, self._kept), 0)
         return log.exp() @ log + math.log(len(log))
 
-    def client_losses(self, y: Tensor) -> np.ndarray:
-        """Return v_i of each client that validates."""
-        own = [rows for rows, share in zip(self.splits["val"], self._shares, strict=True) if share]
-        return np.array([self.train.loss_and_accuracy(partial(self.net, y), rows)[0] for rows in own])
-
-    def judged(self, batch: Batch) -> Batch:
-        """Return a batch of validation examples, with M times the weight of its client in v, over all clients."""
-        return batch._replace(weight=batch.weight * self._judges.gather(0, self._owner.gather(0, batch.rows)))
-
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        batch = sample["val"] if self.worst else self.judged(sample["val"])
-        loss = cross_entropy(self.net(y, batch.x, *batch.keys), batch)
-        if self.worst:
-            s, judge = x[-1] / math.sqrt(self.judges), self.judged(batch).weight.sum()
-            hinge = self.mu * F.softplus((loss - s) / self.mu) if self.mu else F.relu(loss - s)
-            loss = s + self.judges * judge * hinge
+        batch = sample["val"]
+        judged = batch._replace(weight=batch.weight * self._judges.gather(0, self._owner.gather(0, batch.rows)))
+        loss = cross_entropy(self.net(y, batch.x, *batch.keys), judged)
         return loss + self.rho * self.divergence(x) if self.rho else loss
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
@@ -134,9 +113,8 @@ class ClientWeights(SupervisedBilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
         net = partial(self.net, point[1])
-        v = self.client_losses(point[1]).max() if self.worst else self.client_loss("val", net, weights=self._shares)
         return {
-            "val_loss": v,
+            "val_loss": self.client_loss("val", net, weights=self._shares),
             "wrong_weight": float(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
             **self.test_metrics(net),
         }

@@ -78,21 +78,18 @@ class CompositeBilinear(Minimax):
         return Sample(self.per_client["b"][client], of_x, of_y)
 
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        value = y @ (self._A @ self._boxed(x) - sample.b) + sample.x @ x + sample.y @ y
+        value = y @ (self._A @ self.project(x) - sample.b) + sample.x @ x + sample.y @ y
         return value if self.penalties == "by_method" else value + self.lam * (x.abs().sum() - y.abs().sum())
 
     def project(self, y: Tensor) -> Tensor:
-        return self._boxed(y)
-
-    def _boxed(self, v: Tensor) -> Tensor:
-        return box(v, -self.D, self.D)
+        return box(y, -self.D, self.D)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics at the points of the boxes nearest to x and y. The gap is
 
         lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+.
         """
-        x, y = map(self._boxed, point[:2])
+        x, y = map(self.project, point[:2])
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]
         entries = torch.cat([x, y])
         gap = self.lam * entries.abs().sum() + self._b @ y + self.D * sum(reached)

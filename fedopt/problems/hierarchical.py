@@ -17,10 +17,11 @@ from torch import Tensor
 from fedopt.data import Batch, Logits, cross_entropy
 from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, Metric
 from fedopt.problems import classes
-from fedopt.problems.classes import Rows, Weighting
+from fedopt.problems.classes import Rows
 from fedopt.problems.function import function
 from fedopt.problems.projections import ball
-from fedopt.problems.supervised import Fraction, Pretraining, Supervised
+from fedopt.problems.server import WithServer
+from fedopt.problems.supervised import Fraction
 from fedopt.randomness import Part
 
 FIT_BATCH = 64
@@ -39,35 +40,29 @@ class Sample(NamedTuple):
 
 
 @dataclass(eq=False)
-class Hierarchical(Supervised, classes.Hierarchical):
+class Hierarchical(WithServer, classes.Hierarchical):
     """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module's docstring has the formulas.
 
     lam, mu: the factors of |x - y|^2 / 2 in f2 and in h_i.
-    weighting: the weights rho_i are proportional to the clients' numbers of examples (samples), or equal (uniform).
     constraint: the set Y_i(x): everything (none), the ball |y - x| <= radius, or y >= 0 (orthant).
     radius: the r_i. Of a list, client i has the entry i mod its length.
-    test, server, own_test, pretrain, pretrain_step: as in `classification`.
     fit, fit_step: for the metrics, y_i(x) is approximated by `fit` steps of SGD on h_i from x, with the step sizes fit_step /
         sqrt(t + 1). 100 steps of 0.1 come within 15 % of its distance from x on MNIST.
     """
 
     lam: NonNegativeFloat
     mu: NonNegativeFloat
-    weighting: Weighting
     constraint: Literal["none", "ball", "orthant"]
     radius: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
-    test: Fraction | None
     server: Fraction
     own_test: Fraction
-    pretrain: Pretraining
-    pretrain_step: PositiveFloat
     fit: PositiveInt
     fit_step: PositiveFloat
 
     metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_DISTANCE, CLIENT_CLASSES)
 
     def __post_init__(self) -> None:
-        self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
+        super().__post_init__()
         self.client_classes = float(np.mean([self._classes_of(rows) for rows in self.splits["train"]]))
         self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start[0])}
 
@@ -94,7 +89,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
         a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
-        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, keep=1 - gamma * self.mu)
+        y = self.net.descend(y, Batch(a, b, weight, rows), gamma, None, None, None, 1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:

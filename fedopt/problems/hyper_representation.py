@@ -31,6 +31,7 @@ class HyperRepresentation(SupervisedBilevel):
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
+        """Return a batch as the hidden layers leave it."""
         if isinstance(batch, Features):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
@@ -42,20 +43,10 @@ class HyperRepresentation(SupervisedBilevel):
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
         return self._behind(x, batch), None
 
-    def _at(self, x: Tensor, batch: Batch) -> Features:
-        """Return what `_behind` returns. It cannot be differentiated."""
-        if isinstance(batch, Features) or not self.body.dense:
-            return self._behind(x, batch)
-        return Features(self.net.features(x, batch), *batch[1:4])
-
-    def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        inherited = type(self).inner is HyperRepresentation.inner
-        return (self._at(x, batch), None) if inherited else super().inner_at(x, batch)
-
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
         """Return a sample with its features computed at x. f and g take it in place of the sample; derivatives in x are lost."""
-        return {split: self._at(x, batch) for split, batch in sample.items()}
+        return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
         """Return a selection of the examples in held, the result of `hold`.

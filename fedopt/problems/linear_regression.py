@@ -27,19 +27,14 @@ RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zer
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 
 
-def residual(y: Tensor, batch: Batch) -> Tensor:
-    """Return z'y - t of each example, [B]."""
-    return batch.x @ y - batch.y
-
-
 def squared(y: Tensor, batch: Batch) -> Tensor:
     """Return the weighted mean of 1/2 (z'y - t)^2, a scalar."""
-    return 0.5 * residual(y, batch) ** 2 @ batch.weight
+    return 0.5 * (batch.x @ y - batch.y) ** 2 @ batch.weight
 
 
 def gradient(y: Tensor, batch: Batch) -> Tensor:
     """Return the gradient of `squared`, [dy]."""
-    return (batch.weight * residual(y, batch)) @ batch.x
+    return (batch.weight * (batch.x @ y - batch.y)) @ batch.x
 
 
 def least(hessians: Tensor, constants: Tensor) -> Tensor:
@@ -47,18 +42,21 @@ def least(hessians: Tensor, constants: Tensor) -> Tensor:
     return (torch.linalg.pinv(hessians, rtol=RANK, hermitian=True) @ constants[..., None])[..., 0]
 
 
+@dataclass(eq=False)
 class Table(Labelled):
     """Problems about linear models of a table, with test examples of each client.
 
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
     spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
-    noise: the deviation of its targets from what is linear in the features.
     """
 
-    examples: int
-    features: int
-    spread: float
-    noise: float = 1.0
+    weighting: Weighting
+    examples: PositiveInt
+    features: PositiveInt
+    spread: NonNegativeFloat
+
+    noise = 1.0
 
     def set_table(self, choice: str, held_out: float | None) -> None:
         """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
@@ -124,15 +122,10 @@ class LinearRegression(Table, Minimisation):
     x: a linear model, [features + 1], with an intercept.
 
     ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    examples, features, spread, noise: as in `Table`.
+    noise: the deviation of the targets of the artificial table from what is linear in the features.
     """
 
     ridge: NonNegativeFloat
-    weighting: Weighting
-    examples: PositiveInt
-    features: PositiveInt
-    spread: NonNegativeFloat
     noise: NonNegativeFloat
 
     own_models = True

@@ -1,23 +1,23 @@
 """What is measured on labelled examples, each by the model that its client uses: its own one, or else the common one."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data import Examples, Logits, Ragged, cut, tuned
+from fedopt.data import Logits, tuned
 from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
+from fedopt.problems.division import ScoredRows
 from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once
-PADDED = 4096  # rows that several models predict at once, with padding
 OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
 
 
@@ -36,75 +36,6 @@ class Errors(Scorer):
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
         with np.errstate(invalid="ignore"):  # a client without examples
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
-
-
-class ScoredRows(NamedTuple):
-    """Examples that models are tested on.
-
-    Args:
-        examples: The `Examples` that they are among.
-        rows: Their indices there, ``[n]``.
-        owner: The client of each, ``[n]``; -1 for clients without training examples.
-    """
-
-    examples: Examples
-    rows: np.ndarray
-    owner: np.ndarray
-
-    @property
-    def y(self) -> Tensor:
-        """The classes or targets, ``[n]``."""
-        return self.examples.y[self.at(slice(None))]
-
-    def at(self, which: np.ndarray | slice) -> Tensor:
-        """Return the indices of some of the rows, on the device of the examples."""
-        return torch.from_numpy(self.rows[which]).to(self.examples.y.device)
-
-    @classmethod
-    def of(cls, examples: Examples, split: Ragged) -> "ScoredRows":
-        """Return the examples of all clients of a split."""
-        return cls(examples, split.rows, np.repeat(np.arange(len(split)), split.sizes))
-
-    def known(self) -> "ScoredRows":
-        """Return the examples without those of clients that have no training examples."""
-        return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
-
-
-def owners_of(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
-    """Return the client of each example, ``[count]``; -1 for a client without training examples.
-
-    Where the partition does not follow the data's own clients, examples are dealt out to the clients in turn.
-
-    Args:
-        names: The name of each example's client, if the data have them.
-        train: The clients' training examples.
-        count: The number of examples.
-    """
-    if train.names and names is not None:
-        client = {name: i for i, name in enumerate(train.names)}
-        return np.array([client.get(str(name), -1) for name in names])
-    return np.arange(count) % len(train)
-
-
-def batches(owner: np.ndarray, most: int) -> Iterator[tuple[list[int], list[np.ndarray]]]:
-    """Yield clients, and the positions of examples of each: a batch for one call, padded to the client with the most.
-
-    Args:
-        owner: The client of each example, ``[n]``.
-        most: The largest number of examples, with padding, in a batch of several clients.
-    """
-    of_clients = enumerate(cut(np.argsort(owner, kind="stable"), np.bincount(owner)))
-    parts = [
-        (i, part) for i, rows in of_clients for part in np.split(rows, range(PIECE, len(rows), PIECE)) if len(part)
-    ]
-    found = list[list[tuple[int, np.ndarray]]]()
-    for client, part in sorted(parts, key=lambda of_one: len(of_one[1])):
-        if not found or len(part) * (len(found[-1]) + 1) > most:
-            found.append([])
-        found[-1].append((client, part))
-    for batch in found:
-        clients, rows = zip(*sorted(batch, key=lambda of_one: of_one[0]), strict=True)
-        yield list(clients), list(rows)
 
 
 class ScoresModels(Problem):
@@ -127,7 +58,6 @@ class ScoresModels(Problem):
     val_set: ScoredRows | None = None
     local_set: ScoredRows | None = None
     scored: Set[str] = frozenset({"test_accuracy", "test_loss"})
-    with_alone: bool = False
 
     def deploys(self, own: bool, common: bool) -> None:
         self.has_common = common
@@ -151,14 +81,14 @@ class ScoresModels(Problem):
         main = self.scorer.client_metrics[0]
         if self.local_set is None or main.name not in self._defined:
             return []
-        self.client_metric, self.with_alone = main, self.compares_with_alone()
+        self.client_metric = main
         of_clients = [
             replace(metric, name=f"personal_{metric.name}", label=f"mean of the clients' {metric.label}")
             for metric in self.scorer.client_metrics
             if metric.name in self._defined
         ]
         of_clients.insert(1, replace(main, name=f"worst_personal_{main.name}", label=f"worst client's {main.label}"))
-        if self.with_alone:
+        if self.compares_with_alone():
             of_clients += [BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test")]
         return of_clients
 
@@ -202,28 +132,14 @@ class ScoresModels(Problem):
                 are no such examples.
             own: The clients' own models, ``[M, d]``, each of which predicts for its client's examples. None: there are none.
         """
-        owner = np.full(len(of.rows), -1) if own is None else of.owner
-        shared, (mine,) = np.flatnonzero(owner < 0), np.nonzero(owner >= 0)
-        places = np.split(shared, range(PIECE, len(shared), PIECE)) if len(shared) else []
-        found = [common(of.examples.x[of.at(rows)]) for rows in places] if common else []
-        most = 1 if self.convolutional or self.one_by_one else PADDED  # which vmap makes slower, or cannot run
-        for clients, parts in batches(owner[mine], most) if own is not None else ():
-            rows = [mine[part] for part in parts]
-            if len(rows) == 1:
-                outputs = self.predicted(own[clients[0]], of.examples.x[of.at(rows[0])])
-            else:
-                sizes = np.array([len(part) for part in rows])
-                padded = np.stack([np.resize(part, sizes.max()) for part in rows])
-                models = own if clients == [*range(len(own))] else own[clients]  # which copies them
-                of_all = torch.func.vmap(self.predicted)(models, of.examples.x[of.at(padded)])
-                filled = np.arange(sizes.max()) < sizes[:, None]
-                outputs = of_all[torch.from_numpy(filled).to(of_all.device)]
-            found.append(outputs)
-            places = [*places, *rows]
-        outputs = torch.cat(found)
-        return torch.empty_like(outputs).index_copy_(
-            0, torch.from_numpy(np.concatenate(places)).to(outputs.device), outputs
-        )
+        owner, outputs = np.full(len(of.rows), -1) if own is None else of.owner, []
+        order = np.argsort(owner, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
+            client = owner[rows[0]]
+            model: Any = common if client < 0 else partial(self.predicted, own[client])
+            outputs += [model(of.examples.x[of.at(part)]) for part in np.split(rows, range(PIECE, len(rows), PIECE))]
+        found = torch.cat(outputs)
+        return torch.empty_like(found).index_copy_(0, torch.from_numpy(order).to(found.device), found)
 
     @torch.no_grad()
     def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:
@@ -286,7 +202,7 @@ class ScoresModels(Problem):
         found = {f"personal_{name}": scores[name][clients].mean() for name, clients in self._defined.items()}
         values = scores[main.name][self._defined[main.name]]
         found[f"worst_personal_{main.name}"] = main.sign * (main.sign * values).max()
-        if self.with_alone:
+        if self.compares_with_alone():
             found |= compared(values, self._alone[1], main.sign) | self._alone[2]
         return {name: float(value) for name, value in found.items()}
 
@@ -314,7 +230,9 @@ class ScoresModels(Problem):
             events = local.owner[local.y.cpu().numpy() == rarest]
             found["events"] = np.bincount(events, minlength=self.clients)
             rests_on |= {name: found["events"] for name, of in self.scorer.each.items() if of == ("recall", rarest)}
-        alone = dict(zip(("alone", "alone_unpenalised"), self._alone[0], strict=True)) if self.with_alone else {}
+        alone = {}
+        if self.compares_with_alone():
+            alone = dict(zip(("alone", "alone_unpenalised"), self._alone[0], strict=True))
         for kind, of_kind in (outputs | alone).items():
             tuning = None if kind in alone else self.calibration(*point)
             for name, values in self.client_scores(of_kind, tuning).items():

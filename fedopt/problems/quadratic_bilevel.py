@@ -8,30 +8,19 @@ grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x. Wh
 has its own terms there, and the mean is taken afterwards.
 """
 
-from abc import abstractmethod
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Bilevel, Nested
 from fedopt.problems.function import Second, function
-from fedopt.problems.quadratics import Quadratic, gaussian, spd
+from fedopt.problems.quadratics import Outer, Reduced, columns, gaussian, spd
 
 Sample = namedtuple("Sample", "A B c D d F e G")
-
-
-class Outer(NamedTuple):
-    """Quadratic functions: the Hessian [..., dx, dx], the gradient at 0 (constant) [..., dx], and the value at 0 [...]."""
-
-    hessian: Tensor
-    constant: Tensor
-    value: Tensor
 
 
 def reduced(terms: Sample) -> Outer:
@@ -39,7 +28,7 @@ def reduced(terms: Sample) -> Outer:
 
     terms: the terms of one problem; or of M problems, [M, ...], for M functions at once.
     """
-    A, B, c, D, d, F, e, G = (term if name.isupper() else term[..., None] for name, term in terms._asdict().items())
+    A, B, c, D, d, F, e, G = columns(terms)
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
     hessian = D + G @ S + (G @ S).mT + S.mT @ F @ S
     constant = -d + G @ y0 + S.mT @ (F @ y0 - e)
@@ -48,7 +37,7 @@ def reduced(terms: Sample) -> Outer:
 
 
 @dataclass(eq=False)
-class NestedQuadratic(Quadratic, Nested):
+class NestedQuadratic(Reduced, Nested):
     """What the quadratic bilevel problems share.
 
     dx, dy: the dimensions of x and y.
@@ -61,7 +50,7 @@ class NestedQuadratic(Quadratic, Nested):
     dx: PositiveInt
     dy: PositiveInt
 
-    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+    reduced = staticmethod(reduced)
 
     def __post_init__(self) -> None:
         dx, dy, family = self.dx, self.dy, self.families()
@@ -84,19 +73,6 @@ class NestedQuadratic(Quadratic, Nested):
             G=H[:, :dx, dx:],
         )
         self.set_up(terms, {**dict.fromkeys("ABc", "train"), **dict.fromkeys("DdFeG", "val")})
-        self._outer = self.outer(terms)
-        self._x = -torch.linalg.solve(self._outer.hessian, self._outer.constant)
-
-    @abstractmethod
-    def outer(self, terms: Sample) -> Outer:
-        """Return the outer objective as a function of x. terms: of all clients, [M, ...]."""
-
-    def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the outer objective, [dx], in closed form."""
-        return self._outer.hessian @ x + self._outer.constant
-
-    def hessians(self) -> tuple[Tensor, ...]:
-        return self._outer.hessian, self.mean(self.weights).A
 
     def start(self) -> tuple[Tensor, ...]:
         return self._x.new_ones(self.dx), self._x.new_zeros(self.dy)
@@ -134,23 +110,10 @@ class NestedQuadratic(Quadratic, Nested):
         A, B, c, *_ = sample
         return Second(A @ y - B @ x - c, lambda v: A @ v, lambda v: -(v @ B))
 
-    def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x, (_, constant, value) = point[0], self._outer
-        hypergradient = self.hypergradient(x)
-        return {
-            "objective": float(0.5 * x @ (hypergradient + constant) + value),
-            "distance": float(torch.linalg.norm(x - self._x)),
-            "hypergradient_norm": float(torch.linalg.norm(hypergradient)),
-        }
-
 
 @dataclass(eq=False)
 class QuadraticBilevel(NestedQuadratic, Bilevel):
     """A quadratic bilevel problem whose lower level is the mean of the clients': one y*(x) for all."""
-
-    def outer(self, terms: Sample) -> Outer:
-        self._mean = self.mean(self.weights)
-        return reduced(self._mean)
 
     def inner_solution(self, x: Tensor) -> Tensor:
         """Return y*(x), [dy]."""

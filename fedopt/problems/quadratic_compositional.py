@@ -15,16 +15,15 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.errors import UserError
-from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Composition, TwoLevel
 from fedopt.problems.function import function
-from fedopt.problems.quadratics import Quadratic, gaussian, isometry, spd
+from fedopt.problems.quadratics import Outer, Reduced, columns, gaussian, isometry, spd
 
 Sample = namedtuple("Sample", "A c Q e")
 
 
 @dataclass(eq=False)
-class QuadraticComposition(Quadratic, Composition):
+class QuadraticComposition(Reduced, Composition):
     """What the quadratic compositions share.
 
     d0, d1: the dimensions of x and of f^0(x), d0 <= d1 (else UserError). The common matrix and each client's, which are mixed
@@ -35,8 +34,6 @@ class QuadraticComposition(Quadratic, Composition):
     d0: PositiveInt
     d1: PositiveInt
 
-    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
-
     def __post_init__(self) -> None:
         if self.d0 > self.d1:
             raise UserError(
@@ -46,28 +43,15 @@ class QuadraticComposition(Quadratic, Composition):
         self.dims = (self.d0, self.d1)
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
         self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), dict.fromkeys("AcQe", "train"))
-        (A, c, Q, e), w = self.compositions()
-        Qc = torch.einsum("pjk,pk->pj", Q, c)
-        self._hessian = torch.einsum("p,pji,pjk,pkl->il", w, A, Q, A)
-        self._linear = torch.einsum("p,pji,pj->i", w, A, e - Qc)
-        self._constant = w @ torch.sum(c * (Qc / 2 - e), dim=1)
-        self._x = torch.linalg.solve(self._hessian, self._linear)
 
-    def compositions(self) -> tuple[Sample, Tensor]:
-        """Return the terms of P compositions, [P, ...] each, and their weights, [P]. Their weighted mean is the objective."""
-        raise NotImplementedError
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the objective, [d0], in closed form."""
-        return self._hessian @ x - self._linear
+    def reduced(self, terms: Sample) -> Outer:
+        A, c, Q, e = columns(terms)
+        constant, value = A.mT @ (Q @ c - e), c.mT @ (0.5 * Q @ c - e)
+        return Outer(A.mT @ Q @ A, constant[..., 0], value[..., 0, 0])
 
     def hessians(self) -> tuple[Tensor, ...]:
-        return self._hessian, torch.eye(self.d1).to(
-            self._hessian
-        )  # a lower level, 1/2 |y - f^0(x)|^2, would give y = f^0(x)
-
-    def start(self) -> tuple[Tensor, ...]:
-        return (self._linear.new_ones(self.d0),)
+        lower = torch.eye(self.d1).to(self._x)  # a lower level, 1/2 |y - f^0(x)|^2, would give y = f^0(x)
+        return self._outer.hessian, lower
 
     @function
     def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
@@ -82,22 +66,10 @@ class QuadraticComposition(Quadratic, Composition):
     def level(self, n: int, z: Tensor, sample: Sample) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return sample.A @ z + sample.c, lambda v: v @ sample.A
 
-    def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x = point[0]
-        return {
-            "objective": float(x @ (self._hessian @ x / 2 - self._linear) + self._constant),
-            "distance": float(torch.linalg.norm(x - self._x)),
-            "hypergradient_norm": float(torch.linalg.norm(self.gradient(x))),
-        }
-
 
 @dataclass(eq=False)
 class QuadraticCompositional(QuadraticComposition, TwoLevel):
     """A quadratic composition of the clients' means. The keys are those of `QuadraticComposition`."""
-
-    def compositions(self) -> tuple[Sample, Tensor]:
-        self._mean = self.mean(self.weights)
-        return Sample(*(term[None] for term in self._mean)), self._mean.c.new_ones(1)
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._x, self.level(0, self._x, self._mean)

@@ -8,7 +8,6 @@ Read in the public code (ProxSkipVIP): 20 clients with 100 functions each, 10 + 
 
 from collections import namedtuple
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -20,24 +19,11 @@ from fedopt.metrics import DISTANCE, Metric
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.function import function, written_for
 from fedopt.problems.quadratics import isometry, of_client
-from fedopt.randomness import Part, Purpose, keyed_rng
+from fedopt.randomness import Part
 
 RELATIVE = Metric("relative_distance", "|w - w*|² / |w*|²", scale="log")
 
 Function = namedtuple("Function", "A B C a c")
-
-
-@lru_cache(maxsize=2)  # the trials of a search have few seeds
-def _drawn(seed: int, n: int, d: int, mu: float, L: float, coupling: float) -> Function:
-    """Return n functions as they are drawn, before `QuadraticGame` makes them alike. Do not write over them."""
-    rng = keyed_rng(seed, Purpose.PROBLEM, Part.DATA)
-
-    def symmetric(low: float, high: float) -> np.ndarray:
-        axes = isometry(rng, n, d, d)
-        return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
-
-    A, B, C = symmetric(mu, L), symmetric(0.0, coupling), symmetric(mu, L)
-    return Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
 
 
 @dataclass(eq=False)
@@ -61,8 +47,14 @@ class QuadraticGame(Minimax):
 
     def __post_init__(self) -> None:
         world, n, d = self.world, self.examples, self.d
-        self.splits = world.split(n)
-        drawn = _drawn(world.seed, n, d, self.mu, self.L, self.coupling)
+        self.splits, rng = world.split(n), world.rng(Part.DATA)
+
+        def symmetric(low: float, high: float) -> np.ndarray:
+            axes = isometry(rng, n, d, d)
+            return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
+
+        A, B, C = symmetric(self.mu, self.L), symmetric(0.0, self.coupling), symmetric(self.mu, self.L)
+        drawn = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
         weights = self.splits["train"].example_weights(self.weights)
         self._functions, self.per_client, means = [], {}, []
         train = self.splits["train"]

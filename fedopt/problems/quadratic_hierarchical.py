@@ -15,15 +15,14 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Hierarchical
-from fedopt.problems.quadratics import Quadratic, gaussian, spd
+from fedopt.problems.quadratics import Outer, Reduced, columns, gaussian, spd
 
 Sample = namedtuple("Sample", "A B c d")
 
 
 @dataclass(eq=False)
-class QuadraticHierarchical(Quadratic, Hierarchical):
+class QuadraticHierarchical(Reduced, Hierarchical):
     """A quadratic hierarchical problem.
 
     d: the dimension of x and of each y_i.
@@ -34,36 +33,24 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
     d: PositiveInt
     delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
 
-    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+    each_client = True
 
     def __post_init__(self) -> None:
         self.splits, family, d = self.world.split(self.examples), self.families(), self.d
         A, B = family(spd, d, self.conditioning), family(gaussian, d, d)
         terms = Sample(A, B, family(gaussian, d), family(gaussian, d))
         self.set_up(terms, dict.fromkeys("ABc", "train"))
-        S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, terms.c)  # y_i(x) = S_i x + y0_i
-        self._p = torch.from_numpy(self.weights).to(A)
-        self._hessian = torch.eye(d).to(A) + torch.einsum("i,iab,iac->bc", self._p, S, S)
-        self._constant = torch.einsum("i,iab,ia->b", self._p, S, y0 - terms.d)
-        self._x = -torch.linalg.solve(self._hessian, self._constant)
+
+    def reduced(self, terms: Sample) -> Outer:
+        A, B, c, d = columns(terms)
+        S, off = torch.linalg.solve(A, B), torch.linalg.solve(A, c) - d  # y_i(x) - d_i = S_i x + off_i
+        value = 0.5 * off.mT @ off
+        return Outer(torch.eye(self.d).to(A) + S.mT @ S, (S.mT @ off)[..., 0], value[..., 0, 0])
 
     def inner_solutions(self, x: Tensor) -> Tensor:
         """Return y_i(x) of all clients, [M, d]."""
         own = self.per_client
         return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
-
-    def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of f1(x) + sum_i p_i f2_i(y_i(x)), [d], in closed form."""
-        return self._hessian @ x + self._constant
-
-    def hessians(self) -> tuple[Tensor, ...]:
-        return self._hessian, self.mean(self.weights).A
-
-    def solution(self) -> tuple[Tensor, ...]:
-        return (self._x,)
-
-    def start(self) -> tuple[Tensor, ...]:
-        return (self._constant.new_ones(self.d),)
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
         return None
@@ -76,12 +63,3 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
 
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * y @ (sample.A @ y) - y @ (sample.B @ x + sample.c)
-
-    def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x = point[0]
-        f2 = 0.5 * torch.sum((self.inner_solutions(x) - self.per_client["d"]) ** 2, dim=1)
-        return {
-            "objective": float(self.f1(x, None) + self._p @ f2),
-            "distance": float(torch.linalg.norm(x - self._x)),
-            "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
-        }

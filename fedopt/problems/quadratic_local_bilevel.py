@@ -9,22 +9,10 @@ clients are equal.
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedopt.problems.classes import LocalBilevel
-from fedopt.problems.quadratic_bilevel import NestedQuadratic, Outer, Sample, reduced
-
-
-def mean_reduced(terms: Sample, weights: np.ndarray) -> Outer:
-    """Return sum_i p_i f_i(x, y_i*(x)) as a quadratic function of x.
-
-    terms: the terms of all clients, [M, ...]. weights: [M], the p_i.
-    """
-    p = torch.from_numpy(weights).to(terms.A)
-    return Outer(*(torch.tensordot(p, part, dims=1) for part in reduced(terms)))
+from fedopt.problems.quadratic_bilevel import NestedQuadratic
 
 
 @dataclass(eq=False)
@@ -36,8 +24,4 @@ class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
 
     delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})
 
-    def outer(self, terms: Sample) -> Outer:
-        return mean_reduced(terms, self.weights)
-
-    def solution(self) -> tuple[Tensor, ...]:
-        return (self._x,)
+    each_client = True

@@ -6,20 +6,12 @@ The gradient is mean_i A_i' (Q_i (A_i x + c_i) - e_i), linear in x. The solution
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from fedopt.problems.classes import LocalCompositional
-from fedopt.problems.quadratic_compositional import QuadraticComposition, Sample
+from fedopt.problems.quadratic_compositional import QuadraticComposition
 
 
 @dataclass(eq=False)
 class QuadraticLocalCompositional(QuadraticComposition, LocalCompositional):
     """A quadratic composition for each client. The keys are those of `QuadraticComposition`."""
 
-    def compositions(self) -> tuple[Sample, Tensor]:
-        terms = Sample(**self.per_client)
-        return terms, torch.from_numpy(self.weights).to(terms.c)
-
-    def solution(self) -> tuple[Tensor, ...]:
-        return (self._x,)
+    each_client = True

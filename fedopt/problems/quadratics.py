@@ -3,19 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.networks import at_once
 from fedopt.problems.classes import Problem, Rows
 from fedopt.problems.function import written_for
 from fedopt.randomness import Part
-
-BATCH = 1000  # matrices that are made in one go, which the cache holds
 
 
 def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
@@ -75,9 +74,8 @@ class Quadratic(Problem):
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
         def mixed(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
-            common, counts = draw(rng_common, 1, *args), [*[BATCH] * (self.clients // BATCH), self.clients % BATCH]
-            own = [draw(rng_own, count, *args) for count in counts if count]
-            return torch.cat([self.world.tensor((1 - own_share) * common + own_share * some) for some in own])
+            common, own = draw(rng_common, 1, *args), draw(rng_own, self.clients, *args)
+            return self.world.tensor((1 - own_share) * common + own_share * own)
 
         def zero_sum(*shape: int) -> np.ndarray:
             own = rng_own.standard_normal((self.clients, *shape))
@@ -162,3 +160,66 @@ class Quadratic(Problem):
     def full_sample(self, client: int | Tensor) -> Any:
         """Return the client's terms: over its full local data the noise sums to zero."""
         return self._sample_type(*of_client(self.per_client, client))
+
+
+class Outer(NamedTuple):
+    """Quadratic functions: the Hessian [..., dx, dx], the gradient at 0 (constant) [..., dx], and the value at 0 [...]."""
+
+    hessian: Tensor
+    constant: Tensor
+    value: Tensor
+
+    def mean(self, weights: np.ndarray) -> "Outer":
+        """Return the weighted mean of the functions of M clients. weights: [M], with the sum 1."""
+        p = torch.from_numpy(weights).to(self.value)
+        return Outer(*(torch.tensordot(p, part, dims=1) for part in self))
+
+
+@dataclass(eq=False)
+class Reduced(Quadratic):
+    """Quadratic problems whose objective, as a function of x alone, is quadratic too. Its gradient is the hypergradient.
+
+    each_client: whether each client has a lower level of its own; otherwise it is the mean of all clients'.
+    """
+
+    each_client = False
+    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+
+    def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
+        super().set_up(terms, noisy)
+        self._mean = self.mean(self.weights)
+        if self.each_client:
+            self._outer = self.reduced(type(terms)(**self.per_client)).mean(self.weights)
+        else:
+            self._outer = self.reduced(self._mean)
+        self._x = -torch.linalg.solve(self._outer.hessian, self._outer.constant)
+
+    @abstractmethod
+    def reduced(self, terms: Any) -> Outer:
+        """Return the objective as a function of x. terms: of one problem; or of M, [M, ...], for M functions."""
+
+    def hypergradient(self, x: Tensor) -> Tensor:
+        """Return the gradient of the objective as a function of x, [dx], in closed form."""
+        return self._outer.hessian @ x + self._outer.constant
+
+    def hessians(self) -> tuple[Tensor, ...]:
+        return self._outer.hessian, self._mean.A
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (self._x,)
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (torch.ones_like(self._x),)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        x, hypergradient = point[0], self.hypergradient(point[0])
+        return {
+            "objective": float(0.5 * x @ (hypergradient + self._outer.constant) + self._outer.value),
+            "distance": float(torch.linalg.norm(x - self._x)),
+            "hypergradient_norm": float(torch.linalg.norm(hypergradient)),
+        }
+
+
+def columns(terms: Any) -> list[Tensor]:
+    """Return the terms, [..., d] or [..., n, m], with vectors as columns, [..., d, 1]."""
+    return [term if name.isupper() else term[..., None] for name, term in terms._asdict().items()]

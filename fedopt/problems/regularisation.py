@@ -159,10 +159,10 @@ class Regularisation(Labelled, Bilevel):
 
         def value_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
             y = model(u)
-            gradient, losses = self._net.gradient_and_losses(self._of_classes(y), batch)
             penalised = self._penalised(x, y)
-            value = losses @ batch.weight + 0.5 * penalised @ y
-            columns = (self._own(gradient) + penalised).view(self.outputs, -1, 1)
+            value = cross_entropy(self.predicted(y, batch.x), batch) + 0.5 * penalised @ y
+            gradient = self._own(self._net.gradient(self._of_classes(y), batch)) + penalised
+            columns = gradient.view(self.outputs, -1, 1)
             columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
             return float(value), columns.flatten().cpu().numpy()
 

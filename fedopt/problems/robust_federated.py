@@ -86,8 +86,4 @@ class RobustFederatedGlobal(_Robust, KnownOuter):
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
         if n == 0:
             return torch.expm1(self.excess(z, sample) / self.lam)
-        return self.c + self.lam * torch.log1p(z[0].clamp(min=self._least))
-
-    @property
-    def _least(self) -> float:
-        return float(np.expm1(-self.c / self.lam))
+        return self.c + self.lam * torch.log1p(z[0].clamp(min=float(np.expm1(-self.c / self.lam))))

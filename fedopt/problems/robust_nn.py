@@ -1,11 +1,9 @@
 """Training a network against one perturbation of all inputs [Fed-Norm-SGDA eq. 7].
 
 min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
-
-With a penalty, y is in no ball, and penalty |y|^2 is subtracted: so CD-MAGE's public code (federated-minimax) has it, with 0.001.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -31,13 +29,11 @@ class RobustNn(SupervisedMinimax):
 
     eps, norm: the radius of the ball that y is in, and its norm: l1, l2 or linf.
     ascent: the steps of the search for the worst perturbation, one pass over the test set in all; 0 leaves it out.
-    penalty: the factor of |y|^2, which then takes the place of the ball; None keeps the ball.
     """
 
     eps: PositiveFloat
     norm: Norm
     ascent: NonNegativeInt
-    penalty: PositiveFloat | None = field(metadata={"before": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,11 +49,10 @@ class RobustNn(SupervisedMinimax):
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        loss = cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
-        return loss if self.penalty is None else loss - self.penalty * torch.sum(y**2)
+        return cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
 
     def project(self, y: Tensor) -> Tensor:
-        return ball(y, self.eps, self.norm) if self.penalty is None else y
+        return ball(y, self.eps, self.norm)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
@@ -79,10 +74,9 @@ class RobustNn(SupervisedMinimax):
         return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return a perturbation under which the test loss is large, [features], by ascent from y.
+        """Return a perturbation under which the test loss is large, [features], by projected ascent from y.
 
-        With a ball the steps are normalised and projected; with a penalty they have size 1 on the penalised loss. Each step
-        uses the next part of the test set.
+        The steps are normalised. Each uses the next part of the test set.
         """
         for rows in torch.arange(len(self.test_examples), device=y.device).chunk(self.ascent):
             batch = self.test_examples.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
@@ -93,7 +87,5 @@ class RobustNn(SupervisedMinimax):
 
     def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
         """Return y after one step of `worst`. g: the gradient of the test loss."""
-        if self.penalty is not None:
-            return y + g - 2 * self.penalty * y
         steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
         return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball

@@ -26,7 +26,7 @@ SCORES = {
     "balanced_accuracy": Metric("balanced_accuracy", "mean recall of the classes", "%", "higher"),
     "recall": Metric("recall", "recall", "%", "higher"),
     "precision": Metric("precision", "precision", "%", "higher"),
-    "auc": Metric("auc", "area under the ROC curve", better="higher"),
+    "auc": Metric("auc", "AUC", better="higher"),
     "average_precision": Metric("average_precision", "average precision", better="higher"),
     "brier": Metric("brier", "Brier score"),
     "calibration": Metric("calibration", "predicted by observed share of the rarest class", better="neither"),
@@ -56,17 +56,6 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     pairs = found * (n - found)
     sums = [np.bincount(of, values, clients) for values in (wrong * (hits - right / 2), right * hits / rows)]
     return np.where(pairs, sums, np.nan) / [pairs, found]
-
-
-def area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the area under the ROC curve: the share of pairs (positive, negative) in which the positive example scores higher.
-
-    A tie counts one half. Without pairs, or with scores that are not finite, it is nan. positive: of bool, like scores [n].
-    """
-    if not np.isfinite(scores).all():
-        return np.nan
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(ranked(scores, positive, np.zeros(len(scores), dtype=np.int64), 1)[0, 0])
 
 
 class Scorer(ABC):

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,12 +22,10 @@ from fedopt.data import (
     LabelledData,
     Logits,
     Model,
-    Ragged,
     cross_entropy,
     losses,
     tuned,
 )
-from fedopt.decimals import exact
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import FlatModel, FlatModule, Tuning
@@ -35,16 +33,15 @@ from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
+from fedopt.problems.division import divided
 from fedopt.problems.function import function
-from fedopt.problems.personal import Errors, ScoredRows, Scorer, ScoresModels, owners_of
+from fedopt.problems.personal import Errors, Scorer, ScoresModels
 from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 Plus = TypeVar("Plus", Tensor, Tensor | None)
-PRETRAIN_BATCH = 128
 FEATURES_SHOWN = 12  # whose names are in the first line of a run
 SHOWN = 256  # examples that a network of a user's may be tried on
 
@@ -57,16 +54,23 @@ def length(y: Tensor) -> Tensor:
 class Labelled(ScoresModels):
     """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
 
-    training_keys: the `keys` of training batches, () for none. A user's own network is in training mode for a batch that has
-        one, even if it drops nothing.
-    alone: whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares with;
-        None: if clients have test examples, and the table is small enough for it.
+    Attributes:
+        classes: The number of classes; 0 if the targets are real numbers.
+        fills: As in `LabelledData`.
+        training_keys: The ``keys`` of training batches, () for none. A user's own network is in training mode for a batch that
+            has one, even if it drops nothing.
+        alone: Whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares
+            with. None: if clients have test examples, and the table is small enough for it.
+
+    The others are those of `Division`.
     """
 
-    _start: tuple[Tensor, ...]
+    train: Examples
+    test_examples: Examples
     training_keys: tuple[Tensor, ...] = ()
     alone: bool | None = None
     _class_weight: Tensor | None = None
+    _start: tuple[Tensor, ...]
 
     def divide(
         self,
@@ -75,39 +79,33 @@ class Labelled(ScoresModels):
         held_out: float | None = None,
         stratified: int | None = None,
     ) -> None:
-        """Divide the training examples among the clients, and say whose each test and validation example is.
-
-        Set `train`, `labels`, `classes`, `splits`, `test_set`, `val_set`, `scorer`, names, notes and the remark.
-
-        rows: the indices of the training examples to use; None for all.
-        held_out: the fraction of its examples that each client holds out for the split `val`; None for no such split. Ignored
-            if the data say which examples are for validation.
-        stratified: as in `World.split`.
-        """
-        world = self.world
-        x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
-        self.train, self.test_examples = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
-        self.labels, self.classes = None if data.real else y, data.classes
-        self.class_names, self.feature_names = data.class_names, data.feature_names
+        """Divide the data among the clients, and choose what is measured of models. The arguments are those of `divided`."""
+        division = divided(self.world, data, rows, held_out, stratified)
+        vars(self).update(division._asdict())
+        self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
+        self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
         self.fills = data.fills
-        owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
-        self.splits = world.split(len(y), self.labels, held_out if validates is None else validates, owners, stratified)
-        self.test_set, self.val_set = self._scored(self.test_examples, data.owners_test), None
-        if validates is not None:
-            self.val_set = ScoredRows.of(self.train, self.splits["val"])
-        elif data.validation:
-            self.val_set = self._scored(Examples(*data.validation[:2], data, world), data.validation.owners)
-        if self.splits["train"].names and data.owners_test is not None and (self.test_set.owner >= 0).any():
-            self.local_set = self.test_set.known()
         wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
         chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
         self.scorer = self.scorer_of(data, chosen)
-        self.remark, self.notes = self._remark(data), self._notes(data)
+        self.notes = [text for text in (getattr(self.scorer, "note", ""), *data.notes) if text]
+        if data.owners is not None and not division.splits["train"].names:
+            self.notes.append("whose each row is goes unused, which partitioner=by_column divides by")
 
-    def _scored(self, examples: Examples, owners: np.ndarray | None) -> ScoredRows:
-        """Return examples with the client of each. owners: the names of their clients, if the data have them."""
-        owner = owners_of(owners, self.splits["train"], len(examples))
-        return ScoredRows(examples, np.arange(len(examples)), owner)
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        """How many examples there are, of how many features, and of which classes."""
+        counts = {"training": self.splits["train"].sizes.sum(), "test": len(self.test_examples)}
+        if self.val_set or "val" in self.splits:
+            counts["validation"] = len(self.val_set.rows if self.val_set else self.splits["val"].rows)
+        if self.own_test_rows:
+            counts["own test"] = self.own_test_rows.sizes.sum()
+        text = f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples"
+        if names := self.feature_names:
+            text += f" of {len(names)} features" + (f": {', '.join(names)}" if len(names) <= FEATURES_SHOWN else "")
+        if 0 < len(self.class_names) <= MOST_NAMED:
+            text += f"; classes {', '.join(self.class_names)}"
+        return text
 
     @property
     def names_of_classes(self) -> list[str]:
@@ -122,35 +120,12 @@ class Labelled(ScoresModels):
         tested = [of.y.cpu().numpy() for of in (self.test_set, self.val_set) if of]
         return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), self.names_of_classes, wanted, tested)
 
-    def _notes(self, data: LabelledData) -> list[str]:
-        """Return notes on what was guessed about the data, and on parts of them that are not used."""
-        no_owner = data.owners is not None and not self.splits["train"].names
-        owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
-        return [text for text in (getattr(self.scorer, "note", ""), owners, *data.notes) if text]
-
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
         """Return the sorted indices of `examples` training examples, drawn at random.
 
         It returns all indices if examples is None, or larger than their number. data: the data set.
         """
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
-
-    def _remark(self, data: LabelledData) -> str:
-        """Format how many examples there are, of how many features, and of which classes."""
-        counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
-        if self.val_set:
-            counts["validation"] = len(self.val_set.rows)
-        elif "val" in self.splits:
-            counts["validation"] = self.splits["val"].sizes.sum()
-        if self.own_test_rows:
-            counts["own test"] = self.own_test_rows.sizes.sum()
-        names = data.feature_names
-        features = f" of {len(names)} features" if names else ""
-        if 0 < len(names) <= FEATURES_SHOWN:
-            features += f": {', '.join(names)}"
-        some = 0 < len(data.class_names) <= MOST_NAMED
-        classes = f"; classes {', '.join(data.class_names)}" if some else ""
-        return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
 
     def compares_with_alone(self) -> bool:
         """Return whether models alone are fitted, which takes long on large tables."""
@@ -229,14 +204,10 @@ class Labelled(ScoresModels):
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, sets what they share.
+    """Problems about a network on labelled examples. `set_up` sets what they share: the fields of `Division`, and these.
 
     Attributes:
         net: The network, a function of parameters ``[dim]`` and inputs ``[B, features]``, which returns ``[B, classes]``.
-        train: The `Examples` that are not for testing. The indices in ``splits`` are those of its rows.
-        test_examples: The `Examples` for testing.
-        server_examples: The `Examples` that only the server has, with `set_up_shared`.
-        classes: The number of classes; 0 if the targets are real numbers.
         ridges: The factor of the ridge penalty of each parameter that is trained with it, ``[dim]``: ``ridge``, and 0 for
             biases; None without ridge.
 
@@ -304,90 +275,6 @@ class Supervised(Labelled):
                 f"problem.model=PACKAGE.CLASS"
             )
         return models.build(self.model, self.widths, *common, dropout)
-
-    def set_up_shared(
-        self,
-        test: float | None,
-        server: float,
-        own_test: float | None,
-        pretrain: int,
-        pretrain_step: float,
-        own_test_seed: int | None = None,
-    ) -> None:
-        """Do the work of `set_up`, with examples for the server, and test examples for each client.
-
-        Args:
-            test: The fraction of all examples for testing. None: the data set's own test examples.
-            server: The fraction of the training examples that the server gets, and no client.
-            own_test: The fraction of each client's examples that it keeps to test its own model. None: none.
-            pretrain: The number of SGD steps that the server takes on its examples, from the initial parameters to the start.
-            pretrain_step: The step size of the server's SGD steps.
-            own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's
-                test rows. None: the run's seed, without classes.
-
-        Raises:
-            UserError: A fraction is less than one example, or pretrain is set and the server has no examples.
-        """
-        world, data = self.world, self.world.load()
-        if test is not None:
-            data = data.redivided(test, world.rng(Part.REDIVISION))
-        n = len(data.y_train)
-        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(exact(server * n)))):
-            if fraction and not count:
-                raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
-        order = world.rng(Part.SERVER).permutation(n)
-        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(exact(server * n))]))
-        self.set_up(data, at_clients, own_test, stratified=own_test_seed)
-        self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
-        if held_out := self.splits.get("val"):
-            if self.local_set and own_test_seed is not None:
-                raise UserError("the data name each client's test rows; leave out problem.own_test")
-            self.local_set = ScoredRows.of(self.train, held_out)
-            numbers = at_clients if data.numbers is None else data.numbers[at_clients]
-            self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
-        self.splits = {"train": self.splits["train"]}
-        self.remark = self._remark(data)
-        if pretrain and not len(self.server_examples):
-            raise UserError(
-                f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
-            )
-        self._start = (self._pretrained(pretrain, pretrain_step),)
-
-    def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """Return a batch of the server's examples, with equal weights.
-
-        Args:
-            rng: The generator to draw with.
-            size: How many are drawn, with replacement. None: all.
-        """
-        n = len(self.server_examples)
-        return self._drawn(self.server_examples, np.arange(n) if size is None else rng.integers(n, size=size), rng)
-
-    def _drawn(self, examples: Examples, rows: np.ndarray, rng: np.random.Generator) -> Batch:
-        """Return a batch of these rows of examples, with equal weights, and with a key if the problem is random."""
-        (x,), at = self._start, torch.from_numpy(rows)
-        batch = examples.batch(at.to(x.device), x.new_full(at.shape, 1 / len(at)), self.training_keys)
-        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
-
-    def _pretrained(self, steps: int, size: float) -> Tensor:
-        """Return the start after `steps` steps of SGD on batches of the server's examples, [dim].
-
-        size: the step size.
-        """
-        rng = self.world.rng(Part.PRETRAINING)
-        return self._descended((self.server_batch(rng, PRETRAIN_BATCH) for _ in range(steps)), size)
-
-    def _descended(self, batches: Iterator[Batch], size: float) -> Tensor:
-        """Return the start after a step of SGD on each of the batches, [dim]. size: the step size."""
-        (x,) = self._start
-        for batch in batches:
-            if self.net.dense:
-                gradient = self.net.gradient(x, batch)
-            else:
-                loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
-                gradient = torch.func.grad(loss)(x)
-            x = x - size * gradient
-        return x
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of the penalties at y added; None stands for zero, in plus and in the result."""
@@ -463,10 +350,6 @@ class SupervisedBilevel(Supervised, Bilevel):
         The change is (scale, shift), or None for no change.
         """
 
-    def inner_at(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return what `inner` returns. What depends on x cannot be differentiated."""
-        return self.inner(x, batch)
-
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return the penalised training loss of y, the parameters, given x."""
@@ -481,7 +364,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         """Return grad_y g."""
-        batch, tuning = self.inner_at(x, sample["train"])
+        batch, tuning = self.inner(x, sample["train"])
         return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
     @g.step
@@ -489,8 +372,8 @@ class SupervisedBilevel(Supervised, Bilevel):
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
         """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
-        batch, tuning = self.inner_at(x, sample["train"])
-        return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor=anchor)
+        batch, tuning = self.inner(x, sample["train"])
+        return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
         """Return plus with the gradient of g's penalties at y added, those of norms too."""

@@ -9,23 +9,22 @@ h is the score of an example under the network w, softmax[1]. Partial is read in
 is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data import Batch, LabelledData, Ragged
+from fedopt.data import Batch, Ragged
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
-from fedopt.problems.auc import TEST_AUC, Areas, one_class
+from fedopt.problems.auc import TEST_AUC, Ranking, one_class
 from fedopt.problems.classes import Rows, Side, XRisk
-from fedopt.problems.scores import area
-from fedopt.problems.supervised import Fraction, Supervised
+from fedopt.problems.division import ScoredRows
+from fedopt.problems.supervised import Fraction
 
 TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")
 PAIRS = 2**22  # whose losses are computed at once
@@ -37,22 +36,15 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
     Args:
         scores: ``[n]``. A tie counts one half. If one is not finite, the area is nan.
         positive: ``[n]`` of bool.
-        most: The largest false positive rate, above 0 and at most 1.
+        most: The largest false positive rate, above 0 and below 1.
     """
-    if not np.isfinite(scores).all():
-        return np.nan
-    order = np.argsort(-scores, kind="stable")
-    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # of equal scores
-    hits = np.cumsum(positive[order])[ends]
-    true = np.append(0, hits / positive.sum())
-    false = np.append(0, (ends + 1 - hits) / (~positive).sum())
-    true, false = (np.append(v[false <= most], at) for v, at in ((true, np.interp(most, false, true)), (false, most)))
-    chance = most**2 / 2
-    return float(0.5 + 0.5 * (np.diff(false) @ (true[1:] + true[:-1]) / 2 - chance) / (most - chance))
+    from sklearn.metrics import roc_auc_score  # slow to import
+
+    return float(roc_auc_score(positive, scores, max_fpr=most)) if np.isfinite(scores).all() else np.nan
 
 
 @dataclass(eq=False)
-class XRiskAuc(Supervised, XRisk):
+class XRiskAuc(Ranking, XRisk):
     """Maximisation of the AUC, or of the partial AUC, over pairs of examples of all clients; the module's docstring has the risks.
 
     examples: the largest number of training examples, drawn at random; None for all.
@@ -88,12 +80,6 @@ class XRiskAuc(Supervised, XRisk):
             self.splits = {**self.splits, name: Ragged(of_clients)}
         self._place, self._share = torch.from_numpy(place).to(self.world.device), self.world.tensor(share)
 
-    scored = frozenset({"test_partial_auc", "test_auc"})
-
-    def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Any:
-        others: Any = super().scorer_of(data, wanted) if wanted else None
-        return Areas({TEST_PARTIAL_AUC: partial(partial_area, most=self.max_fpr), TEST_AUC: area}, others)
-
     def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Side]:
         def side(batch: Batch) -> Side:
             place = torch.where(batch.weight > 0, self._place.gather(0, batch.rows), 0)
@@ -103,10 +89,6 @@ class XRiskAuc(Supervised, XRisk):
 
     def keyed(self, sample: dict[str, Side], key: Tensor) -> dict[str, Side]:
         return {split: side._replace(inputs=side.inputs._replace(keys=(key,))) for split, side in sample.items()}
-
-    def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Return the scores of examples, [B], from 0 to 1. keys: as in a batch."""
-        return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
     def h(self, x: Tensor, sample: Side) -> Tensor:
         return self.scores(x, sample.inputs.x, *sample.inputs.keys)
@@ -121,16 +103,15 @@ class XRiskAuc(Supervised, XRisk):
     @torch.no_grad()
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. objective: the risk of all pairs of training examples."""
-        of_train = {
-            split: torch.cat(
-                [self.scores(point[0], self.train.x[rows]) for rows in torch.from_numpy(of.rows).split(2048)]
-            )
-            for split, of in self.splits.items()
-            if split != "train"
-        }
-        a, b = (of_train[split].double() for split in ("positive", "negative"))
+
+        def scores(of: ScoredRows) -> Tensor:
+            return torch.softmax(self.predictions(of, partial(self.net, point[0])), 1)[:, 1]
+
+        a, b = (scores(ScoredRows.of(self.train, self.splits[split])).double() for split in ("positive", "negative"))
+        tests, hits = scores(self.test_set).cpu().numpy(), self.test_set.y.cpu().numpy() == 1
         inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
         return {
             **self.test_metrics(*self.models(*point)),
+            "test_partial_auc": partial_area(tests, hits, self.max_fpr),
             "objective": float((inner if self.form == "pairwise" else self.lam * torch.log(inner)).mean()),
         }

@@ -102,10 +102,9 @@ def test_only_classes_of_the_right_kind_are_built(group, target, trap):
         "torch.hub.load",
         "torch.jit.load",
         "{_target_: support.networks.Normed, width: {_target_: sent.touch}}",
-        "{_target_: support.networks.Normed, width: mine.pt}",
     ],
 )
-def test_only_networks_are_built_and_from_numbers(model, monkeypatch, capsys, tmp_path, trap):
+def test_only_networks_are_built(model, monkeypatch, capsys, tmp_path, trap):
     words = ["algo=fedavg", "problem=classification", "dataset=digits", f"problem.model={model}"]
     one_line(fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}"), "problem.model")
     assert not (tmp_path / "run").exists()

@@ -122,7 +122,7 @@ def test_missing_cells_are_filled_in_as_in_training(table):
 
 def test_models_of_personalised_regression(table):
     """They are the exact solutions of the inner problems."""
-    words = ["algo=fedbio_local", "problem=personalised_regression", "problem.strengths=client", "problem.lam=0.5"]
+    words = ["algo=fedbio_local", "problem=personalised_regression", "problem.lam=0.5"]
     run = fedopt.run([*REAL, *words], quiet=True)
     rows = table[table.split == "test"]
     squares = [(run.model(client=name).predict(of) - of.length) ** 2 for name, of in rows.groupby("clinic")]

@@ -12,7 +12,6 @@ from support.command import fedopt
 from fedopt import load
 from fedopt.config.composed import compose
 from fedopt.errors import UserError
-from fedopt.problems.personal import batches
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import Progress, evaluate, point_of
 from fedopt.testing.harness import small, steps
@@ -172,7 +171,7 @@ def test_every_problem_about_classes_measures_the_rows_for_validation(problem, c
         compose([f"algo={algo.get(problem, 'fedavg_s')}", f"problem={problem}", "hardware.threads=1", *words, *model])
     )
     names = [metric.name for metric in e.problem.metrics]
-    first = {"auc": "val_auc", "x_risk": "val_partial_auc"}.get(problem, "val_accuracy")
+    first = {"auc": "val_auc", "x_risk": "val_auc"}.get(problem, "val_accuracy")
     assert names[0] == first
     assert len({*names}) == len(names)
     state = e.algorithm.init(e.problem)
@@ -295,33 +294,18 @@ def test_own_test_rows_are_stratified_and_do_not_follow_the_seed(clinics, monkey
     assert "18 own test" in (tmp_path / "run0" / "log.txt").read_text() + result.out + result.err
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_each_row_is_predicted_once_by_its_clients_model(model, monkeypatch):
-    """In one call for several clients; convolutions go client by client."""
-    e = small("local_only", "classification", f"problem.model={model}")
+def test_each_row_is_predicted_once_by_its_clients_model(monkeypatch):
+    e = small("local_only", "classification", "problem.model=mlp")
     p, (x,) = e.problem, e.problem.start()
     own = x + 0.1 * torch.randn(p.clients, len(x), generator=torch.Generator().manual_seed(0))
     of = p.test_set._replace(owner=np.random.default_rng(0).integers(-1, p.clients, len(p.test_set.owner)))
     calls, predicted = [], type(p).predicted
     monkeypatch.setattr(type(p), "predicted", lambda self, *of: calls.append(1) or predicted(self, *of))
     found = p.predictions(of, partial(p.predicted, x), own)
-    assert len(calls) == (2 if model == "mlp" else 1 + p.clients)
+    assert len(calls) == 1 + p.clients
     for row, owner in enumerate(of.owner):
         one = p.net(own[owner] if owner >= 0 else x, p.test_examples.x[row][None])[0]
         torch.testing.assert_close(found[row], one)
-
-
-def test_batches_of_unequal_clients():
-    """All rows once, of their own client; padding within the bound, and at most as many rows as are there."""
-    owner = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 5, 6], [3, 5000, 40, 41, 1]))
-    found = [
-        (client, rows, len(clients), max(map(len, parts)))
-        for clients, parts in batches(owner, 200)
-        for client, rows in zip(clients, parts, strict=True)
-    ]
-    assert np.array_equal(np.sort(np.concatenate([rows for _, rows, *_ in found])), np.arange(len(owner)))
-    assert all((owner[rows] == client).all() and len(rows) <= longest for client, rows, _, longest in found)
-    assert all(count == 1 or count * longest <= 200 for *_, count, longest in found)
 
 
 def test_clients_csv_has_further_scores_of_each_client(clinics, monkeypatch, capsys, tmp_path):

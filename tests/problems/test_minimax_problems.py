@@ -12,7 +12,6 @@ from fedopt.errors import UserError
 from fedopt.problems.fair_classification import FairClassification
 from fedopt.problems.quadratic_minimax import QuadraticMinimax
 from fedopt.problems.robust_nn import RobustNn
-from fedopt.results.identity import digits
 from fedopt.testing.harness import small
 
 pytestmark = pytest.mark.smoke
@@ -79,7 +78,7 @@ def world(partitioner=None, **more):
 
 
 def robust(where=None, **changes):
-    fields = {"model": "mlp", "widths": [5], "eps": 2.0, "norm": "l2", "examples": None, "ascent": 4, "penalty": None}
+    fields = {"model": "mlp", "widths": [5], "eps": 2.0, "norm": "l2", "examples": None, "ascent": 4}
     return RobustNn(where or world(), **{**fields, "weighting": "samples", **changes})
 
 
@@ -136,31 +135,6 @@ def test_robust_metrics(norm, p):
     train = problem.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
     of_each = numpy_losses(numpy_logits(problem.net, x, train.x.numpy() + y.numpy()), train.y.numpy())
     assert metrics["train_loss"] == pytest.approx(of_each.mean(), rel=1e-12)
-
-
-def test_a_penalty_takes_the_place_of_the_ball():
-    """Of the mean loss less penalty |y|^2, over all y; where it is searched for the worst one, with steps of size 1."""
-    p, ball = robust(penalty=0.2), robust()
-    x, y = p.start()[0], 9 * normal(16, seed=4)
-    sample = full(p, 1)
-    assert float(p.f(x, y, sample)) == pytest.approx(float(ball.f(x, y, sample)) - 0.2 * float(y @ y), rel=1e-12)
-    assert torch.equal(p.project(y), y)
-    assert float(ball.project(y).norm()) == pytest.approx(2)
-    one = robust(penalty=0.2, ascent=1)
-    test = one.test_examples.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
-
-    def penalised(y):
-        logits = numpy_logits(one.net, x, test.x.numpy() + y.numpy())
-        return numpy_losses(logits, test.y.numpy()).mean() - 0.2 * float(y @ y)
-
-    np.testing.assert_allclose(one.worst(x, y), y.numpy() + central_differences(penalised, y), atol=1e-7)
-    assert penalised(one.worst(x, 0 * y)) > penalised(0 * y)
-
-
-def test_a_run_without_a_penalty_is_the_run_that_it_was():
-    before = {"problem": {"_target_": "fedopt.problems.robust_nn.RobustNn", "eps": 6.0, "norm": "l2"}}
-    assert digits(before) == digits({"problem": {**before["problem"], "penalty": None}})
-    assert digits(before) != digits({"problem": {**before["problem"], "penalty": 0.001}})
 
 
 def test_some_training_examples():
@@ -244,9 +218,7 @@ def test_a_test_set_without_the_class_has_no_auc(algo, problem, tmp_path):
 @pytest.mark.parametrize(("size", "moves"), [(0.0, 0.0), (1e-17, 1.0), (1.0, 1.0)])
 def test_a_step_to_the_worst_perturbation_has_one_length(size, moves):
     """2.5 eps / ascent, however flat the loss is; none where the gradient is 0, in single precision too."""
-    p = small(
-        "local_sgda", "robust_nn", "problem.norm=l2", "problem.eps=6", "problem.ascent=5", "problem.penalty=null"
-    ).problem
+    p = small("local_sgda", "robust_nn", "problem.norm=l2", "problem.eps=6", "problem.ascent=5").problem
     y = torch.zeros_like(p.start()[1], dtype=torch.float32)
     g = torch.zeros_like(y)
     g[3] = size

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.cases import few
 from support.derivatives import F64, Given, central_differences, full, mean, normal, quadratic, two_levels, whole
-from torch import nn
 from torch.autograd.functional import hessian
 
 from fedopt.data.examples import of_finite
@@ -23,7 +22,6 @@ from fedopt.problems.loss_tuning import LossTuning
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
-from fedopt.problems.scores import area
 from fedopt.problems.x_risk import partial_area
 from fedopt.testing.harness import small, usual_pairs
 
@@ -210,8 +208,8 @@ def test_two_level_quadratic_closed_forms(changes):
         y = mean(p, lambda sample: p.level(0, x, sample))
         return mean(p, lambda sample: p.level(1, y, sample))
 
-    np.testing.assert_allclose(p.gradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(p.gradient(p.solution()[0]), 0, atol=1e-12)
+    np.testing.assert_allclose(p.hypergradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(p.hypergradient(p.solution()[0]), 0, atol=1e-12)
     for seed in range(5):  # a minimum
         assert composed(p.solution()[0] + 0.1 * normal(p.d0, seed=seed)) > composed(p.solution()[0])
     metrics = p.evaluate(x)
@@ -427,7 +425,6 @@ def test_labels_of_scores_that_are_not_finite_are_nan():
 
         assert np.isnan(p.test_metrics(logits)["test_accuracy"])
         scores, positive = np.array([0.1, bad, 0.3, 0.4]), np.array([True, False, True, False])
-        assert np.isnan(area(scores, positive))
         assert np.isnan(partial_area(scores, positive, 0.3))
         judged = of_finite(torch.tensor([True, True, False]), torch.tensor([bad, 1.0, 2.0]))
         assert judged.isnan().tolist() == [True, False, False]
@@ -437,7 +434,10 @@ def test_the_worst_client_is_nan_if_one_model_is():
     """Whichever it is. It is not better than alone, and not worse."""
     p = small("local_only", "classification", "problem.own_test=0.3").problem
     (x,) = p.start()
-    p.with_alone, p.fit_alone = True, lambda: p.predictions(p.local_set, p.models(x)[0]).expand(2, -1, -1)
+    p.compares_with_alone, p.fit_alone = (
+        lambda: True,
+        lambda: p.predictions(p.local_set, p.models(x)[0]).expand(2, -1, -1),
+    )
     for i in (0, 3, 5):
         models = x.repeat(6, 1)
         models[i] = np.nan
@@ -546,20 +546,6 @@ def test_objectives_are_one_number(algo, problem, function, value, message, monk
     with pytest.raises(UserError, match=message) as caught:
         small(algo, problem)
     assert "\n" not in str(caught.value)
-
-
-def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
-    """Clients that are run one by one would share it."""
-    problem = small("fedavg", "classification").original
-    problem.body = nn.BatchNorm1d(64, dtype=torch.float64)
-    f = type(problem).f
-    monkeypatch.setattr(
-        type(problem), "f", lambda self, x, s: f(self, x, {"train": s["train"]._replace(x=self.body(s["train"].x))})
-    )
-    with pytest.raises(UserError, match=r"Classification.body: its running_mean changes .*GroupNorm"):
-        check(problem)
-    problem.body.eval()
-    check(problem)
 
 
 # What every problem is held to

@@ -6,7 +6,7 @@ import torch
 from sklearn import metrics
 
 from fedopt.errors import UserError
-from fedopt.problems.scores import Scores, area
+from fedopt.problems.scores import Scores, ranked
 
 ALL = [
     "accuracy",
@@ -111,7 +111,13 @@ def test_scores_of_outputs_that_are_not_finite_are_nan():
     scores = Scores.of(y.numpy(), ["no", "yes"], ALL, [y.numpy()])
     z[7] = np.nan
     assert all(np.isnan(value) for value in scores.scores(z, y).values())
-    assert np.isnan(area(np.array([0.1, np.inf]), np.array([True, False])))
+
+
+def test_ties_count_one_half():
+    owner = np.array([0, 0, 0, 0, 1, 1])
+    scores, positive = np.array([0.1, 0.4, 0.4, 0.7, 1, 1]), np.array([0, 1, 0, 1, 1, 1], dtype=bool)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        assert ranked(scores, positive, owner, 2)[0] == pytest.approx([3.5 / 4, np.nan], nan_ok=True)
 
 
 def test_what_is_measured_by_default():

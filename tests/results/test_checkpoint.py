@@ -75,20 +75,6 @@ def counted_run():
     return e, e.federation.ledger.tensors()
 
 
-def test_counts_of_a_checkpoint_that_does_not_name_them(counted_run):
-    """Older versions store eight numbers in this order."""
-    e, tensors = counted_run
-    columns = e.federation.ledger.columns()
-    examples = [columns[name] for name in ("grad_examples", "hvp_examples", "jvp_examples")]
-    calls = [columns[name] for name in ("grad_calls", "hvp_calls", "jvp_calls")]
-    old = {"ledger.counts": torch.tensor([columns["comm_rounds"], *calls, *examples, columns["client_visits"]])}
-    ledger = Ledger(e.problem.clients)
-    ledger.restore({**old, "ledger.down": tensors["ledger.down"], "ledger.up": tensors["ledger.up"]})
-    assert ledger.columns() == columns
-    assert all(columns.values())
-    assert not {*ledger.rounds, *ledger.lost} - {0}  # which these versions did not count
-
-
 def test_a_checkpoint_of_another_version(counted_run, monkeypatch, tmp_path):
     """One line says so: an older state could be taken for one of this version."""
     e, _ = counted_run

@@ -205,8 +205,8 @@ def test_intervals_of_extreme_values():
     assert np.isnan([low[2], high[2]]).all()
 
 
-def test_clients_csv_of_learnt_strengths(monkeypatch, capsys, tmp_path):
-    words = ["algo=fedbio_local", "problem=personalised_regression", "problem.strengths=client", *FEW]
+def test_clients_csv_of_lower_levels(monkeypatch, capsys, tmp_path):
+    words = ["algo=fedbio_local", "problem=personalised_regression", *FEW]
     assert fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}").code == 0
     own = [float(row["own_rmse"]) for row in clients_of(tmp_path / "run")]
     assert np.mean(own) == pytest.approx(load(tmp_path / "run").final["personal_rmse"])

@@ -129,23 +129,11 @@ class LowRank(Normed):
 
 
 class Unused(Normed):
-    """With a head that nothing uses, and one that is used in training alone."""
+    """With a head that nothing uses."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.aid = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (self.aid if self.training else 1.0)
-
-
-class Listed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.out = [nn.Linear(64, 6)], nn.Linear(6, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layers[0](x.flatten(1)))
+        self.head = nn.Linear(6, 3)
 
 
 # Refused
@@ -160,45 +148,11 @@ class ByTuple(Normed):
         return self.out(F.linear(x.flatten(1), *self.weights))
 
 
-class ByNorm(Normed):
-    """Reads a weight where no gradient shows it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = [self.hidden.weight]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) / self.first[0].detach().norm()
-
-
-class MaxNorm(Normed):
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden.weight.data = torch.renorm(self.hidden.weight.data, 2, 0, 100.0)  # nothing at the start
-        return super().forward(x)
-
-
-class Clipped(Normed):
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden.weight.data.clamp_(-100, 100)
-        return super().forward(x)
-
-
 class Rounded(Normed):
     def forward(self, x: Tensor) -> Tensor:
         numbers = self.hidden.weight.data.numpy()
         numbers[:] = numbers.round(2)
         return super().forward(x)
-
-
-class Merged(Normed):
-    """Keeps in evaluation what it computed first."""
-
-    product: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = (self.out.weight @ self.hidden.weight).detach() if self.product is None else self.product
-        self.product = None if self.training else product
-        return super().forward(x) + x.flatten(1) @ product.mT
 
 
 class Annealed(Normed):

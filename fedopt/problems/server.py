@@ -1,0 +1,95 @@
+"""Classification with examples for a server, and test examples for each client."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor
+
+from fedopt.data import Batch, Examples, Ragged, cross_entropy
+from fedopt.decimals import exact
+from fedopt.errors import UserError
+from fedopt.problems.classes import Weighting
+from fedopt.problems.division import ScoredRows
+from fedopt.problems.supervised import Fraction, Share, Supervised
+from fedopt.randomness import Part
+
+Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
+PRETRAIN_BATCH = 128
+
+
+@dataclass(eq=False)
+class WithServer(Supervised):
+    """Problems about a network on the examples of clients and of a server.
+
+    test: the fraction of all examples for testing; None takes the data set's own test examples.
+    server: the fraction of the other examples that the server has, and no client.
+    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
+        rows need none.
+    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
+    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
+        them equally.
+
+    Attributes:
+        server_examples: The `Examples` that only the server has.
+        own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's test
+            rows. None: the run's seed, without classes.
+    """
+
+    test: Fraction | None
+    server: Share
+    own_test: Fraction | None
+    pretrain: Pretraining
+    pretrain_step: PositiveFloat
+    weighting: Weighting
+
+    own_test_seed = None
+
+    def __post_init__(self) -> None:
+        world, data = self.world, self.world.load()
+        if self.test is not None:
+            data = data.redivided(self.test, world.rng(Part.REDIVISION))
+        n = len(data.y_train)
+        of_server = round(exact(self.server * n))
+        for key, fraction, count in (("test", self.test, len(data.y_test)), ("server", self.server, of_server)):
+            if fraction and not count:
+                raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
+        order = world.rng(Part.SERVER).permutation(n)
+        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [of_server]))
+        self.set_up(data, at_clients, self.own_test, stratified=self.own_test_seed)
+        self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
+        if held_out := self.splits.get("val"):
+            if self.local_set and self.own_test_seed is not None:
+                raise UserError("the data name each client's test rows; leave out problem.own_test")
+            self.local_set = ScoredRows.of(self.train, held_out)
+            numbers = at_clients if data.numbers is None else data.numbers[at_clients]
+            self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
+        self.splits = {"train": self.splits["train"]}
+        if self.pretrain and not of_server:
+            raise UserError(
+                f"problem.pretrain={self.pretrain}: the server has no examples; set problem.server to a fraction of the data"
+            )
+        self._start = (self._pretrained(),)
+
+    def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
+        """Return a batch of the server's examples, with equal weights, and with a key if the problem is random.
+
+        Args:
+            rng: The generator to draw with.
+            size: How many are drawn, with replacement. None: all.
+        """
+        (x,), n = self._start, len(self.server_examples)
+        at = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(x.device)
+        batch = self.server_examples.batch(at, x.new_full(at.shape, 1 / len(at)), self.training_keys)
+        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
+
+    def _pretrained(self) -> Tensor:
+        """Return the start after SGD on batches of the server's examples, [dim]."""
+        (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
+        for _ in range(self.pretrain):
+            batch = self.server_batch(rng, PRETRAIN_BATCH)
+            loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
+            x = x - self.pretrain_step * torch.func.grad(loss)(x)
+        return x
