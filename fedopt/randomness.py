@@ -10,12 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction
@@ -23,7 +21,6 @@ from fedopt.errors import UserError, WrongFunction
 DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator that is given'
 
 WRITES = "writes over what it is given: write x = x - 1 in place of x -= 1"
-SET_DATA = cast(Any, Tensor.data).__set__
 
 
 class Purpose(IntEnum):
@@ -148,33 +145,6 @@ def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[Non
             raise WrongFunction(
                 function, f"draws random numbers from {library}, which do not follow the seed; {instead}"
             )
-
-
-class Writes(TorchFunctionMode):
-    """A context that raises an error if one of some tensors is written to, even if the write changes no value.
-
-    A write to a view of such a tensor, or to its `data`, counts too. errors: each tensor with the error to raise.
-    """
-
-    def __init__(self, errors: Iterable[tuple[Tensor, UserError]]):
-        self._errors = {place: error for tensor, error in errors if (place := _memory(tensor))}
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        before = [(leaf, leaf._version, self._errors.get(_memory(leaf) or 0)) for leaf in given]
-        result = function(*args, **(kwargs or {}))
-        for leaf, version, error in before:
-            if error and (leaf._version != version or function == SET_DATA):
-                raise error
-        return result
-
-
-def _memory(tensor: Tensor) -> int | None:
-    """Return where a tensor's numbers are, None for one without a place of its own, as under `torch.func`."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return None
 
 
 def _shared_generators() -> dict[str, Any]:

@@ -82,7 +82,9 @@ def run(title: str, values: Sequence[str], file: Path, seed: int, budgets: Seque
                 logits = cast(Any, e.problem).network(*point)(x).double()
             s = (logits[:, 1] - logits[:, 0]).numpy()
             ended = np.isfinite(s).all()
-            found.append((roc_auc_score(y, s) if ended else np.nan, partial_area(s, y, MAX_FPR) if ended else np.nan, r))
+            found.append(
+                (roc_auc_score(y, s) if ended else np.nan, partial_area(s, y, MAX_FPR) if ended else np.nan, r)
+            )
         point, r = algorithm.output(state), r + 1
     return found
 
