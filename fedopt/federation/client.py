@@ -80,6 +80,7 @@ class Client(Oracles):
 
         Raises UserError if there are no draws of that name.
         """
+        # Where `steps` lacks the name, the number is equal for all, so any one will do
         return self._share.steps.get(name, torch.tensor(self._samples.of(name).rising_steps[-1]))
 
     def sample(self, name: str) -> Sample:
@@ -93,7 +94,8 @@ class Client(Oracles):
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
         """Return the index of the fixed batch that was drawn, and the fraction of the client's examples that it has.
 
-        Both are scalar tensors. They are 0 and 1 if every sample is all examples (B = None).
+        Both are scalar tensors. They are 0 and 1 if every sample is all examples: if B = None, or if no client of the stack has
+        more than B.
 
         Args:
             name: The name of the draws, which must be ``Steps(1, B, fixed=True)``.
@@ -103,13 +105,15 @@ class Client(Oracles):
         if not positions:
             return torch.zeros_like(weight[0], dtype=torch.int64), torch.ones_like(weight[0])
         at, weight_in_batch = positions[split]
-        return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
+        width = at.shape[-1]  # B
+        size_fraction = weight[0] / weight_in_batch[0, 0]  # (1 / n) / (1 / size)
+        return at[0, 0] // width, size_fraction
 
     def steps(self, name: str) -> Iterator[Sample]:
         """Yield the sample of each local step in the draws called ``name``.
 
         It is a list of samples if the draws set ``samples``. Use it only if all clients take equally many steps; `scan` also
-        works if they do not. Raises UserError if there are no draws of that name.
+        works if their steps differ. Raises UserError if there are no draws of that name.
         """
         return (self._of_step(name, k) for k in range(self._samples.of(name).rising_steps[-1]))
 
@@ -131,28 +135,29 @@ class Client(Oracles):
         Raises:
             UserError: There are no draws of that name, or a step returns another structure, or None.
         """
-        everyone, drawn = self._counter.busy, self._samples.of(name)
-        steps = drawn.rising_steps
-        kept = None  # the carries of clients that have finished; they go on with the others, for nothing
-        for k in range(skip, steps[-1]):
-            if steps[0] <= k:
-                self._counter.busy = everyone & (drawn.steps > k)
-            if steps[0] <= k and kept is None:
-                kept = tree_map(_cloned, carry)
-            elif k in steps:
-                kept = self._those_of(name, k, carry, kept)
+        busy_before, drawn = self._counter.busy, self._samples.of(name)
+        fewest, most = drawn.rising_steps[0], drawn.rising_steps[-1]
+        # finished[i] = carry after steps_i steps, for clients with steps_i <= k. They go on in the stack, for nothing.
+        finished = None
+        for k in range(skip, most):
+            if fewest <= k:
+                self._counter.busy = busy_before & (drawn.steps > k)
+            if fewest <= k and finished is None:
+                finished = tree_map(_cloned, carry)
+            elif k in drawn.rising_steps:
+                finished = self._merged(name, k, carry, finished)
             new = step(carry, self._of_step(name, k), *(schedule(k) for schedule in schedules))
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
             carry = new
-        self._counter.busy = everyone
-        self._own.clear()  # what is returned is not written over
-        return carry if kept is None else self._those_of(name, steps[-1], carry, kept)
+        self._counter.busy = busy_before
+        self._overwritable.clear()  # what is returned is not written over
+        return carry if finished is None else self._merged(name, most, carry, finished)
 
-    def _those_of(self, name: str, k: int, these: Carry, others: Carry) -> Carry:
-        """Return one carry for the clients that take k steps in the draws called ``name``, and another one for the others."""
+    def _merged(self, name: str, k: int, carry: Carry, others: Carry) -> Carry:
+        """Return ``carry`` for the clients that take k steps in the draws called ``name``, and ``others`` for the others."""
         take_k = self._share.steps[name] == k
-        return tree_map(lambda a, b: torch.where(take_k, a, b), these, others)
+        return tree_map(lambda a, b: torch.where(take_k, a, b), carry, others)
 
     @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Tensor:
@@ -165,9 +170,12 @@ class Client(Oracles):
     def hold(self, x: Tensor) -> "Client":
         """Return a copy of this client with x fixed, for which parts that depend on x alone are computed only once.
 
-        Derivatives in x are lost. A problem opts in by two methods; for all others this returns the client itself. ``hold(x,
-        sample)`` computes these parts from a sample of all the client's examples. ``pick(held, rows)`` selects examples from
-        the result. The problem's functions must then accept both results in place of a sample.
+        Derivatives in x are lost. A problem opts in by two methods; for a problem without them this returns the client itself:
+
+            problem.hold(x, sample of all examples) -> held
+            problem.pick(held, rows) -> what replaces a sample
+
+        The problem's functions must accept both results in place of a sample.
         """
         if not hasattr(self._problem, "hold"):
             return self

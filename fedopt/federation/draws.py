@@ -1,10 +1,10 @@
 """Which of its examples a client uses in its local steps.
 
-An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for them by that name.
+An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for draws by their name.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -26,7 +26,8 @@ Amount = (
 )  # for all clients, [M], or as a function of some clients
 Samples = np.ndarray | list[np.ndarray]  # of a client, as positions among its examples
 Rngs = list[np.random.Generator]  # of some clients
-# `choice` is faster for batches wider than WIDE or fewer than FEW a client, and draws otherwise among more than MANY
+# Samples are drawn by `Generator.choice` if B > WIDE, or if clients take fewer than FEW samples on average: it is faster then. So
+# they are if a client has n > MANY examples, among which it draws by another algorithm than Floyd's.
 WIDE, MANY, FEW = 64, 10_000, 3
 STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
@@ -45,11 +46,11 @@ class Steps:
         replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
             samples have B.
         fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order.
-            It is the batch of a uniformly random example, so the smaller last one comes less often. `Client.batch` says which
-            one it is.
+            It is the batch of a uniformly random example, so the smaller last batch comes less often. `Client.batch` says which
+            batch it is.
 
     Raises:
-        UserError: B is less than 1.
+        UserError: B is less than 1, or ``replace`` and ``fixed`` are both set.
     """
 
     steps: Amount = 1
@@ -62,13 +63,15 @@ class Steps:
     def __post_init__(self) -> None:
         if self.B is not None and self.B < 1:
             raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
+        if self.replace and self.fixed:
+            raise UserError("Steps(replace=True, fixed=True): a sample cannot be both; set one of them")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of these clients, as whole numbers."""
+        """Return the number of local steps of each of ``clients``, as whole numbers."""
         return np.ceil(exact(_of(self.steps, clients))).astype(np.int64)
 
     def sampler(self, sizes: np.ndarray) -> "Sampler":
-        """Return a sampler for clients with these numbers of examples, `full` if every sample is all examples of its client."""
+        """Return a sampler for clients with ``sizes`` examples, `full` if every sample is all examples of its client."""
         if self.B is None or (not self.replace and (sizes <= self.B).all()):
             return full
         if self.replace:
@@ -97,9 +100,9 @@ class Epochs:
     over: str | None = None
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of these clients, as whole numbers.
+        """Return the number of local steps of each of ``clients``, as whole numbers.
 
-        splits: the splits by name; the size of one of them gives the steps of a pass.
+        splits: the splits by name; the size of one split gives the steps of a pass.
         """
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
@@ -149,7 +152,7 @@ def with_replacement(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) ->
 
 
 def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw from the batches into which each client's examples are cut: that of a uniformly random example."""
+    """Draw from the batches into which each client's examples are cut: the batch of a uniformly random example."""
     drawn = list[Samples]()
     for rng, n, count in zip(rngs, sizes, counts, strict=True):
         starts = rng.integers(n, size=count) // B * B if n > B else [0] * count
@@ -161,24 +164,42 @@ def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence
     """Draw B different examples for each sample, or all of a client that has no more."""
     if min(sizes) > B:
         return _different(B, rngs, sizes, counts)
-    each = (([rng], [n], [count]) for rng, n, count in zip(rngs, sizes, counts, strict=True))
-    return [(full(*one) if one[1][0] <= B else _different(B, *one))[0] for one in each]
+    drawn = list[Samples]()
+    for rng, n, count in zip(rngs, sizes, counts, strict=True):
+        drawn += (full if n <= B else partial(_different, B))([rng], [n], [count])
+    return drawn
 
 
 def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
-    """Draw as `uniform` does, where all clients have more than B examples. Each generator moves on as by its ``choice``."""
-    each = list(zip(rngs, sizes, counts, strict=True))
+    """Draw as `uniform` does, where all clients have more than B examples.
+
+    Both ways consume the same random numbers, so the samples do not depend on which of them is chosen
+    (test_batches_are_those_of_choice).
+    """
     if B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts):
-        drawn = [[rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)] for rng, n, count in each]
-        return [np.array(of_client, np.int64).reshape(-1, B) for of_client in drawn]
-    # Floyd's algorithm, which `choice` uses too, for all at once: who is drawn again is replaced by the largest that could be
-    largest = np.array(sizes)[:, None] - B + np.arange(B)
-    of_clients = zip(rngs, largest, counts, strict=True)
-    together = np.concatenate([rng.integers(most + 1, size=(count, B)) for rng, most, count in of_clients])
-    largest = largest.repeat(counts, axis=0)
+        return _by_choice(B, rngs, sizes, counts)
+    return _by_floyd(B, rngs, sizes, counts)
+
+
+def _by_choice(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
+    each = zip(rngs, sizes, counts, strict=True)
+    drawn = [[rng.choice(n, B, replace=False, shuffle=False) for _ in range(count)] for rng, n, count in each]
+    return [np.array(of_client, np.int64).reshape(-1, B) for of_client in drawn]
+
+
+def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
+    """Draw the samples of all clients together by Floyd's algorithm, which `Generator.choice` uses too.
+
+    The i-th example of a sample is drawn among the first n - B + i + 1. One that is in the sample already is replaced by the
+    last of them.
+    """
+    last = np.array(sizes)[:, None] - B + np.arange(B)  # [clients, B]
+    of_clients = zip(rngs, last, counts, strict=True)
+    together = np.concatenate([rng.integers(ends + 1, size=(count, B)) for rng, ends, count in of_clients])
+    last = last.repeat(counts, axis=0)
     for i in range(1, B):
         again = (together[:, :i] == together[:, i : i + 1]).any(axis=1)
-        together[again, i] = largest[again, i]
+        together[again, i] = last[again, i]
     return np.split(together, np.cumsum(counts)[:-1])
 
 
@@ -187,21 +208,23 @@ def Full(split: str | None = None) -> Steps:
     return Steps(split=split)
 
 
-Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made in this order
+Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; `draw` makes them split by split, then name by name
 
 
 @dataclass(eq=False)
 class Drawn:
-    """The draws of one name for a stack of clients. They are made a stretch of samples at a time, which bounds memory.
+    """The draws of one name for one stack of clients; with `OneByOne` a stack has one client.
+
+    Samples are made a stretch at a time, which bounds memory. The object keeps the last stretch that was asked for.
 
     splits: the splits that are drawn from.
-    sizes: for each of these the number of examples of each client, [clients].
+    sizes: for each split the number of examples of each client, [clients].
     steps: the number of local steps of each client, [clients].
     samples: the number of samples a step, as in `Steps`.
     length: the number of samples in a stretch.
     positions: for each split the positions of each sample in the first stretch and their weights, [clients, length, B]. Empty
         if every sample takes all rows.
-    lengths: for each split the number of examples of each sample in the stretch at hand, [clients, length].
+    lengths: for each split the number of examples of each sample in the first stretch, [clients, length].
     later: if there are more stretches, for each split the function that makes the positions of all of them, and its
         generators at the start.
     """
@@ -216,7 +239,9 @@ class Drawn:
     later: dict[str, tuple[Callable[[Rngs], Iterator[Stretch]], Rngs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Stretch]]()
+        self._number, self._at_hand = 0, (self.positions, self.lengths)  # the stretch that was asked for last
+        # For each split the iterator that makes the stretches after it; empty as long as none is needed
+        self._due = dict[str, Iterator[Stretch]]()
 
     @cached_property
     def rising_steps(self) -> list[int]:
@@ -224,32 +249,32 @@ class Drawn:
         return sorted(self.steps.tolist())
 
     def examples(self, k: int) -> np.ndarray:
-        """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from.
-
-        The sample must be in the stretch that was asked for last.
-        """
-        of_splits = [lengths[:, k % self.length] for lengths in self.lengths.values()] or self.sizes
-        # Whole numbers of each client, so that the engine makes no difference
+        """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from."""
+        first, _, lengths = self.stretch(k)
+        of_splits = [of_split[:, k - first] for of_split in lengths.values()] or self.sizes
+        # Whole numbers of each client, so that it makes no difference whether clients are vectorised or run one by one
         return np.rint(np.mean(of_splits or [0 * self.steps], axis=0)).astype(np.int64)
 
-    def stretch(self, k: int) -> tuple[int, dict[str, Weighted]]:
-        """Return the index of the first sample in the stretch that holds sample k, and the positions of that stretch."""
+    def stretch(self, k: int) -> tuple[int, dict[str, Weighted], dict[str, np.ndarray]]:
+        """Return the stretch that holds sample k: the index of its first sample, its positions and its lengths."""
+        if not self.later:
+            return 0, self.positions, self.lengths
         number = k // self.length
-        if not self._due or number < self._number:
+        if number < self._number or (number and not self._due):  # iterators only go forward, so they begin again
             self._due = {split: stretches(deepcopy(rngs)) for split, (stretches, rngs) in self.later.items()}
             self._number = -1
         while self._number < number:
             at_hand = {split: next(stretches) for split, stretches in self._due.items()}
-            self._at_hand = {split: positions for split, (positions, _) in at_hand.items()}
-            self.lengths = {split: lengths for split, (_, lengths) in at_hand.items()}
+            positions = {split: positions for split, (positions, _) in at_hand.items()}
+            self._at_hand = positions, {split: lengths for split, (_, lengths) in at_hand.items()}
             self._number += 1
-        return number * self.length, self._at_hand
+        return number * self.length, *self._at_hand
 
 
 def draw(
     draws: Draws, splits: Splits, clients: np.ndarray, rng_of: Callable[[int], np.random.Generator], like: Tensor
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
-    """Draw the samples of an exchange for each client. Every client has its own generator.
+    """Draw the samples of an exchange for each client of a stack. Every client has its own generator.
 
     Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
     padded with weight 0. drawn: the draws by name.
@@ -257,7 +282,7 @@ def draw(
     draws: the wanted draws by name. splits: who has which examples. clients: the indices of the clients.
     rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
     """
-    drawn, random = {}, set()
+    drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
         sizes = [splits[split].sizes[clients] for split in drawn_from]
@@ -265,25 +290,35 @@ def draw(
         length = max(STRETCH // (len(clients) * widest), 1)
         drawn[name] = Drawn(drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
         if any(wanted.sampler(of_split) is not full for of_split in sizes):
-            random.add(name)
-    rngs, whole = [rng_of(i) for i in clients.tolist() if random], {}
-    before: Iterator[Stretch] = iter(())
+            random_draws.append((wanted, drawn[name]))
+    whole = dict[str, Weighted]()
     for split, ragged in splits.items():
-        if not any(split in of_name.splits for of_name in drawn.values()):
-            continue
-        sizes = ragged.sizes[clients]
-        whole[split] = _padded(np.concatenate([ragged[i] for i in clients.tolist()]), sizes, sizes.max(), like)
-        for name, wanted in draws.items():
-            of_name = drawn[name]
-            if split in of_name.splits and name in random:
-                deque(before, maxlen=0)  # draws of a name begin where those of the last one end
+        if any(split in of_name.splits for of_name in drawn.values()):
+            of_split = ragged.sizes[clients]
+            rows = np.concatenate([ragged[i] for i in clients.tolist()])
+            whole[split] = _padded(rows, of_split, of_split.max(), like)
+    if random_draws:
+        _fill(random_draws, splits, [rng_of(i) for i in clients.tolist()], like)
+    return whole, drawn
+
+
+def _fill(random_draws: list[tuple[Steps | Epochs, Drawn]], splits: Iterable[str], rngs: Rngs, like: Tensor) -> None:
+    """Fill in the positions of draws. Generators advance split by split, then name by name, by all samples, used or not.
+
+    random_draws: the wanted draws of each name, and their `Drawn`. splits: the names of all splits. rngs: each client's generator.
+    """
+    unfinished: Iterator[Stretch] = iter(())
+    for split in splits:
+        for wanted, of_name in random_draws:
+            if split in of_name.splits:
+                deque(unfinished, maxlen=0)  # moves the generators on to the end of the draws before
+                of_split = of_name.sizes[of_name.splits.index(split)]
                 counts = of_name.steps * (wanted.samples or 1)
-                stretches = partial(_stretches, wanted, sizes, counts, of_name.length, like)
+                stretches = partial(_stretches, wanted, of_split, counts, of_name.length, like)
                 if counts.max() > of_name.length:
                     of_name.later[split] = stretches, deepcopy(rngs)
-                before = stretches(rngs)
-                of_name.positions[split], of_name.lengths[split] = next(before)
-    return whole, drawn
+                unfinished = stretches(rngs)
+                of_name.positions[split], of_name.lengths[split] = next(unfinished)
 
 
 def _stretches(
@@ -303,6 +338,8 @@ def _stacked(lists: Sequence[Samples], width: int, like: Tensor) -> Stretch:
     """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says.
 
     Also return the number of examples of each sample, [clients, samples].
+
+    lists: the samples of each client; an array of samples has exactly ``width`` columns.
     """
     sizes, numbers = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64), [np.zeros(0, dtype=np.int64)]
     for c, of_client in enumerate(lists):
@@ -334,7 +371,7 @@ def _width(wanted: Steps | Epochs, n: int) -> int:
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """Return an amount for each of these clients: one number stands for all, an array is indexed, a function is called."""
+    """Return an amount for each of ``clients``: one number stands for all, an array is indexed, a function is called."""
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

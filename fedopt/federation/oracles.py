@@ -91,7 +91,7 @@ class Oracles(Derivatives):
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
         self._problem = problem
-        self._own = deque[Tensor](maxlen=OWN)  # what the last steps returned: the next ones may be written over it
+        self._overwritable = deque[Tensor](maxlen=OWN)  # what the last steps returned; the next steps may overwrite it
 
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Sample) -> Tensor:
@@ -156,11 +156,11 @@ class Oracles(Derivatives):
     def _owned(self, point: Tensor) -> Tensor:
         # A point that is the same for all clients of a stack has no memory for what each of them writes
         if not self._owns(point) and (not self._stacked or differs_by_client(point)):
-            self._own.append(point)
+            self._overwritable.append(point)
         return point
 
     def _owns(self, point: Tensor) -> bool:
-        return any(point is own for own in self._own)
+        return any(point is own for own in self._overwritable)
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
         """Return x - eta (gradient - gradient at the anchor + plus), where x is the last variable of the arguments.

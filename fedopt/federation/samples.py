@@ -21,13 +21,13 @@ class Share(NamedTuple):
 
     Args:
         client: The client's index, 0 to M - 1.
-        place: Its place in the stack.
-        whole: For each split all its rows and their weights, ``[n]``.
-        positions: For each name of draws the positions in its first stretch, as `Drawn.positions`.
-        steps: Its number of steps, for each name of draws in which clients take unequally many.
-        memory: Its row of the memory; None if the exchange has none.
-        own: The message to it alone; None if there is none.
-        key: The key of its random numbers; None if the problem draws none.
+        place: The client's place in the stack.
+        whole: For each split all rows of the client and their weights, ``[n]``.
+        positions: For each name of draws the positions in the first stretch, as `Drawn.positions`.
+        steps: The client's number of steps, for each name of draws in which clients take unequally many.
+        memory: The client's row of the memory; None if the exchange has none.
+        own: The message to the client alone; None if there is none.
+        key: The key of the client's random numbers; None if the problem draws none.
     """
 
     client: int | Tensor
@@ -45,7 +45,7 @@ class ClientSamples:
 
     Args:
         problem: The problem.
-        share: What is the client's.
+        share: The values of this client.
         drawn: The draws of the stack, by name.
         stacked: Whether one object stands for every client of a stack.
     """
@@ -57,9 +57,14 @@ class ClientSamples:
         self._fetched: dict[str, dict[int, tuple[Any, np.ndarray]]] = {}
 
     def held(self, x: Tensor) -> "ClientSamples":
-        """Return the samples for a fixed x, as `Client.hold` says. The problem must have ``hold``."""
+        """Return the samples for a fixed x, as `Client.hold` says. The problem must have ``hold``.
+
+        The copy keeps samples of its own, since `_chosen` takes them from ``held``. It shares `_at_hand`, whose positions are
+        the same.
+        """
         held = copy(self)
         all_examples = self._problem.sample(self._share.client, self._share.whole)
+        # The key gets the index len(drawn), which no draws have
         held._held = self._problem.hold(x, self._keyed(all_examples, len(self._drawn)))  # type: ignore[attr-defined]
         held._fetched = {}
         return held
@@ -74,7 +79,7 @@ class ClientSamples:
         return self._drawn[name]
 
     def sample(self, name: str, k: int) -> tuple[Any, np.ndarray]:
-        """Return the k-th sample of these draws, k = 0, 1, ..., and the number of examples of each client in it.
+        """Return the k-th sample of the draws called ``name``, k = 0, 1, ..., and the number of examples of each client in it.
 
         With full local batches all samples are the same object, unless the problem is random.
         """
@@ -89,16 +94,16 @@ class ClientSamples:
         """Return the index of the first sample in the stretch that holds sample k, and this client's positions in that stretch."""
         first, positions = self._at_hand[name]
         if positions and not first <= k < first + self._drawn[name].length:
-            first, of_stack = self._drawn[name].stretch(k)
+            first, of_stack, _ = self._drawn[name].stretch(k)
             place = self._share.place
             positions = {split: (at[place], weight[place]) for split, (at, weight) in of_stack.items()}
             self._at_hand[name] = first, positions
         return first, positions
 
     def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
-        """Attach the key of its random numbers to a sample, if the problem draws any.
+        """Attach the key of the client's random numbers to a sample, if the problem draws any.
 
-        draws, k: the index of the draws in the exchange and of the sample in them; together they make keys distinct.
+        draws, k: the index of the draws in the exchange, and of the sample in the draws; together they make keys distinct.
         """
         if self._share.key is None:
             return sample

@@ -175,6 +175,25 @@ def test_stretches_of_draws_are_those_in_one_go(size, monkeypatch):
         assert torch.equal(table, one_go[key])
 
 
+def test_the_number_of_examples_does_not_depend_on_the_stretch_at_hand(problem, monkeypatch):
+    """Forward, back, and where there is only one stretch."""
+
+    def examples(size):
+        monkeypatch.setattr(draws, "STRETCH", size)
+        drawn = draw({"local": Epochs(3, 4)}, problem.splits, np.array([4, 1, 0]), rng_of, LIKE)[1]["local"]
+        return [drawn.examples(k).tolist() for k in (int(drawn.steps.max()) - 1, 0, 3, 5, 2)], len(drawn.later)
+
+    one_go, later = examples(2**20)
+    assert later == 0
+    assert examples(30) == (one_go, 1)
+    assert len({tuple(of_clients) for of_clients in one_go}) > 1
+
+
+def test_samples_cannot_be_fixed_and_with_replacement():
+    with pytest.raises(UserError, match="replace=True, fixed=True"):
+        Steps(3, 5, replace=True, fixed=True)
+
+
 def test_samples_that_take_all_there_is_are_not_drawn(problem):
     """B of at least every client's examples is null, with or without fixed batches; passes are still shuffled."""
     clients, most = problem.splits["train"].sizes.argsort()[:2], 1000
