@@ -88,13 +88,10 @@ class Dense:
         plus: [dim], added to the gradient; None for nothing.
         anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
         """
-        layers, a, d = self._pass(flat, batch, tuning)
+        at_flat = self._pass(flat, batch, tuning)
         if anchor is not None:
-            of_anchor = self._pass(anchor, batch, tuning)
-            d[0] = d[0] - of_anchor.d[0]  # of the first layer, whose input is the same
-            a[1:] = [torch.cat(pair, -1) for pair in zip(a[1:], of_anchor.a[1:], strict=True)]
-            d[1:] = [torch.cat([one, -other], -1) for one, other in zip(d[1:], of_anchor.d[1:], strict=True)]
-        for (W, b), a_n, d_n in zip(layers, a, d, strict=True):
+            at_flat = _difference(at_flat, self._pass(anchor, batch, tuning))
+        for (W, b), a_n, d_n in zip(*at_flat, strict=True):
             _add_product(W, d_n, a_n.mT, keep, -eta)
             if b is not None:
                 (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
@@ -107,17 +104,18 @@ class Dense:
             scale, shift = (part.unsqueeze(-1) for part in tuning)
             logits = logits * scale + shift
         weight = batch.weight.unsqueeze(-2)
-        d = torch.softmax(logits, -2) * weight
+        d = torch.softmax(logits, -2) * weight  # and minus weight at y: d = weight (softmax - onehot(y))
         at = batch.y.unsqueeze(-2).expand(*d.shape[:-2], 1, -1)
         d = d.scatter_add_(-2, at, -weight.expand_as(at))
         of_layers = [d if tuning is None else d * scale]
         for (W, _), a_n in zip(layers[:0:-1], a[:0:-1], strict=True):
-            below = torch.ops.aten.threshold_backward(W.mT @ of_layers[0], a_n, 0)  # before the ReLU: zero where a is
+            # a is 0 where ReLU or dropout gave 0
+            below = torch.ops.aten.threshold_backward(W.mT @ of_layers[0], a_n, 0)
             of_layers.insert(0, below * self._enlarged if batch.keys else below)
         return Pass(layers, a, of_layers)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
-        """Return a of each of these layers, the first ones of the network, and the output of the last of them."""
+        """Return the input of each layer, and the output of the last layer."""
         a, dropout = [batch.x.mT], Dropout(batch.keys[0]) if batch.keys else None
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]
@@ -136,7 +134,7 @@ class Dense:
         return 1 / (1 - self._dropped)
 
     def _by_layer(self, flat: Tensor) -> list[Layer]:
-        """Return views of the parameters, by layers."""
+        """Return views of the parameters, by layer."""
         pieces = flat.split_with_sizes(self.sizes, -1)
         views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=True)]
         if not self._biases:
@@ -144,12 +142,22 @@ class Dense:
         return [Layer(W, b) for W, b in zip(views[::2], views[1::2], strict=True)]
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor, keep: float = 1, factor: float = 1) -> None:
-    """Overwrite ``into`` by keep * into + factor * a b. With keep = 0 its old content does not count."""
+def _difference(one: Pass, other: Pass) -> Pass:
+    """Return a pass with the layers of ``one`` and the difference of the gradients of two passes on the same batch.
+
+    [d, -d'] [a, a']^T = d a^T - d' a'^T, where d', a' are of the other pass. Layer 1 has the same a in both, so its d is d - d'.
+    """
+    a = [torch.cat([mine, its], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
+    d = [torch.cat([mine, -its], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
+    return Pass(one.layers, [one.a[0], *a], [one.d[0] - other.d[0], *d])
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor, keep: float = 1, factor: float = 1) -> None:
+    """Overwrite ``into`` by keep * into + factor * left right. With keep = 0 the old content of ``into`` does not count."""
     if into.ndim == 2:
-        into.addmm_(a, b, beta=keep, alpha=factor)
+        into.addmm_(left, right, beta=keep, alpha=factor)
         return
-    if into.ndim > 3 or not len(a) == len(b) == len(into):
-        a, b = (t.expand(*into.shape[:-2], *t.shape[-2:]).flatten(0, -3) for t in (a, b))
+    if into.ndim > 3 or not len(left) == len(right) == len(into):  # baddbmm needs equal leading sizes
+        left, right = (t.expand(*into.shape[:-2], *t.shape[-2:]).flatten(0, -3) for t in (left, right))
         into = into.view(-1, *into.shape[-2:])
-    into.baddbmm_(a, b, beta=keep, alpha=factor)
+    into.baddbmm_(left, right, beta=keep, alpha=factor)

@@ -20,7 +20,9 @@ except ImportError:  # private names, which another version of torch may not hav
 else:
     READS_VMAP = True
 
-DIFFERENTIATED = 2**31  # stands for a level where a derivative is taken, in which functions are called as they are
+# Stands for a level where a derivative is taken, in which functions are called as they are; above every level, so that max()
+# picks it
+DIFFERENTIATED = 2**31
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -28,9 +30,12 @@ def at_once(function: Function) -> Function:
     """Decorate a function of tensors so that, under vmap, it is called once with the tensors of all clients.
 
     Each tensor, also in lists and tuples, then has a further first dimension: ``[n, ...]``, or ``[1, ...]`` if it is the same
-    for all clients. So has each tensor that the function returns. Operations cost no vmap overhead there, and may write into
-    memory. Where a derivative is taken through the function, it is called as it is; so it is under a torch whose private
-    names differ, more slowly.
+    for all clients. So has each tensor that the function returns; named tuples that it returns come back as plain tuples.
+    Operations in the function cost no vmap overhead, and may write into memory. Where a derivative is taken through the
+    function, it is called as it is. Under a torch whose private names differ, it is called as it is too, more slowly.
+
+    The function must work for tensors of shape ``[...]``, ``[n, ...]`` and ``[m, n, ...]``: under vmap(grad) it sees no extra
+    dimension, under grad(vmap) one, and under vmap(vmap) two.
     """
 
     @wraps(function)
@@ -38,9 +43,9 @@ def at_once(function: Function) -> Function:
         level = max(map(_level, _tensors(arguments)), default=0)
         if level in (0, DIFFERENTIATED):
             return function(*arguments)
-        of_all = _lifted(arguments, level)
-        n = max(len(tensor) for tensor in _tensors(of_all))
-        return _lowered(called(*of_all), level, n)  # called again, since one vmap may be inside another
+        stacked = _unbatched(arguments, level)
+        n = max(len(tensor) for tensor in _tensors(stacked))
+        return _batched(called(*stacked), level, n)  # called again, since one vmap may be inside another
 
     return called if READS_VMAP else function  # type: ignore[return-value]
 
@@ -65,7 +70,7 @@ def _level(tensor: Tensor) -> int:
     return DIFFERENTIATED if is_gradtrackingtensor(tensor) else 0
 
 
-def _lifted(value: Any, level: int) -> Any:
+def _unbatched(value: Any, level: int) -> Any:
     """Return the tensors of one client as those of all clients of one level of vmap, [n, ...] or [1, ...]."""
     if isinstance(value, Tensor):
         if not is_batchedtensor(value) or maybe_get_level(value) != level:
@@ -73,13 +78,13 @@ def _lifted(value: Any, level: int) -> Any:
         dim, value = maybe_get_bdim(value), get_unwrapped(value)
         return value.movedim(dim, 0) if dim else value
     if isinstance(value, list | tuple):
-        parts = [_lifted(part, level) for part in value]
+        parts = [_unbatched(part, level) for part in value]
         return value._make(parts) if hasattr(value, "_make") else parts
     return value
 
 
-def _lowered(value: Any, level: int, n: int) -> Any:
+def _batched(value: Any, level: int, n: int) -> Any:
     """Return the tensors of all n clients as those of one."""
     if isinstance(value, Tensor):
         return _add_batch_dim(value if len(value) == n else value.expand(n, *value.shape[1:]), 0, level)
-    return tuple(_lowered(part, level, n) for part in value) if isinstance(value, list | tuple) else value
+    return tuple(_batched(part, level, n) for part in value) if isinstance(value, list | tuple) else value
