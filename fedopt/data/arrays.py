@@ -17,7 +17,7 @@ from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
-MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
+MOST_MAGNITUDE = 1e15  # of a feature or a target: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
@@ -70,7 +70,7 @@ def refuse_larger(path: Path, size: float) -> None:
         raise UserError(f"{path}: needs about {needed} of memory, and this machine has {has}; use fewer examples")
 
 
-def divided(
+def split_at_random(
     count: int, test: float, seed: int, path: Path, strata: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divide range(count) at random into sorted indices (train, test).
@@ -81,10 +81,10 @@ def divided(
         seed: The seed of the draw.
         path: The file of the examples, for the message.
         strata: Arrays ``[count]``, such as clients and classes. The fraction is drawn, up to rounding, from the examples that
-            have the same value in each, and from all with the same value in the last. None: from all examples.
+            have the same value in each of the arrays, and from all with the same value in the last. None: from all examples.
 
     Raises:
-        UserError: No example would be left for one of the two.
+        UserError: No example would be left for training or for testing.
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
@@ -92,14 +92,25 @@ def divided(
         raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out
-    if strata is not None:  # every so many-th example in an order by strata, which have random places
-        ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
-        order = np.lexsort([order, *(rng.permutation(rank.max() + 1)[rank] for rank in ranks)])
-        tests = np.diff(np.arange(count + 1) * held_out // count) > 0
+    if strata is not None:
+        order, tests = _stratified(order, held_out, rng, strata)
     return np.sort(order[~tests]), np.sort(order[tests])
 
 
-def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _stratified(
+    order: np.ndarray, held_out: int, rng: np.random.Generator, strata: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return an order of the examples, and which places in it are for testing.
+
+    Systematic sampling: sort by strata, the last one first, in random order, and take every (count / held_out)-th example.
+    Within strata examples stay in ``order``.
+    """
+    ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
+    places = [rng.permutation(rank.max() + 1)[rank] for rank in ranks]
+    return np.lexsort([order, *places]), np.diff(np.arange(len(order) + 1) * held_out // len(order)) > 0
+
+
+def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz, such as x_train and x_test, from the arrays of all examples.
 
     Args:
@@ -115,9 +126,9 @@ def checked(
     path: Path,
     channels: Channels | None = None,
     tokens: bool = False,
-    names: tuple[str, ...] = (),
+    class_names: tuple[str, ...] = (),
     features: tuple[str, ...] = (),
-    missing: bool = False,
+    allow_nan: bool = False,
 ) -> LabelledData:
     """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
@@ -129,34 +140,36 @@ def checked(
         path: The file, for messages.
         channels: Where the channel axis of colour images is, first or last. None: last.
         tokens: Whether x has token ids.
-        names: The names of the classes, if y has their numbers already.
+        class_names: The names of the classes, if y has the numbers of classes already.
         features: The names of a table's columns.
-        missing: Whether features may be nan, for `LabelledData.filled`.
+        allow_nan: Whether features may be nan, for `LabelledData.filled`.
 
     Raises:
         UserError: A shape, a type, a label, a value or a client's name does not fit. The message names the file and the
             array.
     """
-    x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, missing) for key in ("x_train", "x_test"))
+    x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
         raise UserError(
-            f"{path}: x_train has examples {kinds[0]}, and x_test {kinds[1]}; give both the same shape and type"
+            f"{path}: x_train has examples {kinds[0]}, and x_test {kinds[1]}; give both the same shape, and both or neither uint8"
         )
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]
         if arrays[key].shape != (wanted,):
             raise UserError(f"{path}: {key} is {list(arrays[key].shape)}; it must be [{wanted}], one for each example")
+    if "client_test" in arrays and "client_train" not in arrays:
+        raise UserError(f"{path}: has the array client_test, and lacks client_train; save both or neither")
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
             raise UserError(f"{path}: {VALIDATES} must have values true or false, and both must occur")
         validates = validates.astype(bool)
-    y, y_test, names = _labels(arrays["y_train"], arrays["y_test"], names, path)
-    notes = _classes_told(y, y_test, names, path) if y.dtype.kind != "f" else ()
+    y, y_test, class_names = _labels(arrays["y_train"], arrays["y_test"], class_names, path)
+    notes = _class_notes(y, y_test, class_names, path) if y.dtype.kind != "f" else ()
     data = LabelledData(
-        x, y, x_test, y_test, validates=validates, class_names=names, feature_names=features, notes=notes
+        x, y, x_test, y_test, validates=validates, class_names=class_names, feature_names=features, notes=notes
     )
     return with_owners(data, f"{path}: client", *map(arrays.get, CLIENTS))
 
@@ -167,10 +180,10 @@ def with_owners(
     """Return the data with the client that each example belongs to. Names are normalised by `identifiers`.
 
     Args:
-        data: The data. Owners that they have already are replaced, or removed if ``owners`` is None.
+        data: The data. Owners that the data have already are replaced, or removed if ``owners`` is None.
         where: Where the names are, for messages.
         owners: The names or numbers of the clients of the training examples, ``[n]``.
-        owners_test: Those of the test examples. None: they get no owners.
+        owners_test: The names or numbers of the clients of the test examples. None: test examples get no owners.
 
     Raises:
         UserError: `identifiers` refuses a name.
@@ -182,13 +195,13 @@ def with_owners(
     return replace(data, owners=names[: len(owners)], owners_test=of_test)
 
 
-def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[str, ...]:
+def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Return a note on classes without training examples. Raises UserError if all training examples are of one class.
 
-    y, y_test: [n] classes of training and test examples. names: the names of the classes, or empty. path: for the message.
+    y, y_test: [n] classes of training and test examples. class_names: the names of the classes, or empty. path: for the message.
     """
     counts = np.bincount(y, minlength=max(y.max(), y_test.max()) + 1)
-    shown = np.array(names or range(len(counts)))
+    shown = np.array(class_names or range(len(counts)))
     if np.count_nonzero(counts) < 2:
         raise UserError(
             f"{path}: all training examples are of the class {shown[y[0]]}; give examples of two or more classes"
@@ -199,23 +212,23 @@ def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], pat
 
 
 def _labels(
-    y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path
+    y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return the labels of training and of test examples, numbers of classes or real targets, and the names of the classes.
 
-    y, y_test: the labels as in the file. names: if they are numbers of named classes. path: the file, for messages. Raises
-        UserError for other labels than texts, whole numbers and floating-point numbers.
+    y, y_test: the labels as in the file. class_names: the names, if labels are numbers of named classes. path: the file, for
+        messages. Raises UserError for other labels than texts, whole numbers and floating-point numbers.
     """
     labels = [y, y_test]
     kinds = {part.dtype.kind for part in labels}
     if kinds == {"U"}:
-        numbers, names = numbered(np.concatenate(labels), f"{path}: y")
-        return numbers[: len(y)], numbers[len(y) :], names
+        numbers, class_names = numbered(np.concatenate(labels), f"{path}: y")
+        return numbers[: len(y)], numbers[len(y) :], class_names
     if kinds <= {*"iub"}:
         least, most = min(part.min() for part in labels), max(part.max() for part in labels)
         if least < 0 or most >= MOST_CLASSES:
             raise UserError(f"{path}: y is {least} to {most}; number the classes from 0 to at most {MOST_CLASSES - 1}")
-        return y.astype(np.int64), y_test.astype(np.int64), names
+        return y.astype(np.int64), y_test.astype(np.int64), class_names
     if not kinds <= {*"iuf"}:
         types = f"y_train is {y.dtype}, and y_test {y_test.dtype}"
         raise UserError(
@@ -223,10 +236,10 @@ def _labels(
         )
     if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
         raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; mend them")
-    return y.astype(np.float64), y_test.astype(np.float64), names
+    return y.astype(np.float64), y_test.astype(np.float64), class_names
 
 
-def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, missing: bool) -> np.ndarray:
+def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, allow_nan: bool) -> np.ndarray:
     """Check the x of one split and return it in the form of `LabelledData`.
 
     where: the file and the array, for messages. The other arguments are those of `checked`. Raises UserError for shapes,
@@ -243,7 +256,7 @@ def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool
         raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
     if floating:  # in this machine's byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-        known = np.nan_to_num(x) if missing else x
+        known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0, inf stays too large
         if (wrong := ~(np.abs(known) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
             why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_larger
+from fedopt.data.arrays import VALIDATES, checked, npz_arrays, refuse_larger, split_at_random
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
@@ -57,8 +57,8 @@ class Folder:
         if "test" in splits:
             rows = np.flatnonzero(of_split != "test"), np.flatnonzero(of_split == "test")
         else:
-            rows = divided(len(labelled), self.test, self.split_seed, path)
-        arrays = parted(columns, rows)
+            rows = split_at_random(len(labelled), self.test, self.split_seed, path)
+        arrays = npz_arrays(columns, rows)
         if "val" in splits:
             arrays[VALIDATES] = of_split[rows[0]] == "val"
         return replace(checked(arrays, path), pixels=self.pixels)

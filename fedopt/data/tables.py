@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_larger
+from fedopt.data.arrays import VALIDATES, checked, npz_arrays, refuse_larger, split_at_random
 from fedopt.data.columns import noted, numbers, refuse_cells, refuse_empty
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers, numbered, spelt
@@ -94,11 +94,11 @@ class Csv:
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
             strata = [columns[key] for key in ("client", "y") if key in columns and not (key == "y" and self.real)]
-            rows = divided(len(table), self.test, self.split_seed, path, strata if self.stratify else None)
-        arrays = parted(columns, rows)
+            rows = split_at_random(len(table), self.test, self.split_seed, path, strata if self.stratify else None)
+        arrays = npz_arrays(columns, rows)
         if self.split is not None and (validates := split[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = checked(arrays, path, names=classes, features=tuple(features), missing=self.missing == "mean")
+        data = checked(arrays, path, class_names=classes, features=tuple(features), allow_nan=self.missing == "mean")
         notes += [*data.notes, *noted(data, self.label)]
         fills = dict[str, np.ndarray]() if self.missing == "mean" else None
         return replace(data, pixels=self.pixels, fills=fills, notes=tuple(notes))

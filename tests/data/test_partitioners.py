@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedopt.config import Participation
 from fedopt.config.build import build_target
-from fedopt.data.arrays import divided
+from fedopt.data.arrays import split_at_random
 from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, Proportions, QHeterogeneity, Shards
 from fedopt.data.ragged import Ragged
@@ -266,7 +266,7 @@ def test_halves_of_an_example_are_those_on_paper(tmp_path):
     """0.575 of 100 is 57.5, which rounds to 58; in floating point it is 57.49999999999999. 0.285 of 100 rounds to 28."""
     for share, wanted in ((0.575, 58), (0.285, 28)):
         assert len(World(0, Centralized()).split(100, None, share)["val"][0]) == wanted
-        assert len(divided(100, share, 0, tmp_path)[1]) == wanted
+        assert len(split_at_random(100, share, 0, tmp_path)[1]) == wanted
         assert len(divide(Proportions(2, [share, 1 - share]), np.zeros(100, dtype=int))[0]) == wanted
         data = LabelledData(np.ones((60, 1)), np.zeros(60, int), np.ones((40, 1)), np.zeros(40, int))
         assert len(data.redivided(share, np.random.default_rng(0)).y_test) == wanted

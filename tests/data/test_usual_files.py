@@ -11,7 +11,7 @@ from PIL import Image
 from support.command import ROOT
 from support.pages import blocks
 
-from fedopt.data.arrays import divided
+from fedopt.data.arrays import split_at_random
 from fedopt.data.datasets import Npz
 from fedopt.data.folders import Folder
 from fedopt.data.partitioners import ByColumn
@@ -180,7 +180,7 @@ def odd_images(folder, ending, made, **how):
         (folder / "ab"[number // 4]).mkdir(exist_ok=True, parents=True)
         made(grey).save(folder / "ab"[number // 4] / f"{number}.{ending}", **how)
     data = Folder(str(folder), test=0.25).load()
-    _, test = divided(8, 0.25, 0, folder)
+    _, test = split_at_random(8, 0.25, 0, folder)
     x = np.empty((8, *data.x_train.shape[1:]), data.x_train.dtype)
     x[np.setdiff1d(np.arange(8), test)], x[test] = data.x_train, data.x_test
     return x
