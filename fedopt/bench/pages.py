@@ -28,15 +28,21 @@ from fedopt.bench.rank import (
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task, tasks
 from fedopt.config import certainty
 from fedopt.console import markdown_cell, printable
+from fedopt.decimals import exact
 from fedopt.drawing import Line, figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
-PHASE = "phase"  # a board of many small tasks, which have no page and no rank
+PHASE = "phase"  # a board of many small tasks, which have a row in the table of firsts, and no pages and no ranks
+# Runs of a point that a search chose, runs of it with equal clients, and the point that has a method's defaults
+REPORT, TWIN, DEFAULTS = "report", "twin", 0
 WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
 
-Judged = Mapping[str, Mapping[str, Searches]]  # task -> currency -> its searches
+ByCurrency = Mapping[str, Searches]
+ByTask = Mapping[str, Searches]
+Judged = Mapping[str, ByCurrency]  # by task
+Pair = tuple[str, str, str, str]  # task, one method, another one, and the words of a claim about them
 
 
 def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path) -> None:
@@ -51,44 +57,63 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     Raises:
         UserError: A row is of a task whose rules have changed since.
     """
+    table = table[table["task"].isin([task.name for task in chosen])]
+    _refuse_other_rules(table, chosen, entries)
+    parts = {task.name: table[table["task"] == task.name] for task in chosen}
+    judged = {task.name: searches_of(task, parts[task.name]) for task in chosen}
+    references = [name for name in table["method"].unique() if name in entries and entries[name].reference]
+    firsts = pd.DataFrame([_firsts(task, judged[task.name], _unranked([task], references)) for task in chosen])
+    print_table(firsts, [], "who is first on each task")
+    nulls, answers = _answers(judged, chosen, tasks([], entries.folders))
+    shown = [task for task in chosen if task.board != PHASE]
+    boards, tables = _write_boards(shown, judged, parts, references, place)
+    for task in shown:
+        page = _of_task(task, parts[task.name], judged[task.name], entries, references)
+        _fill("task", place / f"{task.name}.md", task=task, **page)
+    for name, rows in {"claims": answers, "nulls": nulls, "firsts": firsts, **tables}.items():
+        write_table(place / f"{name}.csv", rows)
+    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
+    texts = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
+    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, **texts)
+
+
+def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> None:
+    """Raise UserError if a row of the table is of a task whose rules have changed since."""
     by_name = {task.name: task for task in chosen}
-    table = table[table["task"].isin(by_name)]
     kept = table[["task", "method", "task_digest"]].drop_duplicates()
     for task, name, digest in kept.itertuples(index=False):
         if name in entries and digest != entries.digest(by_name[task], entries[name]):
             raise UserError(
                 f"{task}: the results of {name} followed other rules than its files have now; restore them, or run it again"
             )
-    parts = {task.name: table[table["task"] == task.name] for task in chosen}
-    judged = {task.name: searches_of(task, parts[task.name]) for task in chosen}
-    references = [name for name in kept["method"].unique() if name in entries and entries[name].reference]
-    firsts = pd.DataFrame([_firsts(task, judged[task.name], _unranked([task], references)) for task in chosen])
-    print_table(firsts, [], "who is first on each task")
-    nulls, answers = _answers(judged, chosen, tasks([], entries.folders))
-    tables, boards = {"claims": answers, "nulls": nulls, "firsts": firsts}, list[dict[str, Any]]()
-    shown, curves = [task for task in chosen if task.board != PHASE], list[pd.DataFrame]()
+
+
+def _write_boards(
+    shown: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], references: Sequence[str], place: Path
+) -> tuple[list[dict[str, Any]], dict[str, pd.DataFrame]]:
+    """Print the scores of all boards and write their pictures.
+
+    Return what the page of all results shows of each board, and the tables by the names of their files.
+    """
+    boards = list[dict[str, Any]]()
+    tables = dict[str, pd.DataFrame]()
+    curves = list[pd.DataFrame]()
     for name in dict.fromkeys(task.board for task in shown):
         here = [task for task in shown if task.board == name]
-        unranked, suffix = _unranked(here, references), name.replace(" ", "_")
+        unranked = _unranked(here, references)
+        suffix = name.replace(" ", "_")
         curves.append(_best_of(here, judged, parts, unranked, place / f"best_of_{suffix}.svg"))
-        scores = {
-            currency: board({t.name: judged[t.name][currency] for t in here}, unranked) for currency in CURRENCIES
-        }
-        scores = {by: ranked[_judged_by(by, ranked["method"], references)] for by, ranked in scores.items()}
-        tables |= {f"scores_{suffix}_{currency}": ranked for currency, ranked in scores.items()}
+        of_board = []
+        for currency in CURRENCIES:
+            ranked = board({task.name: judged[task.name][currency] for task in here}, unranked)
+            ranked = ranked[_has_currency(currency, ranked["method"], references)]
+            tables[f"scores_{suffix}_{currency}"] = ranked
+            of_board.append(_board(ranked, currency, name))
         title = f"{name.capitalize()}: {', '.join(task.name for task in here)}"
-        of_board = [_board(ranked, currency, name) for currency, ranked in scores.items()]
         boards.append({"name": title, "tables": of_board, "picture": f"best_of_{suffix}.svg"})
-    for task in shown:
-        page = _of_task(task, parts[task.name], judged[task.name], entries, references)
-        _fill("task", place / f"{task.name}.md", task=task, **page)
     if curves:
         tables["best_of"] = pd.concat(curves, ignore_index=True)
-    for name, rows in tables.items():
-        write_table(place / f"{name}.csv", rows)
-    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    texts = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
-    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, **texts)
+    return boards, tables
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
@@ -100,16 +125,16 @@ def _fill(name: str, path: Path, **values: Any) -> None:
     write_atomically(path, template.render(**rules, **values).encode())
 
 
-# What has no rank, and what a currency is about
+# Methods without a rank, and without a currency
 
 
-def _unranked(of: Sequence[Task], references: Sequence[str]) -> list[str]:
-    """Return who has no rank on these tasks: references, and the second name of a method by any task's null controls."""
-    return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in of))]
+def _unranked(here: Sequence[Task], references: Sequence[str]) -> list[str]:
+    """Return the methods without a rank on these tasks: references, and the second one of each null control of all tasks."""
+    return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in here))]
 
 
-def _judged_by(currency: str, methods: pd.Series, references: Sequence[str]) -> pd.Series:
-    """Return which methods a currency is about: references on pooled data have no rounds, bytes and visits to clients."""
+def _has_currency(currency: str, methods: pd.Series, references: Sequence[str]) -> pd.Series:
+    """Tell of each method whether it has a currency: references on pooled data have no rounds, bytes and client visits."""
     return ~methods.isin([] if currency.startswith("calls") else [*references])
 
 
@@ -126,17 +151,17 @@ def _band(low: float, high: float) -> str:
 
 
 def _in_order(text: str, share: float) -> str:
-    """Return a text with the share of searches in which it holds, rounded down: one below a limit does not read as the limit."""
-    return f"{text} in {100 * share // 1:.0f}%"
+    """Return a text with the share of searches in which it holds, rounded down: below a limit it does not read as the limit."""
+    return f"{text} in {math.floor(exact(100 * share))}%"
 
 
 # The page of all results
 
 
-def _firsts(task: Task, by: Mapping[str, Searches], unranked: Sequence[str]) -> dict[str, str]:
-    """Return who is first on a task by each currency, or that there is no order."""
+def _firsts(task: Task, searches_by_currency: ByCurrency, unranked: Sequence[str]) -> dict[str, str]:
+    """Return the first method on a task by each currency, or that there is no order."""
     row = {"task": task.name}
-    for currency, searches in by.items():
+    for currency, searches in searches_by_currency.items():
         name, share = first(searches, unranked)
         said = name if name == "none" else _in_order(name, share)
         row[CURRENCIES[currency].short] = f"no order ({said})" if share < FIRM else said
@@ -144,28 +169,34 @@ def _firsts(task: Task, by: Mapping[str, Searches], unranked: Sequence[str]) -> 
 
 
 def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the pairs that are one method, and the claims, as `claims` judges them: what the former come apart by is the
-    noise of a search. every: all tasks, whose claims are registered.
+    """Return the null controls and the registered claims, as `claims` judges them, a row for each pair and currency.
+
+    A null control is a pair that is one method: its ratio is the noise of a search. every: all tasks with registered claims.
     """
     nulls, answers = list[pd.DataFrame](), list[pd.DataFrame]()
     for currency in CURRENCIES:
         searches = {task.name: judged[task.name][currency] for task in chosen}
         pairs = [(task.name, one, other, f"{one}, {other}") for task in chosen for one, other in task.null]
         nulls.append(_pairs(pairs, searches, currency))
-        floors = nulls[-1].set_index("task")["ratio"].map(math.log).abs().groupby(level=0).max().to_dict()
+        ratios = nulls[-1].set_index("task")["ratio"]
+        sizes = ratios.map(math.log).abs()
+        noise = sizes.groupby(level=0).max().to_dict()  # the largest |log ratio| of a task's null pairs
         told = [(task.name, claim) for task in chosen for claim in task.claims if currency in claim.by]
         pairs = [(task, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
         registered = sum(currency in claim.by for task in every for claim in task.claims)
-        answers.append(_pairs(pairs, searches, currency, registered, floors))
+        answers.append(_pairs(pairs, searches, currency, registered, noise))
     return pd.concat(nulls, ignore_index=True), pd.concat(answers, ignore_index=True)
 
 
 def _pairs(
-    pairs: Sequence[tuple[str, str, str, str]], searches: Mapping[str, Searches], currency: str, *how: Any
+    pairs: Sequence[Pair], searches: ByTask, currency: str, registered: int = 0, noise: Mapping[str, float] = {}
 ) -> pd.DataFrame:
-    """Return what `claims` says of the pairs whose runs are there. pairs: (task, one, other, words). how: for `claims`."""
+    """Return what `claims` says of the pairs of which both methods have runs.
+
+    searches, registered, noise: as for `claims`, where noise is called ``floors``.
+    """
     there = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
-    table = claims([(task, one, other) for task, one, other, _ in there], searches, *how)
+    table = claims([(task, one, other) for task, one, other, _ in there], searches, registered, noise)
     table.insert(1, "currency", currency)
     table.insert(2, "claim", [words for *_, words in there])
     return table
@@ -220,34 +251,44 @@ def _best_of(
 
 
 def _of_task(
-    task: Task, table: pd.DataFrame, by: Mapping[str, Searches], entries: Entries, references: Sequence[str]
+    task: Task, table: pd.DataFrame, searches_by_currency: ByCurrency, entries: Entries, references: Sequence[str]
 ) -> dict[str, Any]:
     """Return what the page of a task shows besides its rules: scores, targets reached, and how far each method gets."""
     scores, goals = list[str](), list[str]()
-    for currency, searches in by.items():
+    for currency, searches in searches_by_currency.items():
         every = pd.Series(searches.methods)
-        names = every[_judged_by(currency, every, references)]
+        names = every[_has_currency(currency, every, references)]
         if names.empty:
-            continue  # references alone, and no currency of theirs
-        reached, head = searches.reached, f"by {CURRENCIES[currency].label}"
+            continue  # references alone have results, and none of this currency
+        head = f"by {CURRENCIES[currency].label}"
+        reached = searches.reached
         reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1)).set_index("method")
-        rows, reach = [], {}
-        for name in names:
-            values, own = searches.scores(name), reached.loc[[name]]
-            sure = certainty(entries[name].algo, entries.folders) if name in entries else ""
-            row = {head: name, "certainty": sure, "score": float(np.median(values)), "band": _band(*band(values))}
-            row["defaults"] = own.loc[(own["kind"] == "report") & (own["point"] == 0), "worth"].mean()
-            rows.append(row | {"equal clients": own.loc[own["kind"] == "twin", "worth"].mean()})
-            reach[name] = np.isfinite(searches.drawn(name)).mean(axis=(0, 1))
-        ordered = pd.DataFrame(rows).sort_values("score", ascending=False)
-        scores.append(markdown(_texts(ordered)))
+        rows = [{head: name} | _of_method(name, searches, reached.loc[[name]], entries) for name in names]
+        scores.append(markdown(_texts(pd.DataFrame(rows).sort_values("score", ascending=False))))
+        reach = {name: np.isfinite(searches.drawn(name)).mean(axis=(0, 1)) for name in names}
         shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
         goals.append(markdown(shares.rename_axis(head).reset_index()))
-    return {"scores": scores, "goals": goals, "floors": markdown(_texts(_floors(task, table)))}
+    return {"scores": scores, "goals": goals, "best_held": markdown(_texts(_best_held(task, table)))}
 
 
-def _floors(task: Task, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the best value that any run of each method held for two evaluations, and how the runs of its pool ended."""
+def _of_method(name: str, searches: Searches, reached: pd.DataFrame, entries: Entries) -> dict[str, Any]:
+    """Return a method's row in the table of scores. reached: the hits of its runs, with their worth."""
+    values = searches.scores(name)
+    of_defaults = (reached["kind"] == REPORT) & (reached["point"] == DEFAULTS)
+    return {
+        "certainty": certainty(entries[name].algo, entries.folders) if name in entries else "",
+        "score": float(np.median(values)),
+        "band": _band(*band(values)),
+        "defaults": reached.loc[of_defaults, "worth"].mean(),
+        "equal clients": reached.loc[reached["kind"] == TWIN, "worth"].mean(),
+    }
+
+
+def _best_held(task: Task, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the best value that any run of each method held for two evaluations, and how the runs of its pool ended.
+
+    A run holds the worse of two consecutive values. The column runs counts runs of all kinds, the shares are of the pool only.
+    """
     sign, keys = -1.0 if task.targets[-1] > task.targets[0] else 1.0, ["method", "kind", "point", "seed"]
     table = table.astype({"method": str, "kind": str, "status": str})
     values = sign * table["value"].astype(float)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from support.command import ROOT
 
-from fedopt.bench.pages import write_pages
+from fedopt.bench.pages import _in_order, write_pages
 from fedopt.bench.release import read_table
 from fedopt.bench.suite import LIMITS, VERSION, Claim, Entries, Task, tasks
 
@@ -237,6 +237,11 @@ def test_pages_of_a_made_up_table(tmp_path, monkeypatch):
     check(chosen, table, tmp_path, [])
     answers = pd.read_csv(tmp_path / "claims.csv")["answer"]
     assert {*answers} == {"held", "did not hold", "not told apart"}
+
+
+def test_shares_are_rounded_down_as_on_paper():
+    """0.29 of 100 is 29, and in floating point 28.999999999999996."""
+    assert [_in_order("a", share) for share in (0.29, 0.8999, 1.0)] == ["a in 29%", "a in 89%", "a in 100%"]
 
 
 def test_pages_of_a_reference_alone(tmp_path):
