@@ -59,9 +59,8 @@ class Client(Oracles):
 
     def _given(self, name: str) -> Any:
         if (value := getattr(self._share, name)) is None:
-            raise UserError(
-                f"client.{name}: this exchange does not give clients any; add fed.exchange(..., {name}=...)"
-            )
+            needed = f"fed.exchange(..., {name}=...)"
+            raise UserError(f"client.{name}: this exchange does not give clients any; add {needed}")
         return value
 
     def entry(self, values: Any) -> Any:
@@ -142,10 +141,10 @@ class Client(Oracles):
         for k in range(skip, most):
             if fewest <= k:
                 self._counter.busy = busy_before & (drawn.steps > k)
-            if fewest <= k and finished is None:
-                finished = tree_map(_cloned, carry)
-            elif k in drawn.rising_steps:
-                finished = self._merged(name, k, carry, finished)
+                if finished is None:
+                    finished = tree_map(_cloned, carry)
+                elif k in drawn.rising_steps:
+                    finished = self._merged(name, k, carry, finished)
             new = step(carry, self._of_step(name, k), *(schedule(k) for schedule in schedules))
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")

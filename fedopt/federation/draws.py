@@ -21,13 +21,12 @@ from fedopt.errors import UserError
 Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
 Stretch = tuple[Weighted, np.ndarray]  # samples of a stack, [clients, samples, B], and the number of examples of each
 Splits = Mapping[str, Ragged]
-Amount = (
-    float | np.ndarray | Callable[[np.ndarray], np.ndarray]
-)  # for all clients, [M], or as a function of some clients
+# For all clients, [M], or as a function of some clients
+Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
 Samples = np.ndarray | list[np.ndarray]  # of a client, as positions among its examples
 Rngs = list[np.random.Generator]  # of some clients
-# Samples are drawn by `Generator.choice` if B > WIDE, or if clients take fewer than FEW samples on average: it is faster then. So
-# they are if a client has n > MANY examples, among which it draws by another algorithm than Floyd's.
+# `_by_choice` draws if B > WIDE, or if clients take fewer than FEW samples on average, since it is faster then; and if a client
+# has n > MANY examples, from which `Generator.choice` may draw by another algorithm than Floyd's
 WIDE, MANY, FEW = 64, 10_000, 3
 STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
@@ -42,7 +41,7 @@ class Steps:
         B: The number of examples of a sample from each split, drawn without replacement; a client that has fewer takes all.
             None: always the full local data, and all steps share one sample.
         samples: The number of samples that a step takes, as a list. None: one sample by itself.
-        split: The only split to draw from. None: all of them.
+        split: The only split to draw from. None: all splits.
         replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
             samples have B.
         fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order.
@@ -173,12 +172,11 @@ def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence
 def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
     """Draw as `uniform` does, where all clients have more than B examples.
 
-    Both ways consume the same random numbers, so the samples do not depend on which of them is chosen
-    (test_batches_are_those_of_choice).
+    `_by_choice` and `_by_floyd` consume the same random numbers and return the same samples, so the result does not depend on
+    which of the two draws (test_batches_are_those_of_choice).
     """
-    if B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts):
-        return _by_choice(B, rngs, sizes, counts)
-    return _by_floyd(B, rngs, sizes, counts)
+    by_choice = B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts)
+    return (_by_choice if by_choice else _by_floyd)(B, rngs, sizes, counts)
 
 
 def _by_choice(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
@@ -190,8 +188,8 @@ def _by_choice(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Seque
 def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
     """Draw the samples of all clients together by Floyd's algorithm, which `Generator.choice` uses too.
 
-    The i-th example of a sample is drawn among the first n - B + i + 1. One that is in the sample already is replaced by the
-    last of them.
+    The i-th example of a sample, i = 0, 1, ..., is drawn among the first n - B + i + 1 examples. If it is in the sample already,
+    the last of these examples, n - B + i, takes its place.
     """
     last = np.array(sizes)[:, None] - B + np.arange(B)  # [clients, B]
     of_clients = zip(rngs, last, counts, strict=True)
@@ -217,8 +215,7 @@ class Drawn:
 
     Samples are made a stretch at a time, which bounds memory. The object keeps the last stretch that was asked for.
 
-    splits: the splits that are drawn from.
-    sizes: for each split the number of examples of each client, [clients].
+    sizes: for each split that is drawn from the number of examples of each client, [clients].
     steps: the number of local steps of each client, [clients].
     samples: the number of samples a step, as in `Steps`.
     length: the number of samples in a stretch.
@@ -226,11 +223,10 @@ class Drawn:
         if every sample takes all rows.
     lengths: for each split the number of examples of each sample in the first stretch, [clients, length].
     later: if there are more stretches, for each split the function that makes the positions of all of them, and its
-        generators at the start.
+        generators as they were at the start.
     """
 
-    splits: tuple[str, ...]
-    sizes: list[np.ndarray]
+    sizes: dict[str, np.ndarray]
     steps: np.ndarray
     samples: int | None
     length: int
@@ -240,7 +236,7 @@ class Drawn:
 
     def __post_init__(self) -> None:
         self._number, self._at_hand = 0, (self.positions, self.lengths)  # the stretch that was asked for last
-        # For each split the iterator that makes the stretches after it; empty as long as none is needed
+        # For each split the iterator over all stretches, which makes the one after `_number` next; empty until it is needed
         self._due = dict[str, Iterator[Stretch]]()
 
     @cached_property
@@ -251,7 +247,7 @@ class Drawn:
     def examples(self, k: int) -> np.ndarray:
         """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from."""
         first, _, lengths = self.stretch(k)
-        of_splits = [of_split[:, k - first] for of_split in lengths.values()] or self.sizes
+        of_splits = [of_split[:, k - first] for of_split in lengths.values()] or [*self.sizes.values()]
         # Whole numbers of each client, so that it makes no difference whether clients are vectorised or run one by one
         return np.rint(np.mean(of_splits or [0 * self.steps], axis=0)).astype(np.int64)
 
@@ -260,7 +256,7 @@ class Drawn:
         if not self.later:
             return 0, self.positions, self.lengths
         number = k // self.length
-        if number < self._number or (number and not self._due):  # iterators only go forward, so they begin again
+        if number < self._number or (number and not self._due):  # iterators only go forward: begin again
             self._due = {split: stretches(deepcopy(rngs)) for split, (stretches, rngs) in self.later.items()}
             self._number = -1
         while self._number < number:
@@ -279,24 +275,22 @@ def draw(
     Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
     padded with weight 0. drawn: the draws by name.
 
-    draws: the wanted draws by name. splits: who has which examples. clients: the indices of the clients.
+    draws: the wanted draws by name. splits: the examples of each client, by split. clients: the indices of the clients.
     rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():
-        drawn_from = tuple(split for split in splits if wanted.split in (None, split))
-        sizes = [splits[split].sizes[clients] for split in drawn_from]
-        widest = max((_width(wanted, of_split.max()) for of_split in sizes), default=1)
+        sizes = {split: ragged.sizes[clients] for split, ragged in splits.items() if wanted.split in (None, split)}
+        widest = max((_width(wanted, of_split.max()) for of_split in sizes.values()), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
-        drawn[name] = Drawn(drawn_from, sizes, wanted.steps_of(splits, clients), wanted.samples, length)
-        if any(wanted.sampler(of_split) is not full for of_split in sizes):
+        drawn[name] = Drawn(sizes, wanted.steps_of(splits, clients), wanted.samples, length)
+        if any(wanted.sampler(of_split) is not full for of_split in sizes.values()):
             random_draws.append((wanted, drawn[name]))
     whole = dict[str, Weighted]()
     for split, ragged in splits.items():
-        if any(split in of_name.splits for of_name in drawn.values()):
-            of_split = ragged.sizes[clients]
-            rows = np.concatenate([ragged[i] for i in clients.tolist()])
-            whole[split] = _padded(rows, of_split, of_split.max(), like)
+        if any(split in of_name.sizes for of_name in drawn.values()):
+            n = ragged.sizes[clients]
+            whole[split] = _padded(np.concatenate([ragged[i] for i in clients.tolist()]), n, n.max(), like)
     if random_draws:
         _fill(random_draws, splits, [rng_of(i) for i in clients.tolist()], like)
     return whole, drawn
@@ -310,11 +304,10 @@ def _fill(random_draws: list[tuple[Steps | Epochs, Drawn]], splits: Iterable[str
     unfinished: Iterator[Stretch] = iter(())
     for split in splits:
         for wanted, of_name in random_draws:
-            if split in of_name.splits:
+            if split in of_name.sizes:
                 deque(unfinished, maxlen=0)  # moves the generators on to the end of the draws before
-                of_split = of_name.sizes[of_name.splits.index(split)]
                 counts = of_name.steps * (wanted.samples or 1)
-                stretches = partial(_stretches, wanted, of_split, counts, of_name.length, like)
+                stretches = partial(_stretches, wanted, of_name.sizes[split], counts, of_name.length, like)
                 if counts.max() > of_name.length:
                     of_name.later[split] = stretches, deepcopy(rngs)
                 unfinished = stretches(rngs)

@@ -59,8 +59,8 @@ class ClientSamples:
     def held(self, x: Tensor) -> "ClientSamples":
         """Return the samples for a fixed x, as `Client.hold` says. The problem must have ``hold``.
 
-        The copy keeps samples of its own, since `_chosen` takes them from ``held``. It shares `_at_hand`, whose positions are
-        the same.
+        The copy begins with no fetched samples, since its samples come from ``hold`` and ``pick``. It shares `_at_hand`:
+        positions do not depend on x.
         """
         held = copy(self)
         all_examples = self._problem.sample(self._share.client, self._share.whole)
@@ -72,10 +72,8 @@ class ClientSamples:
     def of(self, name: str) -> Drawn:
         """Return the draws called ``name``. Raises UserError if there are none."""
         if name not in self._drawn:
-            raise UserError(
-                f"a client asks for the draws {name!r}, and the exchange has "
-                f"{', '.join(self._drawn) or 'none'}; add fed.exchange(..., {name}=Steps(...))"
-            )
+            asked = f"a client asks for the draws {name!r}, and the exchange has {', '.join(self._drawn) or 'none'}"
+            raise UserError(f"{asked}; add fed.exchange(..., {name}=Steps(...))")
         return self._drawn[name]
 
     def sample(self, name: str, k: int) -> tuple[Any, np.ndarray]:
@@ -129,9 +127,8 @@ class ClientSamples:
             return self._held
         if (full_sample := getattr(self._problem, "full_sample", None)) is not None:
             return full_sample(self._share.client)
-        return self._problem.sample(
-            self._share.client, {split: self._share.whole[split] for split in self._drawn[name].splits}
-        )
+        rows = {split: self._share.whole[split] for split in self._drawn[name].sizes}
+        return self._problem.sample(self._share.client, rows)
 
     def _chosen(self, chosen: dict[str, Weighted]) -> Any:
         if self._held is not None:

@@ -134,7 +134,7 @@ def test_names_are_drawn_in_their_order():
             np.testing.assert_array_equal(index[weight > 0], own[order])
     assert set(drawn["inner"].positions) == {"train"}
     assert drawn["all"].positions == {}
-    assert drawn["all"].splits == ("val",)
+    assert [*drawn["all"].sizes] == ["val"]
     assert [name.steps.tolist() for name in drawn.values()] == [[2], [-(-len(problem.splits["train"][4]) // 4)], [1]]
 
 

@@ -85,7 +85,7 @@ def noises(
     like = torch.zeros((), dtype=torch.float64)
     rng_of = sampling(e.federation.seed, r, exchange)
     whole, drawn = draw({name: wanted}, problem.splits, np.array([client]), rng_of, like)
-    rows = {split: [t[0].numpy() for t in rows_of(whole, drawn[name], split)] for split in drawn[name].splits}
+    rows = {split: [t[0].numpy() for t in rows_of(whole, drawn[name], split)] for split in drawn[name].sizes}
 
     def noise(letter: str, split: str, k: int) -> Any:
         if split not in rows:
