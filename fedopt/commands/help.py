@@ -1,8 +1,10 @@
 """What `fedopt`, `fedopt --help` and `fedopt list commands` print: the commands."""
 
+from fedopt.commands.keys import explain, show_keys
 from fedopt.console import show, show_table
 
-COMMANDS = {  # the first six are those of `fedopt --help`
+FIRST = 6  # of the commands: what `fedopt --help` shows
+COMMANDS = {
     "fedopt algo=fedmsa problem=mco": "one run; algo.K=10 sets a key, --cfg job shows the config and does not run",
     "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time, --launcher slurm queues them",
     "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
@@ -25,17 +27,22 @@ COMMANDS = {  # the first six are those of `fedopt --help`
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
-    """Print the command's usage; with overrides the keys of what they choose; with names of keys, such as algo.beta, these.
+    """Print what `fedopt --help` answers.
 
-    Raises UserError for a key that does not exist, and as `merge` does.
+    Without words: the first commands. With overrides: the keys of the algorithm, problem, ... that the overrides choose. With
+    names of keys, such as algo.beta: the meaning of the keys.
+
+    Args:
+        words: The overrides and names of keys.
+        folders: Folders of one's own configuration, as of ``--config-dir``.
+
+    Raises:
+        UserError: A key does not exist, or `merge` raises it.
     """
     if not words:
         show("fedopt: federated nested optimisation in PyTorch", "")
-        show_table(["", ""], [(f"  {command}", text) for command, text in [*COMMANDS.items()][:6]])
-        return
-    from fedopt.commands.keys import explain, show_keys
-
-    if asked := [word for word in words if "=" not in word]:
-        explain(asked, [word for word in words if word not in asked], folders)
+        show_table(["", ""], [(f"  {command}", text) for command, text in [*COMMANDS.items()][:FIRST]])
+    elif keys := [word for word in words if "=" not in word]:
+        explain(keys, [word for word in words if word not in keys], folders)
     else:
         show_keys(words, folders)
