@@ -115,7 +115,7 @@ def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) ->
 
     Args:
         columns: The arrays of all examples, by the names x, y and client.
-        rows: Two arrays: the indices of the training examples, and those of the test examples.
+        rows: Two arrays: the indices of the training examples, and the indices of the test examples.
     """
     splits = list(zip(("train", "test"), rows, strict=True))
     return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
@@ -132,8 +132,8 @@ def checked(
 ) -> LabelledData:
     """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
-    Labels that are texts are the names of classes, and are numbered in their order; whole numbers are the numbers of classes;
-    floating-point numbers are the targets of a regression. Clients are normalised by `identifiers`.
+    Labels that are texts are the names of classes, and are numbered in the order of names; whole numbers are the numbers of
+    classes; floating-point numbers are the targets of a regression. Clients are normalised by `identifiers`.
 
     Args:
         arrays: The arrays by their names in an .npz; see `read_npz`.
@@ -150,10 +150,9 @@ def checked(
     """
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
-        kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
-        raise UserError(
-            f"{path}: x_train has examples {kinds[0]}, and x_test {kinds[1]}; give both the same shape, and both or neither uint8"
-        )
+        of_train, of_test = (f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test))
+        advice = "give both the same shape, and both or neither uint8"
+        raise UserError(f"{path}: x_train has examples {of_train}, and x_test {of_test}; {advice}")
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]
@@ -203,9 +202,8 @@ def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...]
     counts = np.bincount(y, minlength=max(y.max(), y_test.max()) + 1)
     shown = np.array(class_names or range(len(counts)))
     if np.count_nonzero(counts) < 2:
-        raise UserError(
-            f"{path}: all training examples are of the class {shown[y[0]]}; give examples of two or more classes"
-        )
+        why = f"all training examples are of the class {shown[y[0]]}"
+        raise UserError(f"{path}: {why}; give examples of two or more classes")
     if counts.all():
         return ()
     return (f"no training example is of the class {some(shown[counts == 0], SHOWN)}",)
@@ -230,10 +228,8 @@ def _labels(
             raise UserError(f"{path}: y is {least} to {most}; number the classes from 0 to at most {MOST_CLASSES - 1}")
         return y.astype(np.int64), y_test.astype(np.int64), class_names
     if not kinds <= {*"iuf"}:
-        types = f"y_train is {y.dtype}, and y_test {y_test.dtype}"
-        raise UserError(
-            f"{path}: {types}; give texts or whole numbers for classes, or floating-point numbers as targets"
-        )
+        wanted = "give texts or whole numbers for classes, or floating-point numbers as targets"
+        raise UserError(f"{path}: y_train is {y.dtype}, and y_test {y_test.dtype}; {wanted}")
     if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
         raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; mend them")
     return y.astype(np.float64), y_test.astype(np.float64), class_names
@@ -242,7 +238,7 @@ def _labels(
 def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, allow_nan: bool) -> np.ndarray:
     """Check the x of one split and return it in the form of `LabelledData`.
 
-    where: the file and the array, for messages. The other arguments are those of `checked`. Raises UserError for shapes,
+    where: the file and the array, for messages. The other arguments are as in `checked`. Raises UserError for shapes,
         types and values that do not fit.
     """
     floating = np.issubdtype(x.dtype, np.floating)
