@@ -42,12 +42,12 @@ class Pass(NamedTuple):
 class Dense:
     """A chain of linear layers with ReLUs and dropout between them, as a function of one flat parameter vector.
 
-    Its loss is sum_j weight_j CE(scale logits_j + shift, y_j). Derivatives equal those of automatic differentiation.
+    The loss is sum_j weight_j CE(scale logits_j + shift, y_j). Derivatives equal those of automatic differentiation.
 
     In all methods flat is the vector of parameters, [dim]. batch: the examples; its key determines the dropout masks. tuning:
     (scale, shift) of the logits, [classes] each, or None.
 
-    shapes: those of the parameters. dropped: the probability of dropout.
+    shapes: the shapes of the parameters. dropped: the probability of dropout.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], dropped: float):
@@ -123,8 +123,7 @@ class Dense:
             if n < self._hidden:
                 out = out.relu_()
                 if dropout is not None:
-                    shape = (out.shape[-1], out.shape[-2])
-                    out = out * dropout.kept(shape, self._dropped, out.device).mT * self._enlarged
+                    out = out * dropout.kept(out.mT.shape[-2:], self._dropped, out.device).mT * self._enlarged
             a.append(out)
         return a
 

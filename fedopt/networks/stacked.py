@@ -71,7 +71,7 @@ def _level(tensor: Tensor) -> int:
 
 
 def _unbatched(value: Any, level: int) -> Any:
-    """Return the tensors of one client as those of all clients of one level of vmap, [n, ...] or [1, ...]."""
+    """Return the tensors of all clients of one level of vmap, [n, ...] or [1, ...], for the tensors of one client."""
     if isinstance(value, Tensor):
         if not is_batchedtensor(value) or maybe_get_level(value) != level:
             return value.unsqueeze(0)
@@ -84,7 +84,7 @@ def _unbatched(value: Any, level: int) -> Any:
 
 
 def _batched(value: Any, level: int, n: int) -> Any:
-    """Return the tensors of all n clients as those of one."""
+    """Return the tensors of one client, as vmap knows them, for the tensors of all n clients."""
     if isinstance(value, Tensor):
         return _add_batch_dim(value if len(value) == n else value.expand(n, *value.shape[1:]), 0, level)
     return tuple(_batched(part, level, n) for part in value) if isinstance(value, list | tuple) else value
