@@ -35,13 +35,12 @@ from fedopt.files import write_atomically
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
 PHASE = "phase"  # a board of many small tasks, which have a row in the table of firsts, and no pages and no ranks
-# Runs of a point that a search chose, runs of it with equal clients, and the point that has a method's defaults
+# Runs of a point that a search chose, runs of such a point with equal clients, and the point with a method's defaults
 REPORT, TWIN, DEFAULTS = "report", "twin", 0
 WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
 
-ByCurrency = Mapping[str, Searches]
-ByTask = Mapping[str, Searches]
-Judged = Mapping[str, ByCurrency]  # by task
+SearchesBy = Mapping[str, Searches]  # by currency, or by task
+Judged = Mapping[str, SearchesBy]  # by task, and then by currency
 Pair = tuple[str, str, str, str]  # task, one method, another one, and the words of a claim about them
 
 
@@ -80,12 +79,10 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
 def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> None:
     """Raise UserError if a row of the table is of a task whose rules have changed since."""
     by_name = {task.name: task for task in chosen}
-    kept = table[["task", "method", "task_digest"]].drop_duplicates()
-    for task, name, digest in kept.itertuples(index=False):
+    for task, name, digest in table[["task", "method", "task_digest"]].drop_duplicates().itertuples(index=False):
         if name in entries and digest != entries.digest(by_name[task], entries[name]):
-            raise UserError(
-                f"{task}: the results of {name} followed other rules than its files have now; restore them, or run it again"
-            )
+            why = f"the results of {name} followed other rules than its files have now"
+            raise UserError(f"{task}: {why}; restore them, or run it again")
 
 
 def _write_boards(
@@ -129,7 +126,10 @@ def _fill(name: str, path: Path, **values: Any) -> None:
 
 
 def _unranked(here: Sequence[Task], references: Sequence[str]) -> list[str]:
-    """Return the methods without a rank on these tasks: references, and the second one of each null control of all tasks."""
+    """Return the methods without a rank on the tasks ``here``.
+
+    They are references, and the second method of a pair that is a null control of every task.
+    """
     return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in here))]
 
 
@@ -151,14 +151,14 @@ def _band(low: float, high: float) -> str:
 
 
 def _in_order(text: str, share: float) -> str:
-    """Return a text with the share of searches in which it holds, rounded down: below a limit it does not read as the limit."""
+    """Return a text with the share of searches in which it holds, rounded down: a share below a limit never reads as the limit."""
     return f"{text} in {math.floor(exact(100 * share))}%"
 
 
 # The page of all results
 
 
-def _firsts(task: Task, searches_by_currency: ByCurrency, unranked: Sequence[str]) -> dict[str, str]:
+def _firsts(task: Task, searches_by_currency: SearchesBy, unranked: Sequence[str]) -> dict[str, str]:
     """Return the first method on a task by each currency, or that there is no order."""
     row = {"task": task.name}
     for currency, searches in searches_by_currency.items():
@@ -180,16 +180,16 @@ def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> t
         nulls.append(_pairs(pairs, searches, currency))
         ratios = nulls[-1].set_index("task")["ratio"]
         sizes = ratios.map(math.log).abs()
-        noise = sizes.groupby(level=0).max().to_dict()  # the largest |log ratio| of a task's null pairs
-        told = [(task.name, claim) for task in chosen for claim in task.claims if currency in claim.by]
-        pairs = [(task, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
+        noise = dict[Any, float](sizes.groupby(level=0).max())  # the largest |log ratio| of a task's null pairs
+        told = [(task, claim) for task in chosen for claim in task.claims if currency in claim.by]
+        pairs = [(task.name, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
         registered = sum(currency in claim.by for task in every for claim in task.claims)
         answers.append(_pairs(pairs, searches, currency, registered, noise))
     return pd.concat(nulls, ignore_index=True), pd.concat(answers, ignore_index=True)
 
 
 def _pairs(
-    pairs: Sequence[Pair], searches: ByTask, currency: str, registered: int = 0, noise: Mapping[str, float] = {}
+    pairs: Sequence[Pair], searches: SearchesBy, currency: str, registered: int = 0, noise: Mapping[str, float] = {}
 ) -> pd.DataFrame:
     """Return what `claims` says of the pairs of which both methods have runs.
 
@@ -230,9 +230,8 @@ def _best_of(
     here: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], unranked: Sequence[str], path: Path
 ) -> pd.DataFrame:
     """Draw and return the best-of-k curves of the tasks of a board, by communication rounds."""
-    table = pd.concat(
-        [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
-    )
+    curves = [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
+    table = pd.concat(curves)
     table = table[~table["method"].isin(unranked)]
     best = table.groupby("method")["score"].max().sort_values(ascending=False)
     ranked = {str(method): j for j, method in enumerate(best.index)}  # the order of colours
@@ -251,7 +250,7 @@ def _best_of(
 
 
 def _of_task(
-    task: Task, table: pd.DataFrame, searches_by_currency: ByCurrency, entries: Entries, references: Sequence[str]
+    task: Task, table: pd.DataFrame, searches_by_currency: SearchesBy, entries: Entries, references: Sequence[str]
 ) -> dict[str, Any]:
     """Return what the page of a task shows besides its rules: scores, targets reached, and how far each method gets."""
     scores, goals = list[str](), list[str]()
@@ -261,8 +260,8 @@ def _of_task(
         if names.empty:
             continue  # references alone have results, and none of this currency
         head = f"by {CURRENCIES[currency].label}"
-        reached = searches.reached
-        reached = reached.assign(worth=worth(reached[goals_of(task)]).mean(axis=1)).set_index("method")
+        worths = worth(searches.reached[goals_of(task)]).mean(axis=1)
+        reached = searches.reached.assign(worth=worths).set_index("method")
         rows = [{head: name} | _of_method(name, searches, reached.loc[[name]], entries) for name in names]
         scores.append(markdown(_texts(pd.DataFrame(rows).sort_values("score", ascending=False))))
         reach = {name: np.isfinite(searches.drawn(name)).mean(axis=(0, 1)) for name in names}
