@@ -11,6 +11,7 @@ from fedopt.commands.answer import Parser
 from fedopt.config import options, project
 from fedopt.console import show
 from fedopt.errors import UserError
+from fedopt.files import write_atomically
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
@@ -59,7 +60,7 @@ def new(arguments: list[str]) -> None:
     texts |= {} if found else {Path(project.NAME): project.TEXT}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text.encode())
     show(f"wrote {', '.join(map(str, texts))}")
     first = "" if find_spec("pytest") else ", after pip install 'fedopt[testing]'"
     show(f"to test it: python -m pytest {home / f'test_{name}.py'}{first}")

@@ -11,6 +11,5 @@ from fedopt.data.model import Card as Card
 from fedopt.data.model import Model as Model
 from fedopt.data.model import load_model as load_model
 from fedopt.data.ragged import Ragged as Ragged
-from fedopt.data.ragged import cut as cut
 from fedopt.data.world import World as World
 from fedopt.networks.batch import Batch as Batch

@@ -7,7 +7,6 @@ from fedopt.files.reading import Loader as Loader
 from fedopt.files.reading import config_text as config_text
 from fedopt.files.reading import decoded as decoded
 from fedopt.files.reading import expanded as expanded
-from fedopt.files.reading import opened as opened
 from fedopt.files.reading import read_as as read_as
 from fedopt.files.reading import read_bytes as read_bytes
 from fedopt.files.reading import read_config as read_config

@@ -13,7 +13,6 @@ from fedopt.results.folder import LOST as LOST
 from fedopt.results.folder import OVER as OVER
 from fedopt.results.folder import TEXTS as TEXTS
 from fedopt.results.folder import RunFolder as RunFolder
-from fedopt.results.folder import described as described
 from fedopt.results.folder import numbers_of as numbers_of
 from fedopt.results.identity import digits as digits
 from fedopt.results.identity import numbers as numbers

@@ -2,12 +2,12 @@
 
 import pytest
 
-from fedopt.testing.harness import node, small, steps
+from fedopt.testing.harness import config, small, steps
 
 
 def unlike_clients(algo, problem, *words):
     """Full batches, and several local steps of all clients, which are unlike."""
-    batches = [f"algo.{key}=null" for key in node("algo", algo) if key[0] == "B"]
+    batches = [f"algo.{key}=null" for key in config(f"algo={algo}")["algo"] if key[0] == "B"]
     setting = ["partitioner.clients=3", "participation.cohort=null", "problem.conditioning=2"]
     return small(algo, problem, *setting, *batches, *words)
 

@@ -8,7 +8,7 @@ from support.compositions import error, hand, maps, noises, states, unlike
 from fedopt.algorithms.local_scgd import LocalScgd
 from fedopt.config.schedules import Constant
 from fedopt.errors import UserError
-from fedopt.testing.harness import node, small, steps
+from fedopt.testing.harness import config, small, steps
 
 FALLING = [("eta", 0.2, 0.75), ("alpha", 0.9, 0.5)]
 ORDERS, BOTH = ["estimate_first", "step_first"], [True, False]
@@ -80,7 +80,7 @@ def test_one_client(algo, at):
     """SCGD and NASA written out, on batches, with the weights and steps k^-1/2 and k^-3/4, k = 1, 2, ..."""
     falling = [f"algo.{key}={{kind: inverse_power, initial: {size}, power: {power}}}" for key, size, power in FALLING]
     e = experiment(algo, "partitioner.clients=1", "algo.B=4", f"algo.at={at}", *falling)
-    assert node("algo", algo).get("at", "new") == ("old" if algo == "nasa" else "new")
+    assert config(f"algo={algo}")["algo"].get("at", "new") == ("old" if algo == "nasa" else "new")
     found = steps(e, 5)
     value, jacobian, gradient = maps(e.problem, 0)
     x = e.problem.start()[0].numpy()

@@ -17,7 +17,7 @@ from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
 from fedopt.results.identity import digits, identity
-from fedopt.testing.harness import class_at, composed, node, small, steps
+from fedopt.testing.harness import class_at, composed, config, small, steps
 from fedopt.testing.harness import names as names_of
 
 
@@ -153,7 +153,7 @@ RATES = [
 def test_methods_of_two_loops(algo, T, N, rule, words):
     """T inner steps, the Neumann series (a random one of its N terms times N, or all to the N-th power), one outer step."""
     e, l = one_machine(algo, *words, *(f"algo.{B}=null" for B in ("B", "B_anchor", "B_out"))), 2.0
-    assert {key: node("algo", algo)[key] for key in ("T", "tau_in", "tau_out", "N")} == {
+    assert {key: config(f"algo={algo}")["algo"][key] for key in ("T", "tau_in", "tau_out", "N")} == {
         "T": 1,
         "tau_in": T,
         "tau_out": 1,
@@ -186,7 +186,7 @@ def test_the_server_takes_the_outer_step_that_it_knows(algo, exchanges):
         e = small(algo, "quadratic_bilevel", *words, *more)
         ends.append(steps(e, 2)[-1])
         assert e.federation.ledger.comm_rounds == 2 * count
-    assert node("algo", algo)["outer"] == "server"
+    assert config(f"algo={algo}")["algo"]["outer"] == "server"
     same(ends[0], [part.numpy() for part in ends[1]])
     late = small(algo, "quadratic_bilevel", *words, "participation.stragglers=0.3")
     steps(late, 1)
@@ -203,8 +203,8 @@ def test_methods_of_variance_reduction(algo, B):
     rho1, rho2, theta, Q, S = 0.3, 0.6, 0.8, 4, 3
     words = [f"algo.rho1={rho1}", f"algo.rho2={rho2}", f"algo.theta={theta}", f"algo.Q={Q}", f"algo.S={S}"]
     e = one_machine(algo, *words, f"algo.B={B or 'null'}", "algo.step_size=theorem")
-    weight, (x, y) = node("algo", algo)["alpha"], (z.numpy() for z in e.problem.start())
-    assert node("algo", algo)["p"] == 1
+    weight, (x, y) = config(f"algo={algo}")["algo"]["alpha"], (z.numpy() for z in e.problem.start())
+    assert config(f"algo={algo}")["algo"]["p"] == 1
     factor = np.eye(len(y)) - theta * terms(e.problem)["A"]
 
     def estimates(m, term, x, y):

@@ -10,7 +10,7 @@ from support.one_machine import Written, by_hand, on_quadratic
 from fedopt.algorithms.value_function import BOME, F2SA
 from fedopt.config.schedules import Constant, InversePower
 from fedopt.federation.draws import Steps
-from fedopt.testing.harness import node, steps
+from fedopt.testing.harness import config, steps
 
 STEP = Constant(0.1)
 ETA_X, ETA_Y, ETA_S = 0.1, 0.03, 0.4
@@ -73,7 +73,7 @@ def test_the_bias_of_f2sa_is_of_the_order_of_one_over_lam():
 
 def test_lam_of_f2sa_grows_by_default_like_a_seventh_power_and_leaves_the_step_bounded():
     """lam eta_y never exceeds its first value, which it does where lam grows like the reference solver's."""
-    values = node("algo", "f2sa")
+    values = config("algo=f2sa")["algo"]
     delta, eta_y = InversePower(**values["delta"]), InversePower(**values["eta_y"])
 
     def lams(delta, rounds=5000):

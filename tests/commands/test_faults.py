@@ -744,8 +744,8 @@ class HoldsAnything(Grows):
     [
         ("Fails", "Silent"),
         ("FailsWithoutAWord", "RuntimeError"),
-        ("Grows", "must keep the structure and the shapes"),
-        ("HoldsAnything", "hold"),
+        ("Grows", "must keep the shapes"),
+        ("HoldsAnything", "to a object"),
     ],
 )
 def test_algorithms_that_do_what_nobody_expects(algorithm, said, monkeypatch, capsys, tmp_path):

@@ -535,7 +535,6 @@ REFUSED = [
     ("no_such_package.Net", "cannot be imported"),
     ("os.system", r"torch\.nn\.Module"),
     ("builtins.dict", r"torch\.nn\.Module"),
-    ("unittest.__main__.X", "is a program"),
     ({"width": 3}, "problem.model._target_: is missing"),
     ({"_target_": 3}, "problem.model=3 cannot be imported"),
 ]

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.command import TINY, fedopt
 
-from fedopt.commands import new
 from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically
@@ -109,24 +108,6 @@ def test_readers_keep_no_writer_out(tmp_path):
         done.set()
         for reader in readers:
             reader.join()
-
-
-@pytest.mark.parametrize("fails", [0, 1, 2])
-def test_new_writes_all_files_or_none(fails, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    opened, texts = type(tmp_path).open, []
-
-    def failing(path, *arguments, **options):
-        if arguments == ("x",):
-            texts.append(path)
-            if len(texts) > fails:
-                raise OSError(28, "No space left on device", str(path))
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr(type(tmp_path), "open", failing)
-    with pytest.raises(OSError, match="No space"):
-        new.new(["algo", "my_new"])
-    assert list(tmp_path.rglob("*")) == []
 
 
 def test_locks_are_still_exclusive(tmp_path):
