@@ -148,6 +148,8 @@ def checked(
         wanted = counts[key.rpartition("_")[2]]
         if arrays[key].shape != (wanted,):
             raise UserError(f"{path}: {key} is {list(arrays[key].shape)}; it must be [{wanted}], one for each example")
+        if key in CLIENTS and arrays[key].dtype.kind not in "iuU":
+            raise UserError(f"{path}: {key} is {arrays[key].dtype}; it must be whole numbers or texts")
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
