@@ -158,6 +158,8 @@ def checked(
         wanted = counts[key.rpartition("_")[2]]
         if arrays[key].shape != (wanted,):
             raise UserError(f"{path}: {key} is {list(arrays[key].shape)}; it must be [{wanted}], one for each example")
+        if key in CLIENTS and arrays[key].dtype.kind not in "iuU":
+            raise UserError(f"{path}: {key} is {arrays[key].dtype}; it must be whole numbers or texts")
     if "client_test" in arrays and "client_train" not in arrays:
         raise UserError(f"{path}: has the array client_test, and lacks client_train; save both or neither")
     validates = arrays.get(VALIDATES)

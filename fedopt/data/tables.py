@@ -137,22 +137,26 @@ class Csv:
             separator = other
             notes.append(f"cells are separated by {'tabs' if other == chr(9) else other}")
         decimal = self.decimal or "."
-        if self.decimal is None and separator == ";" and "," in text and not re.search(r"\d\.\d", text):
+        if self.decimal is None and separator == ";" and re.search(r"\d,\d", text) and not re.search(r"\d\.\d", text):
             decimal = ","
             notes.append("numbers are read with decimal commas")
         refuse_larger(path, len(text) + 10 * text.count(separator))  # a number needs about 50 bytes
-        names = [spelt(name) for name in next(csv.reader([first], delimiter=separator, skipinitialspace=True), [])]
+        cells = csv.reader(StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+        rows = filter(None, cells)  # pandas would fill short rows, and shift the cells of long ones
         texts = dict.fromkeys([name for key, name in self._roles.items() if key != "label" or not self.real], str)
-        apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
+        apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "header": 0}
         try:
+            names = [spelt(name) for name in next(rows, [])]
             if "" in names or len({*names}) < len(names):
                 raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
-            table = pd.read_csv(StringIO(text), dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
-            if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for names of rows
-                raise ValueError("rows have more cells than there are names; set dataset.separator and dataset.decimal")
+            for number, row in enumerate(rows, 1):
+                if len(row) != len(names):
+                    has = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
+                    raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
+            table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
                 raise ValueError("it has no rows below the names")
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             why = first_line(error)
             raise UserError(f"{path}: must be a CSV with a line of column names, and rows as long ({why})") from None
         if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():

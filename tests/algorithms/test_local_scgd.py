@@ -105,6 +105,8 @@ def test_weights_of_means(key):
     for value in (1.5, "{kind: piecewise, values: [0.5, 2], boundaries: [3]}"):
         with pytest.raises(UserError, match=f"{key} must be at most 1"):
             experiment("local_scgd", f"algo.{key}={value}")
+    with pytest.raises(UserError, match="must be greater than 0"):
+        experiment("local_scgd", f"algo.{key}=0")
 
 
 @pytest.mark.parametrize("share_u", BOTH)

@@ -19,6 +19,7 @@ from support.quadratics import (
     terms,
 )
 
+from fedopt.algorithms.checks import first_state
 from fedopt.federation.draws import Steps
 from fedopt.testing.harness import iterate, small, steps
 
@@ -151,6 +152,13 @@ def test_fedbio_local_leads_to_the_solution_of_local_lower_levels():
         m = terms(e.problem, i)
         y = inner(m, known.numpy())
         np.testing.assert_allclose(row, [*y, *adjoint(m, known.numpy(), y)], atol=1e-10)
+
+
+@pytest.mark.parametrize("algo", ["fedbio_local", "fedbioacc_local"])
+def test_a_run_accepts_the_point_x_alone(algo):
+    e = small(algo, "quadratic_local_bilevel")
+    (x,) = e.algorithm.output(first_state(e.algorithm, e.problem))
+    assert torch.equal(x, e.problem.start()[0])
 
 
 def test_only_x_crosses():

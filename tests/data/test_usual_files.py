@@ -77,17 +77,19 @@ def test_options_say_how_a_table_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "rows have more cells than there are names; set dataset.separator"),
-        ("age,label\n1,a,\n2,b,\n", "rows have more cells"),  # a last column without a name
-        ("age,label\n1,a\n2\n", "row 2 below the names, column label: nan is empty"),
-        ("age,label\n1,a\n2,b,3\n", "Expected 2 fields in line 3, saw 3"),
+        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, and there are 3 names; set"),
+        ("age,dose,label\n0,2,5,1\n1,3,5,0\n", "row 1 below the names has 4 cells"),  # pandas would shift the columns
+        ("age,label\n1,a,\n2,b,\n", "row 1 below the names has 3 cells"),  # a last column without a name
+        ("age,label\n1,a\n2\n", "row 2 below the names has 1 cells"),
+        ("label,age\na,1\nb\n", "row 2 below the names has 1 cells"),  # pandas would fill it
+        ("age,label\n1,a\n2,b,3\n", "row 2 below the names has 3 cells"),
         ("age;dose,label\n1;2,a\n", "age;dose"),
     ],
 )
 def test_rows_that_do_not_fit_their_names(text, said, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UserError, match=said):
-        Csv(str(tmp_path / "t.csv"), "label").load()
+        Csv(str(tmp_path / "t.csv"), "label", missing="mean").load()
 
 
 def test_a_first_line_that_looks_like_values(tmp_path):
@@ -103,7 +105,21 @@ def test_mixed_columns_give_no_warning_of_pandas(tmp_path):
         Csv(str(tmp_path / "t.csv"), "label").load()
 
 
+def test_commas_of_texts_are_no_decimal_commas_and_blank_lines_come_before_the_names(tmp_path):
+    rows = "".join(f"{k};{'no, never' if k % 2 else 'yes'}\n" for k in range(10))
+    (tmp_path / "t.csv").write_text("\nage;label\n" + rows)
+    data = Csv(str(tmp_path / "t.csv"), "label", separator=";").load()
+    assert (data.class_names, data.notes) == (("no, never", "yes"), ())
+
+
 # .npz
+
+
+def test_clients_of_an_npz_are_whole_numbers_or_texts(tmp_path):
+    arrays = {"x_train": np.eye(4), "y_train": [0, 1] * 2, "x_test": np.eye(4), "y_test": [0, 1] * 2}
+    np.savez(tmp_path / "t.npz", **arrays, client_train=[0.0, 1.0, np.nan, 1.0])
+    with pytest.raises(UserError, match="client_train is float64; it must be whole numbers or texts"):
+        Npz(str(tmp_path / "t.npz")).load()
 
 
 @pytest.mark.parametrize(
