@@ -91,8 +91,10 @@ class Job:
                 say(str(error))
                 return Outcome("refused", str(error))
             line = record_failure(folder, error, composed)
-            say(f"{self.folder}: {line}")
-            return Outcome("failed", line)
+            say(line if str(self.folder) in line else f"{self.folder}: {line}")
+            # By another process, meanwhile. A run of ours that could not be recorded as failed looks interrupted
+            taken = status is None and folder.used and folder.seen() not in ("failed", "interrupted")
+            return Outcome("refused" if taken else "failed", line)
         return outcome_in(folder)
 
 

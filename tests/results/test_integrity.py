@@ -13,6 +13,7 @@ from support.command import TINY, fedopt, start
 from fedopt.config.composed import compose
 from fedopt.jobs.job import Job
 from fedopt.results.folder import FILES, RunFolder
+from fedopt.running.lifecycle import Run
 
 LONGER = ["budget.rounds=8", "resume=true"]
 
@@ -72,6 +73,23 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
     job.do(1)
     assert "traceback.txt" not in contents(folder)
     assert contents(folder).items() <= before.items()
+
+
+def test_a_run_that_another_command_has_done_meanwhile(monkeypatch, tmp_path):
+    """While this one read its data. What the other has written stays."""
+    job, set_up = Job(tmp_path / "run", compose(TINY), "job"), Run._set_up
+
+    def slow(self, entry):
+        monkeypatch.setattr(Run, "_set_up", set_up)
+        assert job.do(1).status == "finished"
+        return set_up(self, entry)
+
+    monkeypatch.setattr(Run, "_set_up", slow)
+    outcome = job.do(1)
+    assert outcome.status == "refused"
+    assert "holds a run already (finished)" in outcome.text
+    assert RunFolder(tmp_path / "run").status() == "finished"
+    assert "traceback.txt" not in contents(tmp_path / "run")
 
 
 # Links, and files of others
