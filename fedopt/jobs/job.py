@@ -58,7 +58,7 @@ class Job:
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Do the run without pictures, resuming it if it has begun, and return how it ended.
 
-        A run that has ended is only checked, and a missing picture of it drawn. Errors do not raise: they are printed and
+        A run that has ended is only checked. Errors do not raise: they are printed and
         returned, and a failure is recorded in the folder. Neither the config nor the method's fit to the problem is checked here:
         `plan` does that for a sweep. A run that failed before is done again.
 
