@@ -92,6 +92,15 @@ def test_a_run_that_another_command_has_done_meanwhile(monkeypatch, tmp_path):
     assert "traceback.txt" not in contents(tmp_path / "run")
 
 
+def test_a_job_that_finds_no_folder_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    outcome = Job(tmp_path / "file" / "run", compose(TINY), "job").do(1)
+    assert outcome.status == "failed"
+    assert outcome.text.startswith(f"{tmp_path / 'file'}")
+    assert "mend this, or choose another folder" in outcome.text
+    assert "Errno" not in outcome.text
+
+
 # Links, and files of others
 
 
