@@ -197,7 +197,9 @@ def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
 
 
 def test_keys_are_named_as_a_config_has_them():
-    with pytest.raises(UserError, match="fromm: there is no such key, did you mean from[?]; .* output_dir, from, budget"):
+    with pytest.raises(
+        UserError, match=r"fromm: there is no such key, did you mean from[?]; .* output_dir, from, budget"
+    ):
         compose(["algo=fedmsa", "problem=mco", "+fromm=run"])
 
 
