@@ -31,12 +31,13 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         raise
 
 
-def record_failure(folder: RunFolder, error: Exception, composed: Composed) -> str:
+def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
     """Write the traceback and the status into the folder, as far as the disk takes them.
 
     Nothing is written if another process writes there, or has begun a run there before this one took the folder.
 
-    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config.
+    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config. vacate:
+        whether the run's other files are removed once that is written.
     """
     known = first_line(error) if isinstance(error, UserError) else mistake(error)
     line = known or f"{type(error).__name__}: {first_line(error)}"
@@ -51,5 +52,7 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed) -> s
         folder.log(f"failed: {line}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", how(composed))
+        if vacate:
+            folder.vacate()
     folder.close()
     return line
