@@ -13,6 +13,7 @@ from support.command import TINY, fedopt, start
 from fedopt.config.composed import compose
 from fedopt.jobs.job import Job
 from fedopt.results.folder import FILES, RunFolder
+from fedopt.running.failure import record_failure
 from fedopt.running.lifecycle import Run
 
 LONGER = ["budget.rounds=8", "resume=true"]
@@ -99,6 +100,20 @@ def test_a_job_that_finds_no_folder_says_what_to_do(tmp_path):
     assert outcome.text.startswith(f"{tmp_path / 'file'}")
     assert "mend this, or choose another folder" in outcome.text
     assert "Errno" not in outcome.text
+
+
+def test_a_failure_that_cannot_be_written_leaves_the_run(ended, monkeypatch):
+    """Else the folder would hold a run without a config, with which nobody could go on."""
+    folder, again = ended
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        (held := RunFolder(folder)).open()
+        patched.setattr(RunFolder, "write_text", full)
+        record_failure(held, RuntimeError("in the first round"), compose(TINY), vacate=True)
+    assert again().code == 0
 
 
 # Links, and files of others
