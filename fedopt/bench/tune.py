@@ -148,7 +148,8 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
 def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
     """Raise Unfinished if some runs did not finish. bad: job -> outcome of the jobs that failed, as `run_all` returns it."""
     if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
-        first = f"{lost[0].folder}: {bad[lost[0]].text}"
+        why = bad[lost[0]].text if lost[0] in bad else "another command has removed it"
+        first = f"{lost[0].folder}: {why}"
         raise Unfinished(
             f"{counted(len(lost), 'run')} did not end; repeat the command to resume them. The first: {first}"
         )

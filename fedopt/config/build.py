@@ -136,6 +136,8 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
     except ValidationError as error:
         errors = error.errors(include_url=False)[:3]
         fields = [field.name for field in dataclasses.fields(cls) if field.init and field.name not in given]
+        aliases = {name: field.alias for name, field in getattr(cls, "__pydantic_fields__", {}).items()}
+        fields = [aliases.get(name) or name for name in fields]  # as a config has them: from, not source
         text = "; ".join(_message(one, node, where, fields) for one in errors)
         if any(one["type"] in OF_KEYS and len(one["loc"]) == 1 for one in errors):
             text += f"; the keys are {', '.join(fields) or '(none)'}"

@@ -58,7 +58,7 @@ class Job:
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Do the run without pictures, resuming it if it has begun, and return how it ended.
 
-        A run that has ended is only checked, and a missing picture of it drawn. Errors do not raise: they are printed and
+        A run that has ended is only checked. Errors do not raise: they are printed and
         returned, and a failure is recorded in the folder. Neither the config nor the method's fit to the problem is checked here:
         `plan` does that for a sweep. A run that failed before is done again.
 
@@ -91,8 +91,10 @@ class Job:
                 say(str(error))
                 return Outcome("refused", str(error))
             line = record_failure(folder, error, composed)
-            say(f"{self.folder}: {line}")
-            return Outcome("failed", line)
+            say(line if str(self.folder) in line else f"{self.folder}: {line}")
+            # By another process, meanwhile. A run of ours that could not be recorded as failed looks interrupted
+            taken = status is None and folder.used and folder.seen() not in ("failed", "interrupted")
+            return Outcome("refused" if taken else "failed", line)
         return outcome_in(folder)
 
 

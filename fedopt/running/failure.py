@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from fedopt.blame import blamed
 from fedopt.config import Composed
-from fedopt.errors import UserError, first_line, of_machine
+from fedopt.errors import UserError, first_line, mistake, of_machine
 from fedopt.federation import ranks
 from fedopt.results import RunFolder, how
 from fedopt.running.sinks import Callback
@@ -31,19 +31,28 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         raise
 
 
-def record_failure(folder: RunFolder, error: Exception, composed: Composed) -> str:
-    """Write the traceback and the status into the folder, as far as the disk takes them and no other process writes there.
+def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
+    """Write the traceback and the status into the folder, as far as the disk takes them.
 
-    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config.
+    Nothing is written if another process writes there, or has begun a run there before this one took the folder.
+
+    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config. vacate:
+        whether the run's other files are removed once that is written.
     """
-    line = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+    known = first_line(error) if isinstance(error, UserError) else mistake(error)
+    line = known or f"{type(error).__name__}: {first_line(error)}"
     with suppress(OSError, UserError):
+        ours = folder.held
         folder.open()
+        if not ours and folder.used and folder.status() != "failed":
+            raise UserError("another process has been here meanwhile")
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
         machine = {"machine": True} if of_machine(error) else {}
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line, **machine})
         folder.log(f"failed: {line}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", how(composed))
+        if vacate:
+            folder.vacate()
     folder.close()
     return line

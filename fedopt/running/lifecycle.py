@@ -101,9 +101,8 @@ def _recorded(run: "Run") -> Iterator[None]:
             raise UserError(
                 f"{path}: another program moved or removed this folder during the run; begin the run again"
             ) from error
-        if run.progress.round == 0 and not isinstance(error, OSError):
-            run.folder.vacate()  # the mended command may begin here
-        record_failure(run.folder, error, run.composed)
+        # In the first round: the mended command may begin here
+        record_failure(run.folder, error, run.composed, run.progress.round == 0 and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
         why = f"{error.filename or path}: {error.strerror or error}"

@@ -196,6 +196,13 @@ def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
     assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
 
 
+def test_keys_are_named_as_a_config_has_them():
+    with pytest.raises(
+        UserError, match=r"fromm: there is no such key, did you mean from[?]; .* output_dir, from, budget"
+    ):
+        compose(["algo=fedmsa", "problem=mco", "+fromm=run"])
+
+
 def test_a_key_of_another_name_lists_those_there_are(monkeypatch, capsys):
     words = ["algo=fednest", "problem=quadratic_bilevel"]
     assert "no such key; algo has alpha, beta, T, tau_in, " in fedopt(monkeypatch, capsys, *words, "algo.eta_x=1").err

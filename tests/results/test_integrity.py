@@ -13,6 +13,8 @@ from support.command import TINY, fedopt, start
 from fedopt.config.composed import compose
 from fedopt.jobs.job import Job
 from fedopt.results.folder import FILES, RunFolder
+from fedopt.running.failure import record_failure
+from fedopt.running.lifecycle import Run
 
 LONGER = ["budget.rounds=8", "resume=true"]
 
@@ -72,6 +74,46 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
     job.do(1)
     assert "traceback.txt" not in contents(folder)
     assert contents(folder).items() <= before.items()
+
+
+def test_a_run_that_another_command_has_done_meanwhile(monkeypatch, tmp_path):
+    """While this one read its data. What the other has written stays."""
+    job, set_up = Job(tmp_path / "run", compose(TINY), "job"), Run._set_up
+
+    def slow(self, entry):
+        monkeypatch.setattr(Run, "_set_up", set_up)
+        assert job.do(1).status == "finished"
+        return set_up(self, entry)
+
+    monkeypatch.setattr(Run, "_set_up", slow)
+    outcome = job.do(1)
+    assert outcome.status == "refused"
+    assert "holds a run already (finished)" in outcome.text
+    assert RunFolder(tmp_path / "run").status() == "finished"
+    assert "traceback.txt" not in contents(tmp_path / "run")
+
+
+def test_a_job_that_finds_no_folder_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    outcome = Job(tmp_path / "file" / "run", compose(TINY), "job").do(1)
+    assert outcome.status == "failed"
+    assert outcome.text.startswith(f"{tmp_path / 'file'}")
+    assert "mend this, or choose another folder" in outcome.text
+    assert "Errno" not in outcome.text
+
+
+def test_a_failure_that_cannot_be_written_leaves_the_run(ended, monkeypatch):
+    """Else the folder would hold a run without a config, with which nobody could go on."""
+    folder, again = ended
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        (held := RunFolder(folder)).open()
+        patched.setattr(RunFolder, "write_text", full)
+        record_failure(held, RuntimeError("in the first round"), compose(TINY), vacate=True)
+    assert again().code == 0
 
 
 # Links, and files of others

@@ -32,14 +32,15 @@ def sbatch(script: str) -> None:
     for job in jobs:
         (STATE / f"{job}.job").write_text("PENDING", encoding="utf-8")
     for lane in range(min(most, len(jobs))):
-        command = ["supervise", str(number), *jobs[lane::most]]
+        command = ["supervise", str(number), os.getcwd(), *jobs[lane::most]]
         away = subprocess.DEVNULL
-        subprocess.Popen(command, start_new_session=True, stdin=away, stdout=away, stderr=away)
+        # Elsewhere: tests that kill all that runs in a folder do not kill Slurm
+        subprocess.Popen(command, cwd=STATE, start_new_session=True, stdin=away, stdout=away, stderr=away)
     print(f"Submitted batch job {number}")
 
 
-def supervise(number: str, *jobs: str) -> None:
-    """Does jobs one after another, each again as long as it asks for that."""
+def supervise(number: str, cwd: str, *jobs: str) -> None:
+    """Does jobs one after another in a folder, each again as long as it asks for that."""
     for job in jobs:
         index = job.partition("_")[2]
         array = {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": index} if index else {}
@@ -48,9 +49,8 @@ def supervise(number: str, *jobs: str) -> None:
         again = True
         while again:
             state.write_text("RUNNING", encoding="utf-8")
-            code = subprocess.run(
-                ["bash", str(STATE / f"{number}.asked")], env=env, stdin=subprocess.DEVNULL
-            ).returncode
+            script = ["bash", str(STATE / f"{number}.asked")]
+            code = subprocess.run(script, cwd=cwd, env=env, stdin=subprocess.DEVNULL).returncode
             again = state.read_text(encoding="utf-8") == "REQUEUED"
         state.write_text(f"FAILED {code}" if code else "COMPLETED", encoding="utf-8")
 

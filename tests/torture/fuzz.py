@@ -40,7 +40,7 @@ EXPERIMENT: dict[str, Any] = {
         "y": ["distance", "objective"],
         "until": 3,
         "scale": "linear",
-        "panels": {"both": ["K = 1", "K = 2"]},
+        "panels": {"both": ["of K"]},
         "constants": {"floor": 0.5},
         "lines": {"K = 1": "algo.K=1", "K = 2": "algo.K=2"},
         "points": {"of K": {1: "K = 1", 2: "K = 2"}},

@@ -230,7 +230,7 @@ def by_expansion(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[
 
 
 def by_environment(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
-    """A config folder that reads the environment, or sends the run elsewhere."""
+    """A config folder that reads the environment."""
     secret = rng.choice(
         ["${oc.env:SECRET}", "x${oc.env:SECRET}y", "${oc.decode:${oc.env:SECRET}}", "${hydra:runtime.cwd}"]
     )
@@ -238,7 +238,6 @@ def by_environment(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, lis
         [
             ("seed", secret),
             ("output_dir", f"outputs/{secret}"),
-            ("output_dir", "../elsewhere"),
             ("from", secret),
             ("preset", secret),
         ]
