@@ -67,6 +67,10 @@ def merged(
     if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
         refuse_mistyped(words)
         raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{choice(lacking, chosen, folders)}")
+    if config.output_dir is not None and "output_dir" not in map(
+        key_of, words
+    ):  # a file that was sent would say where to write
+        raise UserError(f"output_dir={config.output_dir}: a config file cannot set it; set it in the command")
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     if equal := experiment.get("equal"):
         _set_equal(config, chosen["algo"], equal, folders)

@@ -378,3 +378,10 @@ def test_a_locale_without_umlauts(tmp_path):
         done = run(*more, *words, f"budget.rounds={rounds}", "output_dir=run", "resume=true", cwd=tmp_path, env=locale)
         assert done.code == 0, done.err
     assert RunFolder(tmp_path / "run").config()["dataset"]["label"] == "Größe"
+
+
+def test_a_file_does_not_say_where_to_write(monkeypatch, capsys, tmp_path):
+    more = own_file(tmp_path, "experiment/mine.yaml", "# @package _global_\noutput_dir: ../elsewhere\n")
+    monkeypatch.chdir(tmp_path)
+    one_line(fedopt(monkeypatch, capsys, *more, *TINY, "experiment=mine"), "output_dir=../elsewhere", "in the command")
+    assert not (tmp_path.parent / "elsewhere").exists()
