@@ -47,9 +47,9 @@ def test_one_bar(cell, outputs):
     assert not any("warn" in output.text.lower() for output in streams)
 
 
-@pytest.mark.parametrize("cell", [2, 4])
-def test_tables(cell, outputs):
-    (output,) = outputs[cell]
+def test_tables(outputs):
+    assert outputs[2][0]["data"]["text/plain"].startswith("Result(")
+    (output,) = outputs[4]
     assert "<table" in output["data"]["text/html"]
     assert "distance" in output["data"]["text/html"]
 

@@ -153,6 +153,7 @@ class Csv:
                 if len(row) != len(names):
                     has = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
                     raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
+            del cells, rows  # they hold the text once more
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
                 raise ValueError("it has no rows below the names")

@@ -90,8 +90,10 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
     of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
     if not idle:
         of_all[mine.tolist()] = torch.stack(rows)
-    (total,) = ranks.total([of_all.view(torch.uint8)])  # bytes, since those of other ranks are 0: exact in any dtype
-    return memory.replaced(cohort, list(total.view(of_all.dtype)))
+    (total,) = ranks.total(
+        [of_all.flatten().view(torch.uint8)]
+    )  # bytes, since those of other ranks are 0: exact in any dtype
+    return memory.replaced(cohort, list(total.view(of_all.dtype).view(of_all.shape)))
 
 
 def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:

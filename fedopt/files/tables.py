@@ -38,7 +38,7 @@ def read_table(
         if growing and not text:
             return pd.DataFrame()
         # Of the text: pandas would take a ~ in a path for the home folder
-        table = pd.read_csv(StringIO(text), low_memory=False, float_precision="round_trip", **how)
+        table = pd.read_csv(StringIO(text), low_memory=False, **how)
         if lacking := [name for name in columns if name not in table]:
             raise ValueError(f"it lacks the column {lacking[0]}")
         if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for names of rows

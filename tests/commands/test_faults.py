@@ -148,7 +148,7 @@ WRONG = {
     ),
     "model with a running mean": (
         [*DIGITS, "problem.model=support.networks.Running"],
-        ["2.running_mean", "BatchNorm1d", "GroupNorm"],
+        ["2.running_mean", "BatchNorm", "GroupNorm"],
     ),
     "model of other classes": ([*DIGITS, "problem.model=support.networks.FiveClasses"], ["[2, 5]", "10 classes"]),
     "a number for a model": ([*DIGITS, "problem.model=5"], ["problem.model=5"]),
@@ -165,7 +165,7 @@ WRONG = {
         [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y", "dataset.client=ward"],
         ["dataset.client=ward: ", "add partitioner=by_column, or name partitioner=", "to divide the rows otherwise"],
     ),
-    "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "no such folder"]),
+    "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "is missing"]),
     "size of images": ([*DIGITS, "dataset=images", "dataset.path=x", "dataset.size=[3]"], ["dataset.size"]),
     "natural division of what has none": ([*DIGITS, "partitioner=by_column"], ["by_column", "partitioner.file=FILE"]),
     "natural division of what a problem makes": (
@@ -174,7 +174,7 @@ WRONG = {
     ),
     "natural division by a file": (
         [*DIGITS, "partitioner=by_column", "partitioner.file=nowhere"],
-        ["partitioner.file=nowhere", "cannot be read"],
+        ["partitioner.file=nowhere", "No such file"],
     ),
     "images too small": ([*DIGITS, "problem.model=vgg11"], ["32 x 32"]),
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),

@@ -115,7 +115,7 @@ IN_ALGORITHM = {
     ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "does not give clients any", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
-    "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "a vector of 3 numbers", None),
+    "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "split_sizes to sum exactly to 3", None),
     "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "found Double", None),
 }
 IN_PROBLEM = {
@@ -231,6 +231,7 @@ def test_a_hook_that_the_class_never_calls(change, monkeypatch, capsys, tmp_path
 
 OF_VMAP = [
     "if",
+    "shapes",
     "item",
     "randn",
     "numpy",

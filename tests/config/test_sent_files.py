@@ -265,7 +265,9 @@ def test_files_of_a_sent_run_that_have_no_end(name, kind, monkeypatch, capsys, t
     endless(path, kind)
     monkeypatch.setattr("sys.argv", ["fedopt-compare", "runs"])
     assert code_of(compare.main) == 0
-    assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=runs/0").code == 2
+    assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=runs/0").code == (
+        0 if (name, kind) == ("run.json", "folder") else 2  # a finished run does not need it
+    )
 
 
 def endless(path, kind):
