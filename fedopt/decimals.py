@@ -14,4 +14,4 @@ def exact(product: Any) -> Any:
         product: A number or an array, such as a fraction that a user chose times a count.
     """
     halves = np.rint(2 * np.asarray(product, dtype=float)) / 2
-    return np.where(np.isclose(product, halves, rtol=1e-12, atol=0), halves, product)[()]
+    return np.where(np.abs(product - halves) <= 1e-12 * np.abs(halves), halves, product)[()]
