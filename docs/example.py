@@ -56,7 +56,7 @@ with torch.no_grad():
 print(f"test accuracy {accuracy:.2f} %, in metrics.csv {old.best['test_accuracy']:.2f} %")
 
 # %% [markdown]
-# Runs, and folders that hold some, are compared as by `fedopt-compare`.
+# Runs, and folders that hold some, are compared as by `fedopt compare`.
 
 # %%
 other = fedopt.run(f"{words} algo.K=1", quiet=True)

@@ -311,7 +311,7 @@ def compare(
     exclude: Sequence[str] = (),
     label: str | None = None,
 ) -> "Comparison":
-    """Compare runs as ``fedopt-compare`` does.
+    """Compare runs as ``fedopt compare`` does.
 
     Returns a comparison with the DataFrames ``table`` and ``paired``, and the methods ``draw(PATH)`` and ``write(FOLDER)``.
 

@@ -145,7 +145,7 @@ def installed(wheel, tmp_path_factory):
             "outputs/fedavg_*/*/partition.png",
         ),
         ("fedopt new algo mine", "**/mine.py"),
-        ("fedopt-reproduce --list", ""),
+        ("fedopt reproduce --list", ""),
     ],
 )
 def test_commands_of_the_wheel(command, left, installed, tmp_path):

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 from support.cases import few
-from support.command import ROOT, code_of, fedopt
+from support.command import ROOT, fedopt
 from support.pages import added, blocks, written
 
 import fedopt as public
-from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
 from fedopt.papers import published
 from fedopt.papers.claims import rows_of
@@ -31,12 +30,6 @@ PAGES = [ROOT / "README.md", *written(ROOT / "docs")]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")]
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml|toml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
-MAIN = {
-    "fedopt-compare": compare.main,
-    "fedopt-report": report.main,
-    "fedopt-reproduce": reproduce.main,
-    "fedopt-tune": tune.main,
-}
 PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md") if path.stem != "index")
 
 
@@ -94,12 +87,10 @@ def run(command: str, further: str, monkeypatch, capsys) -> None:
     if program == "fedopt":
         result = fedopt(monkeypatch, capsys, *arguments)
         assert result.code == 0, f"{command}\n{result.err}"
-    elif program == "python":
+    else:
+        assert program == "python", command
         script = Path(arguments[0])
         runpy.run_path(str(script if script.exists() else ROOT / script), run_name="__main__")
-    else:
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
-        assert code_of(MAIN[program]) == 0, f"{command}\n{capsys.readouterr().err}"
 
 
 def test_the_two_commands(monkeypatch, capsys, tmp_path):

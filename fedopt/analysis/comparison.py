@@ -49,7 +49,7 @@ class Comparison(GroupedRuns):
             return cells.to_html(index=False, escape=False)
 
     def report(self) -> Page:
-        """Return the groups as an HTML page, the page that `fedopt-report` makes.
+        """Return the groups as an HTML page, the page that `fedopt report` makes.
 
         Its `write(PATH)` writes a file; in a notebook it displays itself.
         """

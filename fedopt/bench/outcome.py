@@ -183,7 +183,7 @@ def source(search: Search) -> str:
     where = shlex.join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
     return (
-        f"fedopt-tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
+        f"fedopt tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
         f"default {value_of(search, search.done[0])}; {where}; {ranges}{edge}; commit {card.get('commit') or 'unknown'}"
     )
 

@@ -1,4 +1,4 @@
-"""`fedopt.tune`: what `fedopt-tune` does, for scripts and notebooks."""
+"""`fedopt.tune`: what `fedopt tune` does, for scripts and notebooks."""
 
 import shlex
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def tune(
     sampler: str = "tpe",
     seed: int = 0,
 ) -> Tuning:
-    """Search for good hyperparameters of each method, as ``fedopt-tune`` does. Repeat the call to resume a stopped search.
+    """Search for good hyperparameters of each method, as ``fedopt tune`` does. Repeat the call to resume a stopped search.
 
     All methods get the same number of trials, the same seeds and the same budget per run.
 

@@ -1,4 +1,4 @@
-"""The `fedopt-bench` command: run the benchmark's tasks, rank the methods, enter a new method."""
+"""The `fedopt bench` command: run the benchmark's tasks, rank the methods, enter a new method."""
 
 import argparse
 from pathlib import Path
@@ -13,13 +13,13 @@ SMOKE = ((1, 3, 0), 24)  # seeds and points of the smallest form
 
 
 def main() -> None:
-    """Entry point of `fedopt-bench`."""
+    """Entry point of `fedopt bench`."""
     answer(_main)
 
 
 def _main() -> int:
     given = _arguments()
-    need("fedopt-bench", "pyarrow", "bench")
+    need("fedopt bench", "pyarrow", "bench")
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_table
 
     entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
@@ -45,7 +45,7 @@ def _main() -> int:
         table = with_newer(released(out), table)
     chosen = [task for task in chosen if task.name in set(table["task"])]
     if not chosen:
-        raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
+        raise UserError(f"{out}: there is no task in it to rank; do some with fedopt bench run")
     write_pages(table, chosen, entries, out / "pages")
     show(f"results: {out / 'pages'}/index.md, a page a task, and tables as CSV; the runs are in {out}")
     return 0
@@ -53,7 +53,7 @@ def _main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(
-        prog="fedopt-bench",
+        prog="fedopt bench",
         description="The benchmark of methods, by rules that were fixed before the results. The same command goes on.",
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)

@@ -1,4 +1,4 @@
-"""The `fedopt-compare` command: tables and figures of runs, grouped by the keys in which they differ.
+"""The `fedopt compare` command: tables and figures of runs, grouped by the keys in which they differ.
 
 Nothing here imports torch.
 """
@@ -30,7 +30,7 @@ from fedopt.metrics import COSTS
 
 
 def main() -> None:
-    """Entry point of `fedopt-compare`."""
+    """Entry point of `fedopt compare`."""
     answer(lambda: compare(_arguments()))
 
 
@@ -78,7 +78,7 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(
-        prog="fedopt-compare",
+        prog="fedopt compare",
         description="Compare runs: a table, compare.csv and compare.png, and compare_curves.csv with the lines as drawn.",
     )
     add = parser.add_argument

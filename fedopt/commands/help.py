@@ -1,28 +1,24 @@
-"""What `fedopt`, `fedopt --help` and `fedopt list commands` print: the commands."""
+"""What `fedopt`, `fedopt help` and `fedopt list commands` print: the commands."""
 
 from fedopt.commands.keys import explain, show_keys
 from fedopt.console import show, show_table
 
-FIRST = 6  # of the commands: what `fedopt --help` shows
 COMMANDS = {
-    "fedopt algo=fedmsa problem=mco": "one run; algo.K=10 sets a key, --cfg job shows the config and does not run",
-    "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time, --launcher slurm queues them",
-    "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
-    "fedopt ls": "your runs; --help shows how to choose and sort them",
-    "fedopt-compare outputs": "compare runs: tables and curves",
-    "fedopt list commands": "all commands",
-    "fedopt --help algo.beta": "the meaning of a key; --help algo=fedmsa: the keys of an algorithm, a problem, ...",
+    "fedopt algo=fedmsa problem=mco": "run an experiment; KEY=VALUE sets a key, --cfg job prints the config only",
+    "fedopt -m algo=A,B seed=0,1,2": "run a sweep; --jobs 2 in parallel, --launcher slurm in a queue",
     "fedopt resume=true output_dir=DIR": "resume the run in this folder",
-    "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...; fedopt.toml names such a folder too",
-    "fedopt rm": "delete failed runs, or those that you name, after asking",
-    "fedopt export RUN": "write a run's model to a file, JSON if it is linear; --client NAME that of one client",
-    "fedopt list TOPIC": "algorithms, problems, data sets, ...; --config-dir DIR adds yours",
-    "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
-    'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
-    "fedopt-report DIR...": "a page of results",
-    "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
-    "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
-    "fedopt-bench run --smoke": "the benchmark of methods; also rank, and enter ALGORITHM",
+    "fedopt ls": "list your runs",
+    "fedopt rm": "delete failed runs, or the runs you name, after asking",
+    "fedopt compare DIR...": "compare runs: tables and figures",
+    "fedopt report DIR...": "write an HTML page of results",
+    "fedopt tune algo=A,B problem=P": "search for hyperparameters, with equal effort for each method",
+    "fedopt bench run --smoke": "run the benchmark; also rank, and enter ALGORITHM",
+    "fedopt reproduce PAPER/NAME": "reproduce a published figure; --list shows all",
+    "fedopt list TOPIC": "list algorithms, problems, data, ...; fedopt list shows the topics",
+    "fedopt help KEY": "explain a key such as algo.beta, or all keys: fedopt help algo=fedmsa",
+    "fedopt new algo NAME": "start your own algorithm; or new problem NAME --class bilevel",
+    "fedopt export RUN": "write a trained model to a file; --client NAME for one client",
+    'eval "$(fedopt -sc install=bash)"': "complete commands with the tab key; or zsh, fish",
 }
 
 
@@ -41,7 +37,7 @@ def show_help(words: list[str], folders: list[str]) -> None:
     """
     if not words:
         show("fedopt: federated nested optimisation in PyTorch", "")
-        show_table(["", ""], [(f"  {command}", text) for command, text in [*COMMANDS.items()][:FIRST]])
+        show_table(["", ""], [(f"  {command}", text) for command, text in COMMANDS.items()])
     elif keys := [word for word in words if "=" not in word]:
         explain(keys, [word for word in words if word not in keys], folders)
     else:

@@ -248,7 +248,7 @@ def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
     compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
         places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
-        show(f"to compare: fedopt-compare {shlex.join(map(str, dict.fromkeys(places)))}")
+        show(f"to compare: fedopt compare {shlex.join(map(str, dict.fromkeys(places)))}")
     if stopped := [row["folder"] for row in rows if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
 

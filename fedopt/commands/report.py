@@ -1,4 +1,4 @@
-"""The `fedopt-report` command: an HTML page with runs and the results of published experiments. Imports no torch."""
+"""The `fedopt report` command: an HTML page with runs and the results of published experiments. Imports no torch."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedopt.papers.page import page
 
 
 def main() -> None:
-    """Entry point of `fedopt-report`."""
+    """Entry point of `fedopt report`."""
     answer(lambda: report(_arguments()))
 
 
@@ -22,7 +22,7 @@ def report(given: argparse.Namespace) -> None:
     first = page(given.paths)
     if not first.sections:
         raise UserError(
-            f"{', '.join(map(str, given.paths))}: there are neither runs nor results of fedopt-reproduce "
+            f"{', '.join(map(str, given.paths))}: there are neither runs nor results of fedopt reproduce "
             f"in it; give a folder that holds some"
         )
     for line in first.notes:
@@ -31,7 +31,7 @@ def report(given: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(prog="fedopt-report", description="A page of results: one HTML file, which needs no network.")
+    parser = Parser(prog="fedopt report", description="A page of results: one HTML file, which needs no network.")
     add = parser.add_argument
     what = "a run's folder, one of an experiment's results, or one that holds some at any depth"
     add("paths", nargs="+", type=Path, metavar="PATH", help=what)

@@ -1,4 +1,4 @@
-"""The `fedopt-reproduce` command: draw the figures of papers, and check whether their claims hold.
+"""The `fedopt reproduce` command: draw the figures of papers, and check whether their claims hold.
 
 An experiment is a file conf/experiment/<paper>/<name>.yaml (`published.Published`). Experiments that need the same runs share
 them. Imports no torch, except in the processes that run.
@@ -26,7 +26,7 @@ from fedopt.results import ENDED, RunFolder
 
 
 def main() -> None:
-    """Entry point of `fedopt-reproduce`."""
+    """Entry point of `fedopt reproduce`."""
     answer(_main)
 
 
@@ -37,7 +37,7 @@ def _main() -> int:
         show_list(wanted, given.folders)
         return 0
     if not given.names:
-        raise UserError("no experiment is named; choose from fedopt-reproduce --list")
+        raise UserError("no experiment is named; choose from fedopt reproduce --list")
     launcher, overrides = launcher_of(given), [f"hardware={given.hardware}"] if given.hardware else []
     lock = RunFolder(given.output)
     lock.open()
@@ -54,7 +54,7 @@ def _main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(
-        prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims."
+        prog="fedopt reproduce", description="Run published experiments, draw their figures and check their claims."
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")

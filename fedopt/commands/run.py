@@ -25,17 +25,22 @@ from fedopt.running.configured import configured
 from fedopt.running.place import place
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
+SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is the same as fedopt compare
 
 
 def main() -> None:
     """Entry point of `fedopt` and `python -m fedopt`."""
     arguments = sys.argv[1:]
-    answer(lambda: _dispatch(arguments), arguments)
+    if arguments[:1] in (["help"], ["--help"], ["-h"]):
+        arguments = [*arguments[1:], "--help"]
+    if arguments and arguments[0] in SUBCOMMANDS:
+        sys.argv = [f"fedopt-{arguments[0]}", *arguments[1:]]
+        import_module(f"fedopt.commands.{arguments[0]}").main()
+    else:
+        answer(lambda: _dispatch(arguments), arguments)
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] == ["help"]:
-        arguments = ["--help", *arguments[1:]]
     if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["export"]):
         others = {"list": ("list_", "show_list"), "rm": ("ls", "rm")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))

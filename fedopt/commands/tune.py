@@ -1,4 +1,4 @@
-"""The `fedopt-tune` command: search for values of each method, with the same trials for all."""
+"""The `fedopt tune` command: search for values of each method, with the same trials for all."""
 
 import argparse
 from pathlib import Path
@@ -12,13 +12,13 @@ from fedopt.errors import need
 
 
 def main() -> None:
-    """Entry point of `fedopt-tune`."""
+    """Entry point of `fedopt tune`."""
     answer(_main)
 
 
 def _main() -> int:
     given = _arguments()
-    need("fedopt-tune", "optuna", "tune")
+    need("fedopt tune", "optuna", "tune")
     from fedopt.analysis import print_table
     from fedopt.bench import (
         How,
@@ -63,7 +63,7 @@ def _main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(
-        prog="fedopt-tune",
+        prog="fedopt tune",
         description="Search for values of each method: the same trials, seeds and budget for all. The same command goes on.",
     )
     add = parser.add_argument

@@ -14,7 +14,7 @@ from fedopt.files import Loader, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
-ROLE = re.compile(r"; tuned (?:as a|in) (.+)$")  # ends the comment beside a key: what `fedopt-tune` takes it for
+ROLE = re.compile(r"; tuned (?:as a|in) (.+)$")  # ends the comment beside a key: what `fedopt tune` takes it for
 # Where a method's equations are from: the second comment of its file, before further words. A method is checked or experimental
 CHECKED = ("compared with code", "compared with text", "own")
 EXPERIMENTAL = {"from memory": "from memory of its paper", "from others' notes": "from others' notes on its paper"}

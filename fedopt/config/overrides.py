@@ -46,8 +46,6 @@ def misread(override: str) -> str:
         return message
     if group := next((group for group in GROUPS if override in options(group)), ""):
         return f"{override}: write {group}={override}"
-    if override in ("compare", "tune", "report", "reproduce", "bench"):
-        return f"{override}: this command is fedopt-{override}"
     key, _, value = override.partition("=")
     quoted = f"'{key or 'KEY'}=\"{value or 'VALUE'}\"'"
     return (

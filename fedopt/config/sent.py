@@ -20,7 +20,7 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
         if re.match(r"[^./]*@?hydra\b", key):
             raise UserError(
                 f"{key}: is a setting of Hydra, which cannot be set here; remove it. fedopt -m --jobs N does N runs at a time, "
-                "--launcher slurm leaves them to a cluster, and fedopt-tune searches for good values"
+                "--launcher slurm leaves them to a cluster, and fedopt tune searches for good values"
             )
 
 

@@ -173,7 +173,7 @@ def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table that fedopt-reproduce wrote; [] if the file does not exist. Raises UserError if it is broken."""
+    """Return the rows of a table that fedopt reproduce wrote; [] if the file does not exist. Raises UserError if it is broken."""
     if not path.exists():
         return []
     how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}

@@ -1,4 +1,4 @@
-"""The page of `fedopt-report`: published experiments with their claims, and all other runs."""
+"""The page of `fedopt report`: published experiments with their claims, and all other runs."""
 
 from base64 import b64encode
 from collections.abc import Sequence

@@ -205,7 +205,7 @@ def tasks(
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
             if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
-                raise UserError(f"{taken[0]}: must not be set by a line; fedopt-reproduce sets it")
+                raise UserError(f"{taken[0]}: must not be set by a line; fedopt reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):

@@ -12,7 +12,7 @@ from fedopt.drawing import figures
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Runs fedopt-compare; gives the exit code, compare.csv as a table (None without one), stdout and stderr."""
+    """Runs fedopt compare; gives the exit code, compare.csv as a table (None without one), stdout and stderr."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedopt-compare", *map(str, arguments), "--out", str(tmp_path / "out")])

@@ -1,4 +1,4 @@
-"""fedopt-compare on run folders made by hand: its table, and what goes wrong."""
+"""fedopt compare on run folders made by hand: its table, and what goes wrong."""
 
 import json
 import os
@@ -257,7 +257,7 @@ def test_runs_that_lack_rows_for_validation_are_named(tmp_path, command):
 
 
 def test_the_last_values_of_a_group(tmp_path, command, capsys):
-    """A group in which a run diverged or failed has no mean: for fedopt-compare, the end of a sweep, pages and tests alike."""
+    """A group in which a run diverged or failed has no mean: for fedopt compare, the end of a sweep, pages and tests alike."""
     for name, status in (("finished", "finished"), ("diverged", "diverged"), ("failed", "failed")):
         for seed in range(3):
             folder = tmp_path / "runs" / f"{name}{seed}"

@@ -210,7 +210,7 @@ def test_a_damaged_table_is_an_error(how, monkeypatch, capsys, folder, done, tmp
     ("words", "line"),
     [
         (["run", "tox"], "toy"),
-        (["rank", "toy"], "fedopt-bench run"),
+        (["rank", "toy"], "fedopt bench run"),
         (["enter", "nobody", "toy"], "nobody"),
         ([], "required"),
     ],

@@ -302,7 +302,7 @@ def test_reasons_to_trust_the_best_values_less(words, lines, monkeypatch, capsys
 
 
 def test_what_is_unequal_is_said_before_the_first_run(tmp_path):
-    """Batch sizes, and who begins from tuned values, as `fedopt-compare` says it after the last."""
+    """Batch sizes, and who begins from tuned values, as `fedopt compare` says it after the last."""
     words = ["algo=fednest,fedmsa", "problem=quadratic_bilevel", "algo.alpha=log(0.01,1)"]
     with heard() as notes:
         searching.planned_searches(words, [], "distance", "rounds=3", How(), tmp_path)

@@ -216,7 +216,6 @@ WRONG = {
         ["algo=fedmsa,problem=mco: cannot be read as an override", "blanks between overrides"],
     ),
     "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: cannot be read", "'budget=\"rounds=5\"'"]),
-    "the name of another command": (["compare", "outputs"], ["compare: this command is fedopt-compare"]),
     "a verb": (["run", "algo=fedmsa"], ["run: cannot be read as an override; write KEY=VALUE"]),
     "an option of a node": (["--budget", "rounds", "10"], ["--budget rounds 10; write settings without dashes"]),
     "a range of seeds": (

@@ -68,7 +68,7 @@ interrupted  fedmsa  mco        10  distance        -
 }
 FOOT = """\
 3 runs: 1 diverged, 1 finished, 1 interrupted
-to compare: fedopt-compare outputs/fedavg_mco outputs/multirun
+to compare: fedopt compare outputs/fedavg_mco outputs/multirun
 to resume: fedopt resume=true output_dir=outputs/multirun/fedmsa_mco-K/seed10-K5
 """
 
@@ -183,7 +183,7 @@ def test_advice_compares_no_trials(runs, monkeypatch, capsys):
         (["outputs/multirun"], sweep),
     ):
         lines = fedopt(monkeypatch, capsys, "ls", *words).out.splitlines()
-        assert f"to compare: fedopt-compare {places}" in lines
+        assert f"to compare: fedopt compare {places}" in lines
     assert "to compare" not in fedopt(monkeypatch, capsys, "ls", "algo=fedavg").out
 
 
@@ -197,7 +197,7 @@ def test_from_a_subfolder(runs, monkeypatch, capsys):
         monkeypatch.chdir(place)
         out = fedopt(monkeypatch, capsys, "ls").out
         assert "  ../../outputs/multirun/fedmsa_mco-K/seed2-K5\n" in out
-        assert "to compare: fedopt-compare ../../outputs/fedavg_mco ../../outputs/multirun\n" in out
+        assert "to compare: fedopt compare ../../outputs/fedavg_mco ../../outputs/multirun\n" in out
         monkeypatch.chdir(runs / "outputs" / "fedavg_mco")
         assert fedopt(monkeypatch, capsys, "ls").out.count("mco  ") == 3
 

@@ -21,8 +21,8 @@ NINE = {
     "run": f"fedopt algo=fedmsa problem=mco budget.rounds=4 {EXACT}",
     "sweep": f"fedopt -m algo=fedmsa,fednest problem=quadratic_bilevel seed=0,1 budget.comm_rounds=20 eval.points=5 {EXACT}",
     "ls": "fedopt ls outputs",
-    "compare": "fedopt-compare outputs/multirun --target 0.5",
-    "reproduce": "fedopt-reproduce --list localbsg",
+    "compare": "fedopt compare outputs/multirun --target 0.5",
+    "reproduce": "fedopt reproduce --list localbsg",
 }
 RUNS, LONG = (
     ("run", "sweep"),
@@ -33,10 +33,10 @@ OTHERS = [
     "fedopt algo=fedmsa problem=mco --help",
     *(f"fedopt list {topic}" for topic in ("algorithms", "commands", "problems", "data")),
     *(f"fedopt {name} --help" for name in ("ls", "new", "list")),
-    *(f"fedopt-{name} --help" for name in ("compare", "reproduce", "report", "tune", "bench")),
-    "fedopt-compare outputs --metric acc",
-    "fedopt-reproduce --list",
-    "fedopt-report outputs/multirun",
+    *(f"fedopt {name} --help" for name in ("compare", "reproduce", "report", "tune", "bench")),
+    "fedopt compare outputs --metric acc",
+    "fedopt reproduce --list",
+    "fedopt report outputs/multirun",
 ]
 TO_COPY = re.compile(r"(to go on|to resume|to compare): |fedopt ")  # a command, which a terminal may break anywhere
 

@@ -1,4 +1,4 @@
-"""The page that fedopt-report writes, opened in Chromium, which clicks on it."""
+"""The page that fedopt report writes, opened in Chromium, which clicks on it."""
 
 import re
 import shutil
@@ -47,7 +47,7 @@ def opened(browser):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Runs fedopt-report; gives the exit code, the path of the page, stdout and stderr."""
+    """Runs fedopt report; gives the exit code, the path of the page, stdout and stderr."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["fedopt-report", *map(str, words), "--out", str(tmp_path / "page.html")])

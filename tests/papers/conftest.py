@@ -27,7 +27,7 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Runs fedopt-reproduce in tmp_path with its config folder."""
+    """Runs fedopt reproduce in tmp_path with its config folder."""
 
     def run(*arguments):
         (tmp_path / "conf").mkdir(exist_ok=True)

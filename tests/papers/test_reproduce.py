@@ -211,8 +211,8 @@ def test_undecided_claims_get_more_seeds_though_they_are_small_scale(tmp_path, e
     [
         (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
         (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows them"),
-        ([], "fedopt-reproduce --list"),
-        (["--jbos"], "unrecognized arguments: --jbos, did you mean --jobs?; fedopt-reproduce --help lists the options"),
+        ([], "fedopt reproduce --list"),
+        (["--jbos"], "unrecognized arguments: --jbos, did you mean --jobs?; fedopt reproduce --help lists the options"),
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 must be a whole number"),
         (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
         (["fedmsa/fig22", "--list"], "fedmsa/fig22: there is no such experiment"),

@@ -36,6 +36,7 @@ def blocks(page: Path) -> Iterator[Block]:
 def added(command: str, further: str) -> list[str]:
     """Words that make a command of a page short: the further ones, and two rounds of a run unless it says how many."""
     words = shlex.split(further)
-    asks = {"new", "ls", "list", "export", "--help", "--cfg"} & {*command.split()}
+    others = {"new", "ls", "list", "export", "compare", "report", "reproduce", "tune", "bench", "--help", "--cfg"}
+    asks = others & {*command.split()}
     runs = command.split()[0] == "fedopt" and not asks
     return [*words, *["budget.rounds=2"] * (runs and "budget." not in command + further)]

@@ -29,7 +29,7 @@ class Screen(NamedTuple):
 
 
 def on_terminal(arguments: Sequence[str], columns: int, cwd: Path) -> Screen:
-    """The screen after a command, such as ['fedopt-compare', 'outputs'], on a terminal of so many columns."""
+    """The screen after a command, such as ['fedopt compare', 'outputs'], on a terminal of so many columns."""
     unset = ("COLUMNS", "LINES", "NO_COLOR", "HYDRA_FULL_ERROR")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}

@@ -43,7 +43,7 @@ def reproduce(rng: random.Random, algo: str) -> tuple[str, list[str], str]:
 
 
 def trial(rng: random.Random, number: int) -> Failure | None:
-    """Every algorithm in turn; now and then in a sweep, in fedopt-reproduce, or on two ranks."""
+    """Every algorithm in turn; now and then in a sweep, in fedopt reproduce, or on two ranks."""
     algos = harness.names("algo")
     algo = algos[number % len(algos)]
     if number % 20 == 7:
