@@ -1,4 +1,4 @@
-"""The results of a search: a table of its trials, pictures, and tuned values with their source."""
+"""The results of a search: a table of its trials, a figure, tuned values with their source, and commands to run next."""
 
 import math
 import shlex
@@ -20,8 +20,9 @@ from fedopt.errors import UserError
 from fedopt.files import write_atomically, yaml_text
 from fedopt.results.identity import identity
 
-COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
-MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
+COLUMNS, PANEL = 4, 2.4  # panels in a row of the figure, and the width of a panel in inches
+APART = 1e-6  # relative difference between computing together and alone that is reported in float64
+MARKS: dict[str, dict[str, Any]] = {  # of the trials in the figure
     "a trial": {"marker": ".", "color": figures.OKABE_ITO[0]},
     "the defaults": {"marker": "o", "color": figures.OKABE_ITO[1], "fillstyle": "none", "markersize": 7},
     "the best trial": {"marker": "D", "color": figures.OKABE_ITO[2], "markersize": 3},
@@ -29,7 +30,7 @@ MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per trial: algorithm, number, status, loss, the value on each seed, and the searched keys."""
+    """Return one row per trial: algorithm, number, status, loss, the value with each seed, and the searched keys."""
     rows = [
         {"algo": search.algo, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
@@ -41,21 +42,21 @@ def table(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def with_values(searches: Sequence[Search]) -> list[Search]:
-    """Return the searches in which a trial has a value; for each other search print why it has none."""
+    """Return the searches in which a trial has a value. For each other search, print why it has none."""
     good = []
     for search in searches:
         try:
-            _ = search.best
-            good.append(search)
+            good += [search] if search.best else []
         except UserError as error:
             say(str(error))
     return good
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per algorithm, as text: the metric at the best trial and at the defaults, and counts.
+    """Return one row per algorithm, as text: the metric of the best trial and of the defaults, and numbers of trials.
 
-    The counts are of all trials, and of those with a run that diverged. Raises UserError if a search has no value.
+    Raises:
+        UserError: A search has no value.
     """
     rows = []
     for search in searches:
@@ -66,26 +67,31 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def value_of(search: Search, trial: Trial) -> str:
-    """Return as text the value of a trial: the median over its runs. For a trial without a value return its status."""
+    """Return the value of a trial as text: the median over its runs. For a trial without a value, return its status."""
     if not math.isfinite(trial.loss):
         return trial.status
     return f"{search.metric.sign * trial.loss:.5g}"
 
 
 def best_of(losses: Sequence[float]) -> list[float]:
-    """Return the best of k trials for k = 1..n, given n losses in any order.
+    """Return the best of k trials for k = 1..n, given the losses of n trials in any order.
 
-    Entry k is the median of the lowest loss among k trials, over all ways to draw k of the n.
+    Entry k is the median of the lowest loss among k trials, over all ways to choose k of the n trials.
     """
     ordered, n = sorted(losses), len(losses)
-    reached = (np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1))  # that the best is one of the first places
+    reached = (np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1))  # the chance that the best has at most this rank
     return [ordered[np.searchsorted(shares, 0.5 - 1e-12)] for shares in reached]
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """Draw the best of k trials, and one panel per algorithm and searched key that shows all its trials.
+    """Draw the best of k trials, and all trials in one panel per algorithm and searched key.
 
-    path: the picture's file. searches: all on the same metric. Raises UserError if one has no value.
+    Args:
+        path: The file of the figure.
+        searches: Searches on the same metric.
+
+    Raises:
+        UserError: A search has no value.
     """
     panels = [(search, key) for search in searches for key in search.ranges]
     columns, metric = min(len(panels) + 1, COLUMNS), searches[0].metric
@@ -104,18 +110,18 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    """Return values with nan, which is not drawn, in place of what is not finite."""
+    """Replace values that are not finite by nan, which is not drawn."""
     return np.where(np.isfinite(values), values, math.nan)
 
 
 def _draw_trials(axis: Axes, search: Search, key: str) -> None:
-    """Draw a marker for each trial of a search over the values of a key; those without a value at the top of the axes.
+    """Draw a marker for each trial of a search over the values of a key. Trials without a value are at the top of the axes.
 
-    Defaults that are no number of the axis are not drawn.
+    Default values that the axis cannot show are left out.
     """
     values = search.ranges[key]
     texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
-    if values.kind == "choice":  # the default may be another value
+    if values.kind == "choice":  # which may lack the default
         ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]
         at = np.array([ends.index(text) for text in texts], float)
         axis.set_xticks(range(len(ends)), ends)
@@ -128,32 +134,32 @@ def _draw_trials(axis: Axes, search: Search, key: str) -> None:
         if np.isfinite(heights[members]).any():
             axis.plot(at[members], heights[members], linestyle="none", label=kind, **MARKS[kind])
     if lost := at[np.isnan(heights)].tolist():
-        above: dict[str, Any] = {"transform": axis.get_xaxis_transform()}  # y from 0 to 1
+        above: dict[str, Any] = {"transform": axis.get_xaxis_transform()}  # y is a fraction of the height
         axis.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], label="without a value", **above)
 
 
 def repeating(search: Search) -> str:
-    """Return the command that does the runs of the best trial again: its value is their median."""
+    """Return the command that repeats the runs of the best trial. The trial's value is their median."""
     many, seeds = ["-m"] if search.how.seeds > 1 else [], f"seed={','.join(map(str, search.seeds))}"
     return command_line([*many, *search.command(search.best.point), seeds], search.folders)
 
 
 def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
-    """Return the commands that compare the methods with their best values, on three seeds that a report may use.
+    """Return the commands that compare the algorithms with their best values, with three seeds that reports may use.
 
-    One command does it if the tuned values in the folder of the search give the configs of the best trials. They do not where
-    an experiment's file sets a searched key: then each method has a command, with its values as overrides.
+    It is one command if the tuned values in the search's folder give the configs of the best trials. They do not if an
+    experiment's file sets a searched key: then there is one command per algorithm, with its values as overrides.
     """
-    # Apart from runs of the same overrides with untuned values, and with those of fewer trials
+    # A folder that is not shared with runs of untuned values or of a search with fewer trials
     place = outputs() / "tuned" / f"{folder.name}_{sum(len(search.done) for search in searches)}"
     more, folders = ["seed=0,1,2", f"output_dir={quoted(str(place))}"], (*searches[0].folders, str(folder))
     in_file = {"preset", *(key for search in searches for key in search.ranges)}
-    words = [word for word in searches[0].words if key_of(word) not in in_file]
+    shared = [text for text in searches[0].overrides if key_of(text) not in in_file]
     for search in searches:
-        found = compose([f"algo={search.algo}", *words, f"seed={FIRST_SEED}"], folders)
+        found = compose([f"algo={search.algo}", *shared, f"seed={FIRST_SEED}"], folders)
         if identity(found.nodes) != identity(search.best_run.config()):
             return [command_line(["-m", *s.command(s.best.point), *more], s.folders) for s in searches]
-    return [command_line(["-m", f"algo={','.join(search.algo for search in searches)}", *words, *more], folders)]
+    return [command_line(["-m", f"algo={','.join(search.algo for search in searches)}", *shared, *more], folders)]
 
 
 def remarks(searches: Sequence[Search]) -> Iterator[str]:
@@ -163,24 +169,31 @@ def remarks(searches: Sequence[Search]) -> Iterator[str]:
         lost = sum(not {"diverged", "failed"}.isdisjoint(trial.statuses) for trial in tried)
         many = f"{lost} of {len(tried)} diverged or failed" if 2 * lost > len(tried) else ""
         if not best.point:
-            how = f" ({many}): search smaller steps" if many else ": do more trials, or give other ranges"
+            how = f" ({many}): search smaller step sizes" if many else ": run more trials, or give other ranges"
             yield f"{name}: no trial was better than the defaults{how}"
         elif many:
-            yield f"{name}: {many}; search smaller steps"
+            yield f"{name}: {many}; search smaller step sizes"
         if {*best.statuses} != {"finished"}:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
+        double = search.best_run.config()["hardware"]["dtype"] == "float64"
+        for trial in tried:
+            found = trial.loss if trial.found is None else trial.found
+            ahead = found < best.loss and trial != best  # the order changed
+            if ahead or (double and not math.isclose(found, trial.loss, rel_tol=APART)):
+                values = f"{value_of(search, trial)} alone, {search.metric.sign * found:.7g} together with others"
+                yield f"{name}: trial {trial.number} has the value {values}"
         point = best.point or search.defaults
         if at := [f"{key}={point[key]} in {search.ranges[key]}" for key in search.edges(best)]:
             yield f"{name}: the best value is at an edge of its range or outside it, {', '.join(at)}; widen the range"
 
 
 def source(search: Search) -> str:
-    """Return a line that records how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
+    """Return a line on how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
     how, best = search.how, search.best
     card = search.best_run.card()
     seeds = ", ".join(map(str, search.seeds))
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
-    where = shlex.join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
+    where = shlex.join(text for text in search.overrides if key_of(text) != "problem" and not text.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
     return (
         f"fedopt tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
@@ -189,9 +202,12 @@ def source(search: Search) -> str:
 
 
 def write_tuned(search: Search, folder: Path) -> Path:
-    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem's key, and return the path.
+    """Write the best values to FOLDER/tuned/<algorithm>.yaml, under the problem's name, and return the path.
 
-    Values of other problems in the file are kept. Raises UserError if the search has no value.
+    Values for other problems in the file are kept.
+
+    Raises:
+        UserError: The search has no value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     known = content(path) if path.exists() else {}
@@ -205,17 +221,17 @@ def write_tuned(search: Search, folder: Path) -> Path:
 
 
 def _ran_on(search: Search) -> dict[str, dict[str, Any]]:
-    """Return by part the values that make the best trial what it is: those of its point, of the tuned values in place of which
-    they come, and of the search's overrides of `algo`.
+    """Return part of the config -> the values that determine the best trial, to be stored as tuned values.
 
-    What an override says of the length and the evaluations is left out.
+    They are the values of its point, the tuned values that they replace, and the search's overrides of `algo`. Overrides of the
+    budget and of the evaluations are left out.
     """
     ran, chosen = search.best_run.config(), search.best_run.card()["chosen"]
     usual, given = (tuned_values(preset, chosen, search.folders)[1] for preset in ("auto", ran["preset"]))
-    fixed = (key for key in map(key_of, search.words) if key.startswith("algo."))
+    fixed = (key for key in map(key_of, search.overrides) if key.startswith("algo."))
     found: dict[str, dict[str, Any]] = {} if search.best.point else {"algo": {}}  # the defaults count as tuned
     for key in dict.fromkeys([*usual, *given, *fixed, *search.best.point]):
-        part, name, *_ = key.split(".")  # a value inside a schedule is written with all of it
+        part, name, *_ = key.split(".")  # a value inside a schedule: the schedule is stored
         if name in ran[part]:
             length = part in ("budget", "eval") and key not in search.best.point
             value = given.get(key, ran[part][name]) if length else ran[part][name]
@@ -224,9 +240,10 @@ def _ran_on(search: Search) -> dict[str, dict[str, Any]]:
 
 
 def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
-    """Write trials.csv, tune.png and tuned/<algorithm>.yaml into a folder; return their paths.
+    """Write trials.csv, tune.png and tuned/<algorithm>.yaml to a folder, and return their paths.
 
-    Every search must have a value, else UserError is raised.
+    Raises:
+        UserError: A search has no value.
     """
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))

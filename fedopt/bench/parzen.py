@@ -1,4 +1,4 @@
-"""The use of Optuna: it proposes the points of a search."""
+"""Points proposed by Optuna's model-based sampler."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,17 +23,22 @@ def _distribution(values: Range) -> optuna.distributions.BaseDistribution:
 def proposed(
     ranges: Mapping[str, Range], before: Iterable[tuple[Point, float]], count: int, seed: int, trials: int
 ) -> Iterator[Point]:
-    """Yield points, proposed by Optuna's tree-structured Parzen estimator (TPE) from earlier trials.
+    """Yield points that Optuna's tree-structured Parzen estimator (TPE) proposes from earlier trials.
 
-    Earlier trials with other keys, or with a value outside its range, are ignored.
+    Points are random until a third of the planned trials are known (at least 2, at most 10). A point that has been proposed
+    counts as a bad one for the following proposals ("constant liar"), so that a batch does not crowd one place.
 
-    ranges: key -> range. before: the point and the loss of each trial so far. count: the number of points. seed: of the proposals.
-    trials: the planned number of trials. Points are random until a third of it (at least 2, at most 10) are known.
+    Args:
+        ranges: key -> range.
+        before: The point and the loss of each trial so far. Trials with other keys or values outside the ranges are ignored.
+        count: The largest number of points.
+        seed: The seed of the proposals.
+        trials: The planned number of trials.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(2, min(10, trials // 3))
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     distributions = {key: _distribution(values) for key, values in ranges.items()}
     types: dict[str, Any] = {"choice": str, "int": int}

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedopt.bench.rank import SEARCH, chances, hits, values_of
 from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
-from fedopt.bench.space import Point, words_of
+from fedopt.bench.space import Point, overrides_of
 from fedopt.bench.suite import COUNTS, CURRENCIES, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED, ended
 from fedopt.bench.tune import refuse_unfinished
@@ -150,7 +150,7 @@ class Pools:
         about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
         about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
         about |= {"task": task.name, "task_digest": self.entries.digest(task, run.entry), "method": run.entry.name}
-        about |= {"words": " ".join(words_of(run.point)), "kind": run.kind, "metric": task.metric, "status": status}
+        about |= {"words": " ".join(overrides_of(run.point)), "kind": run.kind, "metric": task.metric, "status": status}
         return rows.assign(**about, point=run.number, seed=run.seed)
 
 

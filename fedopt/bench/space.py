@@ -126,7 +126,7 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
 
 
-def words_of(point: Point) -> list[str]:
+def overrides_of(point: Point) -> list[str]:
     """Return a point as command-line overrides, key=value."""
     return [f"{key}={text}" for key, text in point.items()]
 

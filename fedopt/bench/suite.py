@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.bench.space import Point, Range, read_range, roles, words_of
+from fedopt.bench.space import Point, Range, read_range, roles, overrides_of
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
@@ -175,7 +175,7 @@ class Task:
         if entry.reference:
             own = [word for word in own if not word.startswith(("partitioner", "participation"))] + POOLED
         words = [f"algo={entry.algo}", *own, *limits, "budget.until=last", f"eval.points={EVALUATIONS}"]
-        words += [*entry.words, *words_of(point), *(self.twin if twin else ())]
+        words += [*entry.words, *overrides_of(point), *(self.twin if twin else ())]
         return [*{key_of(word): word for word in words}.values()]
 
 

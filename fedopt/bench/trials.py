@@ -1,32 +1,37 @@
-"""Searches: every method gets the same number of trials, the same seeds and budget. No report uses these seeds.
+"""Hyperparameter search for one algorithm: its trials, and what is left to run.
 
-A trial is a point: values of the searched keys. It has one run per seed, each a job as in a sweep. A search stores nothing
-    besides the runs' folders. Trials are chosen in batches, and each batch depends only on earlier ones. So a search that is
-    killed at any moment and resumed ends with the same trials, on any number of processes.
+All algorithms get the same number of trials, the same seeds and the same budget per run. Reports use other seeds.
+
+A trial is a point of the search space, run with each seed of the search. The trials of a batch are computed in parallel, and
+their curves are kept in a table. The defaults and the best trial also have ordinary run folders. Each batch depends only on
+earlier ones, so a search that is killed at any moment and resumed ends with the same result, on any number of processes.
 """
 
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
-from fedopt.bench.space import Point, Range, cube, distinct, grid, words_of
+from fedopt.bench.curves import Stack, read_rows
+from fedopt.bench.space import Point, Range, cube, distinct, grid, overrides_of
 from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
-from fedopt.jobs import Job
+from fedopt.jobs import Job, alike
 from fedopt.metrics import Metric
 from fedopt.results import OVER, RunFolder, numbers_of, stamp
 
-FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
-BATCH = 4  # trials that are chosen at once
-DRAWS = 20  # of points for each that is needed, before random ones are taken
+FIRST_SEED = 1_000_000  # of a search; smaller seeds are for reports
+BATCH = 16  # trials that the model-based sampler proposes together
+CANDIDATES = 20  # points proposed for each trial, before random points replace repeated ones
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class How:
     """The options of a search.
 
     Args:
-        trials: The number of points to try, besides the defaults.
-        seeds: The number of runs of each point.
+        trials: The number of points to try, in addition to the defaults.
+        seeds: The number of seeds with which each point is run.
         sampler: How points are chosen, one of `SAMPLERS`.
         seed: The seed of the sampler.
     """
@@ -55,18 +60,25 @@ class How:
 
 @dataclass(frozen=True)
 class Trial:
-    """A point and its outcome.
+    """A point and its result.
 
-    number: its index, from 0. point: key -> value; empty for the defaults.
-    values, statuses: one per seed; the value is None for a run without a last value.
-    loss: the median of the values over seeds, negated if higher is better. A run that did not finish counts as infinite.
+    Args:
+        number: The trial's index, from 0.
+        point: key -> value; empty for trial 0, the defaults.
+        values: The last value of the metric with each seed; None if it is not finite.
+        statuses: How the run with each seed ended.
+        loss: The median of the values, negated if higher is better. A run that did not finish counts as infinite.
+        found: The loss as the search found it; None for the defaults, which are only run standalone.
+        standalone: Whether the values and statuses are those of run folders.
     """
 
     number: int
     point: Point
-    values: list[float | None]
-    statuses: list[str]
+    values: Sequence[float | None]
+    statuses: Sequence[str]
     loss: float
+    found: float | None
+    standalone: bool
 
     @property
     def status(self) -> str:
@@ -79,27 +91,27 @@ class Search:
 
     Args:
         algo: The algorithm.
-        words: The overrides of all runs, without ranges and algo.
+        overrides: The overrides of all runs, without ranges and algo.
         folders: The user's config folders.
         ranges: key -> range.
         metric: The metric to optimise.
-        x: The cost axis that the budget limits, a key of `COSTS`.
         how: The options.
-        folder: The folder of the trials.
+        folder: The folder of the algorithm's runs and curves.
 
     Attributes:
         done: The trials that have ended, in order; empty until `update` is called.
+        ends: (trial, seed) -> the last row of its curve, as text.
     """
 
     algo: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     folders: tuple[str, ...]
     ranges: dict[str, Range]
     metric: Metric
-    x: str
     how: How
     folder: Path
-    done: list[Trial] = field(default_factory=list, init=False)  # until `update`
+    done: list[Trial] = field(default_factory=list, init=False)
+    ends: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:
@@ -107,30 +119,34 @@ class Search:
 
     @property
     def problem(self) -> str:
-        return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
+        return next(text for text in self.overrides if key_of(text) == "problem").partition("=")[2]
 
     def command(self, point: Point) -> list[str]:
         """Return the overrides of a run at a point, without seed and folder."""
-        return [f"algo={self.algo}", *self.words, *words_of(point)]
+        return [f"algo={self.algo}", *self.overrides, *overrides_of(point)]
 
     @cached_property
     def defaults(self) -> dict[str, str]:
-        """Return searched key -> its default value as text, written as in an override."""
+        """Searched key -> its default value as text, written as in an override."""
         values = flat(compose(self.command({}), self.folders).nodes)
         return {key: quoted(v) if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
 
     @property
     def best(self) -> Trial:
-        """Return the trial with the lowest loss, the earliest of equal ones. Raises UserError if no trial has a finite value."""
+        """The trial with the lowest loss, the earliest of equal ones.
+
+        Raises:
+            UserError: No trial has a finite value.
+        """
         best = min(self.done, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
             none = f"none of {len(self.done)} trials has a value ({ends})"
-            raise UserError(f"{self.name}: {none}; try smaller steps or a longer budget")
+            raise UserError(f"{self.name}: {none}; try smaller step sizes or a longer budget")
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range, or beyond it. See `Range.at_edge`."""
+        """Return the keys whose value lies at an edge of its range, or outside it. See `Range.at_edge`."""
         point = trial.point or self.defaults
         return [key for key, values in self.ranges.items() if values.at_edge(point[key])]
 
@@ -138,34 +154,53 @@ class Search:
     def seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
 
+    @property
+    def table(self) -> Path:
+        """The table of the curves of all trials."""
+        return self.folder / "curves.csv.gz"
+
     def place(self, number: int, seed: int) -> Path:
-        """Return the folder of the run of a trial with a seed."""
+        """Return the folder of the standalone run of a trial with a seed."""
         return self.folder / f"trial{number:03d}" / f"seed{seed}"
+
+    @property
+    def best_run(self) -> RunFolder:
+        """The run folder of the best trial with the first seed."""
+        return RunFolder(self.place(self.best.number, FIRST_SEED))
 
     @cached_property
     def planned(self) -> int:
-        """The number of trials, with the defaults: fewer than asked for where the ranges hold fewer points."""
+        """The number of trials, including the defaults: fewer than requested if the ranges contain fewer points."""
         size = math.prod(values.size for values in self.ranges.values())
         size -= all(values.holds(self.defaults[key]) for key, values in self.ranges.items())
         if self.how.sampler == "grid":
             size = sum(point != self.defaults for point in grid(self.ranges, self.how.trials))
         return 1 + int(min(self.how.trials, size))
 
-    def batch(self) -> list[tuple[int, Point]]:
-        """Return (number, point) of each trial in the next batch that is not in `done` yet; [] if the search is complete.
+    def jobs(self, standalone: bool = False) -> list[Job | Stack]:
+        """Return what is to be run next: the defaults, then batch after batch, then the best trial as a standalone run.
 
-        A trial that has begun keeps the point it began with.
+        If that changes which trial is the best, the new best trial is run standalone too. The list is empty if the search is
+        complete. A trial that has begun keeps its point.
+
+        Args:
+            standalone: Whether every trial is run in a run folder, instead of in parallel with others.
         """
-        size = BATCH if self.how.sampler == "tpe" else self.planned  # else no trial depends on another
-        first = len(self.done) - len(self.done) % size
-        numbers = range(first, min(first + size, self.planned))
-        if len(self.done) >= self.planned:
-            return []
-        pairs = zip(numbers, self._points(numbers), strict=True)
-        return [(number, self._begun(number) or point) for number, point in pairs if number >= len(self.done)]
+        if (first := len(self.done)) == 0:
+            return [*self.runs(0, {})]
+        if first == self.planned:
+            best = min(self.done, key=lambda trial: trial.loss)
+            return [] if best.standalone or math.isinf(best.loss) else [*self.runs(best.number, best.point)]
+        size = BATCH if self.how.sampler == "tpe" else self.planned  # the other samplers do not use earlier trials
+        first -= (first - 1) % size
+        proposed = enumerate(self._points(first, min(size, self.planned - first)), first)
+        points = {n: self._begun(n) or point for n, point in proposed if n >= len(self.done)}
+        if standalone:
+            return [job for number, point in points.items() for job in self.runs(number, point)]
+        return [stack for seed in self.seeds for stack in self._stacks(points, seed)]
 
-    def jobs(self, number: int, point: Point) -> list[Job]:
-        """Return the runs of a trial, one per seed."""
+    def runs(self, number: int, point: Point) -> list[Job]:
+        """Return the standalone runs of a trial, one per seed."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         places = {seed: self.place(number, seed) for seed in self.seeds}
         return [
@@ -173,89 +208,108 @@ class Search:
             for seed, place in places.items()
         ]
 
+    def _stacks(self, points: Mapping[int, Point], seed: int) -> list[Stack]:
+        """Return the jobs that compute the trials that the table lacks, with one seed."""
+        left = {number: point for number, point in points.items() if (number, seed) not in self.ends}
+        configs = {n: compose([*self.command(point), f"seed={seed}"], self.folders) for n, point in left.items()}
+        stacks = []
+        for numbers in alike(configs):
+            title = f"{self.algo} trials {numbers[0]} to {numbers[-1]}, seed {seed}"
+            of_stack = [configs[n] for n in numbers]
+            stacks.append(Stack(self.table, seed, {n: left[n] for n in numbers}, of_stack, title))
+        return stacks
+
     def update(self) -> None:
-        """Append to `done` the trials that have ended since, in order. Raises UserError if a file of one is damaged."""
+        """Read which trials have ended.
+
+        Raises:
+            UserError: The table or a run is damaged, or the folder has more trials than this search.
+        """
+        self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.table)}
+        if self.place(self.planned, FIRST_SEED).exists() or any(number >= self.planned for number, _ in self.ends):
+            raise UserError(
+                f"{self.folder.parent}: holds a search of {self.algo} with more trials; give as many by --trials"
+            )
+        self.done = []
         while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
             self.done.append(trial)
 
     def _ended(self, number: int) -> Trial | None:
-        """Return a trial as its folders record it. Return None while some of its runs are still to be done.
+        """Return a trial with its result, or None if it has not ended. The result of standalone runs comes before the table's.
 
-        A trial of the defaults that the algorithm refuses also gives None. Raises UserError if a file is damaged, or belongs
-        to another search.
+        None is also returned for the defaults if the algorithm refuses them: such a search cannot begin.
         """
         folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
+        rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
+        found = self._result(rows) if len(rows) == len(folders) else None
+        standalone = all(folder.settled for folder in folders)
+        if number == 0 and any(folder.status() is None for folder in folders) or not (standalone or found):
+            return None
         point = self._begun(number)
-        refused = number == 0 and any(folder.status() is None for folder in folders)
-        if refused or not all(folder.settled for folder in folders):
-            return None  # a search whose defaults are refused cannot begin
         if point is None:
-            where = folders[0].path.parent
-            raise UserError(f"{where}: its run.json is damaged, or belongs to another search; delete this folder")
-        summaries = [folder.summary() for folder in folders]
-        statuses = [summary["status"] for summary in summaries]
-        for folder in folders:
-            if folder.status() in OVER:
-                ended(folder.path, self.x)
-        values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
-        ends = zip(values, statuses, strict=True)
-        losses = [
-            self.metric.sign * v if v is not None and math.isfinite(v) and how == "finished" else math.inf
-            for v, how in ends
-        ]
-        return Trial(number, point, values, statuses, float(np.median(losses)))
+            where = self.table if found else folders[0].path.parent
+            raise UserError(f"{where}: is damaged, or belongs to another search; delete it, and repeat the command")
+        if standalone:
+            for folder in folders:
+                if folder.status() in OVER:
+                    ended(folder.path)
+            summaries = [folder.summary() for folder in folders]
+            result = self._result([{**numbers_of(one.get("final")), "status": one["status"]} for one in summaries])
+        else:
+            result = found
+        return Trial(number, point, *result, found and found[2], standalone)
+
+    def _result(self, ends: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], list[str], float]:
+        """Return the values, statuses and loss of a trial, given how its run with each seed ended."""
+        texts, statuses = [str(end.get(self.metric.name, "")) for end in ends], [end["status"] for end in ends]
+        values = [float(text) if text and math.isfinite(float(text)) else None for text in texts]
+        pairs = zip(values, statuses, strict=True)
+        losses = [math.inf if v is None or status != "finished" else self.metric.sign * v for v, status in pairs]
+        return values, statuses, float(np.median(losses))
 
     def _begun(self, number: int) -> Point | None:
-        """Return the point of a trial, read from the overrides of its first run; {} for the trial of the defaults.
+        """Return the point of a trial as the table or its first run has it; an empty point for the defaults.
 
-        Return None if the trial has not begun, or belongs to another search.
+        Return None if the trial has not begun, or does not belong to this search.
         """
-        words = RunFolder(self.place(number, FIRST_SEED)).card().get("overrides", ())
-        if number == 0:
-            return {} if words else None
-        found = dict(word.partition("=")[::2] for word in words)
-        point = {key: found.get(key, "") for key in self.ranges}
-        return point if all(math.isfinite(self.ranges[key].share(text)) for key, text in point.items()) else None
+        of_run = RunFolder(self.place(number, FIRST_SEED)).card().get("overrides", ())
+        rows = (self.ends.get((number, seed)) for seed in self.seeds)
+        found = next(filter(None, rows), dict(text.partition("=")[::2] for text in of_run))
+        point = {key: found.get(key, "") for key in self.ranges} if number else Point()
+        return point if found and all(math.isfinite(self.ranges[key].share(v)) for key, v in point.items()) else None
 
-    @property
-    def best_run(self) -> RunFolder:
-        """Return the folder of the best trial's first run."""
-        return RunFolder(self.place(self.best.number, FIRST_SEED))
-
-    def _points(self, numbers: range) -> list[Point]:
-        """Return the points of the trials with these numbers. Trial 0 is the defaults, an empty point."""
-        points, before = [Point()] if numbers.start == 0 else [], self.done[: numbers.start]
-        wanted, seed = len(numbers) - len(points), self._seed(numbers.start)
+    def _points(self, first: int, count: int) -> list[Point]:
+        """Return the points of so many trials from this one on."""
+        before = self.done[:first]
         if self.how.sampler == "tpe":
             from fedopt.bench.parzen import proposed
 
-            outcomes = [(trial.point, trial.loss) for trial in before]
-            new = proposed(self.ranges, outcomes, DRAWS * wanted, seed, self.how.trials)
+            outcomes = [(trial.point, trial.loss if trial.found is None else trial.found) for trial in before]
+            new = proposed(self.ranges, outcomes, CANDIDATES * count, self._seed(first), self.how.trials)
         else:
-            count = self.how.trials if self.how.sampler == "grid" else DRAWS * self.planned
-            new = cube(self.how.sampler, self.ranges, count, self._seed(0))
-        others = cube("random", self.ranges, 10_000, 0)  # among them are all points of a space that has too few
-        return points + distinct(chain(new, others), [self.defaults, *(t.point for t in before)], wanted)
+            many = self.how.trials if self.how.sampler == "grid" else CANDIDATES * self.planned
+            new = cube(self.how.sampler, self.ranges, many, self._seed(0))
+        others = cube("random", self.ranges, 10_000, 0)  # contains all points of a small search space
+        return distinct(chain(new, others), [self.defaults, *(trial.point for trial in before)], count)
 
     def _seed(self, number: int) -> int:
         return int(np.random.SeedSequence([self.how.seed, 0, number]).generate_state(1)[0])
 
 
-def ended(path: Path, x: str) -> Recorded:
-    """Read a run that is over, as `read` does, and check that its files agree with each other. x: the cost axis, a key of
-    `COSTS`.
+def ended(path: Path) -> Recorded:
+    """Read a run that has ended, and check that its files agree with each other.
 
-    A missing checkpoint is allowed: users remove it to save space.
+    A missing checkpoint is allowed, because users delete checkpoints to save space.
 
     Raises:
-        UserError: A file is damaged, or a needed one is missing.
+        UserError: A file is damaged, or a necessary file is missing.
     """
-    from fedopt.results import checkpoint  # which imports torch
+    from fedopt.results import checkpoint  # imports torch
     from fedopt.running import counted_rows
 
     folder = RunFolder(path)
     try:
-        run, summary = read(path, x), folder.summary()
+        run, summary = read(path, "comm_rounds"), folder.summary()
         if os.path.lexists(folder.checkpoint):
             metadata = checkpoint.read(folder.checkpoint)[1]
             checkpoint.refuse_foreign(folder.checkpoint, metadata, stamp(folder.config())["run"])

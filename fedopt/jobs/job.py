@@ -41,6 +41,11 @@ class Job:
     def ended(self) -> bool:
         return RunFolder(self.folder).status() in ENDED
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do, as of `RunFolder.settled`."""
+        return RunFolder(self.folder).settled
+
     def check(self) -> None:
         """Check the ended run in the folder. Raises UserError if it had other config values or data than this job.
 

@@ -1,0 +1,97 @@
+"""The trials of a search that are computed in parallel, and the table that keeps their curves."""
+
+import csv
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+from filelock import FileLock
+
+from fedopt.bench.space import Point
+from fedopt.config import Composed
+from fedopt.console import Bar
+from fedopt.errors import UserError, first_line
+from fedopt.files import BROKEN, LARGEST, read_bytes, write_atomically
+from fedopt.jobs import Job, Outcome
+
+Rows = list[dict[str, str]]  # one per evaluation of a trial with a seed: trial, seed, the searched keys, how it ended, metrics
+
+
+def read_rows(path: Path) -> Rows:
+    """Return the rows of a table of curves; an empty list if the file does not exist.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    try:
+        rows = [*csv.DictReader(StringIO(gzip.decompress(read_bytes(path, LARGEST)).decode()))]
+        _ = [int(row[key]) for row in rows for key in ("trial", "seed")], [row["status"] for row in rows]
+        return rows
+    except FileNotFoundError:
+        return []
+    except (EOFError, zlib.error, *BROKEN) as error:
+        why = first_line(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials again") from None
+
+
+def add_rows(path: Path, rows: Rows) -> None:
+    """Add rows to a table of curves. Several processes may do so at the same time; a killed process leaves no partial rows.
+
+    Raises:
+        OSError: The disk is full or gone.
+        UserError: The table is damaged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".lock")):
+        ordered = sorted(read_rows(path) + rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
+        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), mtime=0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stack(Job):
+    """A job that computes trials of a search with one seed, in parallel where possible, and adds their curves to a table.
+
+    Args:
+        points: trial -> its point.
+        configs: The config of each trial. They differ only in keys of the algorithm.
+    """
+
+    points: Mapping[int, Point]
+    configs: Sequence[Composed]
+    ended = settled = False  # trials that have ended get no job
+
+    def do(self, processes: int, bar: Bar | None = None) -> Outcome:
+        """Compute the trials, and return an outcome with the numbers of trials that finished, diverged and failed.
+
+        Errors do not raise. A trial that raises an exception has failed; the others continue.
+
+        Args:
+            processes: The number of processes that share the machine.
+            bar: The progress bar. None: no progress is shown.
+        """
+        from fedopt.running import at_once, reason
+
+        try:
+            done = at_once(self.configs, bar.move if bar else lambda share: None, processes)
+            ends = [*zip(self.points.items(), done, strict=True)]
+            add_rows(self.folder / TABLE, [row for (number, point), one in ends for row in self._rows(number, point, one)])
+        except Exception as error:
+            return Outcome("failed", reason(error))
+        counts = Counter(one.status for one in done)
+        failed = [f"trial {number}: {one.error}" for (number, _), one in ends if one.status == "failed"]
+        text = ", ".join(f"{many} {status}" for status, many in counts.items())
+        return Outcome("finished", f"{text} ({failed[0]})" if failed else text)
+
+    def _rows(self, number: int, point: Point, one: Any) -> Rows:
+        about = {"trial": str(number), "seed": str(one_seed), **point, "status": one.status, "error": one.error}
+        about["alone"] = one.alone
+        return [
+            about | {name: f"{v:.10g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+            for row in one.rows or [{}]
+        ]
