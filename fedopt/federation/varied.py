@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,12 +87,9 @@ class Varied:
         return Varied(np.abs(self.values))
 
     def __float__(self) -> float:
-        self._refuse()
+        raise Separate(self.values == self.values[0])
 
     __int__ = __index__ = __hash__ = __float__  # type: ignore[assignment]
-
-    def _refuse(self) -> NoReturn:
-        raise Alone("a hyperparameter is used as one Python number")
 
     @classmethod
     def __torch_function__(
@@ -105,9 +102,9 @@ class Varied:
             return leaf.like(tensor) if isinstance(leaf, Varied) else leaf
 
         keywords = dict(keywords or {})
-        if isinstance(keywords.get("alpha"), Varied):  # a + alpha b
-            *others, b = arguments
-            arguments = (*others, keywords.pop("alpha") * b)
+        if factors := [name for name in ("alpha", "value") if isinstance(keywords.get(name), Varied)]:
+            a, b, *others = arguments  # a + alpha b, a + value b / c
+            arguments = (a, keywords.pop(factors[0]) * b, *others)
         return function(*tree_map(as_tensor, tuple(arguments)), **tree_map(as_tensor, keywords))
 
 
