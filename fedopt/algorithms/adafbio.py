@@ -69,7 +69,7 @@ class Adaptive:
         check_weights({"k / n^(1/3)": eta, "c1 * eta_0^2": self.c1 * eta**2, "c2 * eta_0^2": self.c2 * eta**2})
 
     def eta(self, t: int) -> float:
-        return float(self.k / (self.n + t) ** (1 / 3))
+        return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: Problem) -> State:
         z = Vectors(problem.start())

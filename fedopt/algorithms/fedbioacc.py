@@ -63,7 +63,7 @@ class FedBiOAcc:
         check_weights({f"{name} * alpha_0^2": c * self.alpha(0) ** 2 for name, c in weights.items()})
 
     def alpha(self, t: int) -> float:
-        return float(self.delta / (self.u0 + t) ** (1 / 3))
+        return self.delta / (self.u0 + t) ** (1 / 3)
 
     def init(self, problem: Nested) -> Means:
         return means_at_start(bilevel_start(problem), self.averaged, problem.clients)

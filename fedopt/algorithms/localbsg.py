@@ -120,7 +120,7 @@ class LocalBSGVRM(Momentum):
             return self.eta
         # w_t + t of Theorem 2, whose t is t + 1 here
         w_plus_t = max(3 + t, K**2 * self.p**3, (2 * self.rho1 * self.L_Phi / self.L) ** 3 * K**2)
-        return float(K ** (2 / 3) / self.L / w_plus_t ** (1 / 3))
+        return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
 
     def init(self, problem: Bilevel) -> Averages:
         return at_start(Vectors(problem.start()), problem.clients)

@@ -83,7 +83,7 @@ class Mfcgd:
 
     def eta(self, t: int) -> float:
         """Return eta_t for t = 0, 1, ...; it falls with t."""
-        return float(self.k / (self.n + t) ** (1 / 3))
+        return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()

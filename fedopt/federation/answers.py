@@ -12,6 +12,7 @@ from fedopt.errors import gives
 from fedopt.federation import ranks
 from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.memory import Memory
+from fedopt.federation.varied import is_together
 
 
 class Answers:
@@ -43,12 +44,13 @@ class Answers:
         if self.idle:
             return
         if self.apart:
-            for total, leaf in zip(self.sums, leaves, strict=True):
-                for place, answer in zip(members.tolist(), leaf, strict=True):
-                    total[place] = answer
+            places = torch.from_numpy(members).to(leaves[0].device)
+            self.sums = [
+                total.index_copy(0, places, leaf.double()) for total, leaf in zip(self.sums, leaves, strict=True)
+            ]
             return
         sums = [weighted_sum(self.weights[members], leaf) for leaf in leaves]
-        self.sums = [total.add_(more) for total, more in zip(self.sums, sums, strict=True)] if self.sums else sums
+        self.sums = [total + more for total, more in zip(self.sums, sums, strict=True)] if self.sums else sums
 
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
         """Return the weighted sum of the answers of all ranks, or the result of ``combine``.
@@ -74,7 +76,8 @@ def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
 
     weights: [stack]. answers: [stack, ...].
     """
-    if answers.device.type == "cpu" and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
+    on_cpu = answers.device.type == "cpu" and not is_together()
+    if on_cpu and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
         return torch.from_numpy(np.asarray(np.einsum("i,i...->...", weights, answers.detach().numpy())))
     return torch.tensordot(torch.from_numpy(weights).to(answers.device), answers.double(), 1)
 

@@ -64,7 +64,7 @@ class Vectorised:
         self.stack = stack
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        size = self.stack or min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
+        size = self.stack or largest_stack(message_bytes)
         groups = np.split(clients, equally_busy(steps))
         return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
@@ -77,6 +77,11 @@ class Vectorised:
 
 
 Engine = OneByOne | Vectorised
+
+
+def largest_stack(message_bytes: int) -> int:
+    """Return how many messages of so many bytes are computed at once at most."""
+    return min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:

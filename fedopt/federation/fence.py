@@ -14,8 +14,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
+from fedopt.federation.varied import Varied
 
-NUMBERS = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+NUMBERS = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, Varied)
 NAMED = (type, ModuleType)  # what is the same on the server and on the clients
 REFUSED = (np.random.Generator, np.random.BitGenerator, torch.Generator, Random, torch.UntypedStorage, array, bytearray)
 

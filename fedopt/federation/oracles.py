@@ -13,6 +13,7 @@ from fedopt.federation.counting import Calls
 from fedopt.federation.derivatives import Derivatives
 from fedopt.federation.inverse import Inverse
 from fedopt.federation.samples import Sample
+from fedopt.federation.varied import Varied, is_together
 from fedopt.networks import differs_by_client
 from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
@@ -31,7 +32,9 @@ def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
         direction: The direction, ``[d]``.
         step: A number, or a client's own as a scalar tensor.
     """
-    return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
+    if isinstance(step, Tensor):
+        step = step.to(point.dtype)
+    return point - step * direction if isinstance(step, Tensor | Varied) else point.sub(direction, alpha=step)
 
 
 def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
@@ -155,7 +158,7 @@ class Oracles(Derivatives):
 
     def _owned(self, point: Tensor) -> Tensor:
         # A point that is the same for all clients of a stack has no memory for what each of them writes
-        if not self._owns(point) and (not self._stacked or differs_by_client(point)):
+        if not is_together() and not self._owns(point) and (not self._stacked or differs_by_client(point)):
             self._overwritable.append(point)
         return point
 

@@ -12,3 +12,5 @@ from fedopt.running.place import run_place as run_place
 from fedopt.running.place import sweep_place as sweep_place
 from fedopt.running.read_back import Trained as Trained
 from fedopt.running.resume import counted_rows as counted_rows
+from fedopt.running.together import Outcome as Outcome
+from fedopt.running.together import at_once as at_once

@@ -39,8 +39,7 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
     Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config. vacate:
         whether the run's other files are removed once that is written.
     """
-    known = first_line(error) if isinstance(error, UserError) else mistake(error)
-    line = known or f"{type(error).__name__}: {first_line(error)}"
+    line = reason(error)
     with suppress(OSError, UserError):
         ours = folder.held
         folder.open()
@@ -56,3 +55,9 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
             folder.vacate()
     folder.close()
     return line
+
+
+def reason(error: Exception) -> str:
+    """Return the line that says what failed."""
+    known = first_line(error) if isinstance(error, UserError) else mistake(error)
+    return known or f"{type(error).__name__}: {first_line(error)}"

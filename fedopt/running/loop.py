@@ -95,13 +95,10 @@ def loop(
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
         spent = share_spent(e, progress)
-        if progress.round >= IDLE and not spent:
-            raise UserError(f"budget: rounds spend nothing of {' or '.join(e.budget.limits)}; set budget.rounds")
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
-        due = _due(e, progress)
         row, improved, point = None, False, ()
         status: Status = "finished" if ended else None
-        if not progress.evaluated and (not progress.final or due or ended):
+        if due(e, progress, ended):
             row, improved, point = evaluate(e, state, progress)
             if progress.diverged:
                 status = "diverged"
@@ -117,13 +114,19 @@ def loop(
         step = e.algorithm.step
 
 
-def _due(e: Experiment, progress: Progress) -> bool:
-    """Tell whether metrics are taken after this round. Note in ``progress`` how many parts of the budget are spent."""
-    evaluation = e.evaluation
+def due(e: Experiment, progress: Progress, ended: bool) -> bool:
+    """Tell whether metrics are taken after this round. Note in ``progress`` how many parts of the budget are spent.
+
+    ended: whether this round is the last.
+    """
+    evaluation, before = e.evaluation, progress.points
     if evaluation.points is None:
-        return progress.round % evaluation.every == 0 or progress.round in evaluation.at
-    before, progress.points = progress.points, e.budget.parts(evaluation.points, _counts(e, progress))
-    return progress.points > before or progress.round in evaluation.at
+        now = progress.round % evaluation.every == 0
+    else:
+        progress.points = e.budget.parts(evaluation.points, _counts(e, progress))
+        now = progress.points > before
+    now = now or progress.round in evaluation.at or ended or not progress.final
+    return now and not progress.evaluated
 
 
 def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
@@ -154,15 +157,24 @@ def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
-    """Take the metrics and note them in ``progress``, which changes in place.
+    """Take the metrics and note them in ``progress``, which changes in place. Return what `noted` returns, and the variables."""
+    point = point_of(e, state, progress.round)
+    return *noted(e, progress, measured(e.problem, e.original, measured_at(e, point))), point
+
+
+def measured_at(e: Experiment, point: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the variables at which the problem's metrics are taken. point: all variables, from `point_of`."""
+    return point if e.problem.own_models or not e.own else point[:-1]
+
+
+def noted(e: Experiment, progress: Progress, values: dict[str, float]) -> tuple[Row, bool]:
+    """Note the metrics in ``progress``, which changes in place.
 
     An evaluation that shows divergence is no best one, and reaches no target. The first one only says where the run starts.
 
-    Return the row of metrics.csv, whether eval.metric is better than at all earlier evaluations (False without
-    eval.metric), and the variables.
+    Return the row of metrics.csv, and whether eval.metric is better than at all earlier evaluations (False without
+    eval.metric).
     """
-    point = point_of(e, state, progress.round)
-    values = measured(e.problem, e.original, point if e.problem.own_models or not e.own else point[:-1])
     progress.evaluated = True
     first = not progress.final
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv
@@ -178,7 +190,7 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, 
         metric = next(metric for metric in e.problem.metrics if metric.name == wanted)
         if progress.to_target is None and target is not None and metric.reached(progress.final[wanted], target):
             progress.to_target = costs(e, progress)
-    return {**_counts(e, progress), **progress.final}, improved, point
+    return {**_counts(e, progress), **progress.final}, improved
 
 
 def _divergence(e: Experiment, progress: Progress) -> str:
@@ -198,8 +210,14 @@ def _divergence(e: Experiment, progress: Progress) -> str:
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:
-    """Return the fraction of the budget that is spent, as `Budget.spent` computes it. The run ends at 1."""
-    return e.budget.spent(_counts(e, progress))
+    """Return the fraction of the budget that is spent, as `Budget.spent` computes it. The run ends at 1.
+
+    Raises UserError if nothing is spent in many rounds, so that the run would never end.
+    """
+    spent = e.budget.spent(_counts(e, progress))
+    if progress.round >= IDLE and not spent:
+        raise UserError(f"budget: rounds spend nothing of {' or '.join(e.budget.limits)}; set budget.rounds")
+    return spent
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, float]:
