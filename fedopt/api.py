@@ -241,6 +241,7 @@ def sweep(
     words: Config | Sequence[Mapping[str, Any]] = "",
     *,
     jobs: int = 1,
+    at_once: bool = False,
     output_dir: str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
     quiet: bool = False,
@@ -254,6 +255,8 @@ def sweep(
     Args:
         words: As in `run`. Or a list of dicts, one per config, to each of which ``values`` are added.
         jobs: How many runs work at the same time. Each has its own process, which does not execute your script again.
+        at_once: Whether runs that differ only in real numbers of the algorithm are computed together, which is faster. The last
+            digits of their metrics may differ from those of separate runs.
         output_dir: The folder that holds the folders of all runs.
         folders: As in `run`.
         quiet: If true, nothing is written to stdout and stderr.
@@ -274,12 +277,13 @@ def sweep(
             stack.enter_context(redirect(nowhere))
         stack.enter_context(TURN)
         stack.enter_context(_mistakes_said())
-        from fedopt.jobs import sweep_all
+        from fedopt.jobs import AtOnce, Local, sweep_all
         from fedopt.running import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
         from fedopt.running import restored
 
         stack.enter_context(restored())
-        return [Result(path) for path in sweep_all(given, with_project(folders), jobs)]
+        launcher = AtOnce(jobs) if at_once else Local(jobs)
+        return [Result(path) for path in sweep_all(given, with_project(folders), launcher)]
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from filelock import FileLock
@@ -20,7 +20,13 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import BROKEN, LARGEST, read_bytes, write_atomically
 from fedopt.jobs import Job, Outcome
 
-Rows = list[dict[str, str]]  # one per evaluation of a trial with a seed: trial, seed, the searched keys, how it ended, metrics
+if TYPE_CHECKING:
+    from fedopt.running import Outcome as Computed
+
+TABLE = "curves.csv.gz"
+Rows = list[
+    dict[str, str]
+]  # one per evaluation of a trial with a seed: trial, seed, the searched keys, how it ended, metrics
 
 
 def read_rows(path: Path) -> Rows:
@@ -37,7 +43,9 @@ def read_rows(path: Path) -> Rows:
         return []
     except (EOFError, zlib.error, *BROKEN) as error:
         why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials again") from None
+        raise UserError(
+            f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials again"
+        ) from None
 
 
 def add_rows(path: Path, rows: Rows) -> None:
@@ -77,20 +85,36 @@ class Stack(Job):
         """
         from fedopt.running import at_once, reason
 
+        left = dict(self.points)
+
+        def keep(outcomes: Sequence["Computed"], every: bool = False) -> None:
+            """Add the trials that have ended to the table. every: if false, only those that ran alone."""
+            new = {
+                n: one
+                for n, one in zip(self.points, outcomes, strict=True)
+                if n in left and (every or (one.alone and one.status))
+            }
+            if new:
+                add_rows(
+                    self.folder / TABLE, [row for n, one in new.items() for row in self._rows(n, left.pop(n), one)]
+                )
+            if bar:
+                bar.move(sum(one.share for one in outcomes) / len(outcomes))
+
         try:
-            done = at_once(self.configs, bar.move if bar else lambda share: None, processes)
-            ends = [*zip(self.points.items(), done, strict=True)]
-            add_rows(self.folder / TABLE, [row for (number, point), one in ends for row in self._rows(number, point, one)])
+            done = at_once(self.configs, keep, processes)
+            keep(done, every=True)
         except Exception as error:
             return Outcome("failed", reason(error))
         counts = Counter(one.status for one in done)
-        failed = [f"trial {number}: {one.error}" for (number, _), one in ends if one.status == "failed"]
+        failed = [f"trial {n}: {one.error}" for n, one in zip(self.points, done, strict=True) if one.status == "failed"]
         text = ", ".join(f"{many} {status}" for status, many in counts.items())
         return Outcome("finished", f"{text} ({failed[0]})" if failed else text)
 
-    def _rows(self, number: int, point: Point, one: Any) -> Rows:
-        about = {"trial": str(number), "seed": str(one_seed), **point, "status": one.status, "error": one.error}
-        about["alone"] = one.alone
+    def _rows(self, number: int, point: Point, one: "Computed") -> Rows:
+        """Return the rows of a trial for the table."""
+        about = {"trial": str(number), "seed": str(self.composed.nodes["seed"]), **point}
+        about |= {"status": one.status, "error": one.error, "alone": one.alone}
         return [
             about | {name: f"{v:.10g}" if isinstance(v, float) else str(v) for name, v in row.items()}
             for row in one.rows or [{}]

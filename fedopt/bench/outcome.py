@@ -79,7 +79,9 @@ def best_of(losses: Sequence[float]) -> list[float]:
     Entry k is the median of the lowest loss among k trials, over all ways to choose k of the n trials.
     """
     ordered, n = sorted(losses), len(losses)
-    reached = (np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1))  # the chance that the best has at most this rank
+    reached = (
+        np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1)
+    )  # the chance that the best has at most this rank
     return [ordered[np.searchsorted(shares, 0.5 - 1e-12)] for shares in reached]
 
 

@@ -1,4 +1,4 @@
-"""The results of the benchmark as pages, tables and pictures, from the table of all runs."""
+"""The benchmark's results as pages, tables and figures, made from the table of all runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,28 +33,28 @@ from fedopt.drawing import Line, figures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # of the searches of a best-of-k curve
-PHASE = "phase"  # a board of many small tasks, which have a row in the table of firsts, and no pages and no ranks
-# Runs of a point that a search chose, runs of such a point with equal clients, and the point with a method's defaults
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # k of a best-of-k curve
+PHASE = "phase"  # a board of many small tasks: they have a row in the table of first places, but no pages and no ranks
+# Runs of a selected configuration, its runs with equal clients, and the index of a method's defaults
 REPORT, TWIN, DEFAULTS = "report", "twin", 0
-WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose answers depend on the server's steps
+WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose results depend on the server's step size
 
-SearchesBy = Mapping[str, Searches]  # by currency, or by task
-Judged = Mapping[str, SearchesBy]  # by task, and then by currency
-Pair = tuple[str, str, str, str]  # task, one method, another one, and the words of a claim about them
+SearchesBy = Mapping[str, Searches]  # keys are currencies or tasks
+Judged = Mapping[str, SearchesBy]  # task -> currency -> tuning runs
+Pair = tuple[str, str, str, str]  # task, one method, another one, and the text of a claim about them
 
 
 def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path) -> None:
-    """Rank the methods on the chosen tasks, and print the tables. Write pages, tables as CSV, and pictures.
+    """Rank the methods on the chosen tasks, print the tables, and write pages, tables as CSV, and figures.
 
     Args:
         table: The rows of all runs.
         chosen: The tasks.
         entries: All entries.
-        place: The folder to write into.
+        place: The output folder.
 
     Raises:
-        UserError: A row is of a task whose rules have changed since.
+        UserError: The rules of a task have changed since its runs.
     """
     table = table[table["task"].isin([task.name for task in chosen])]
     _refuse_other_rules(table, chosen, entries)
@@ -77,20 +77,21 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
 
 
 def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> None:
-    """Raise UserError if a row of the table is of a task whose rules have changed since."""
+    """Raise UserError if the rules of a task have changed since its runs."""
     by_name = {task.name: task for task in chosen}
     for task, name, digest in table[["task", "method", "task_digest"]].drop_duplicates().itertuples(index=False):
         if name in entries and digest != entries.digest(by_name[task], entries[name]):
-            why = f"the results of {name} followed other rules than its files have now"
-            raise UserError(f"{task}: {why}; restore them, or run it again")
+            why = f"the rules in its files have changed since the runs of {name}"
+            raise UserError(f"{task}: {why}; restore the files, or run the task again")
 
 
 def _write_boards(
     shown: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], references: Sequence[str], place: Path
 ) -> tuple[list[dict[str, Any]], dict[str, pd.DataFrame]]:
-    """Print the scores of all boards and write their pictures.
+    """Print the scores of all boards and write their figures.
 
-    Return what the page of all results shows of each board, and the tables by the names of their files.
+    Returns:
+        What the page of all results shows about each board, and file name -> table.
     """
     boards = list[dict[str, Any]]()
     tables = dict[str, pd.DataFrame]()
@@ -114,7 +115,7 @@ def _write_boards(
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page from a template. name: of the template, without ending. path: the file to write. values: its variables."""
+    """Write a page. name: the template, without extension. path: the file. values: the variables of the template."""
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
@@ -122,19 +123,19 @@ def _fill(name: str, path: Path, **values: Any) -> None:
     write_atomically(path, template.render(**rules, **values).encode())
 
 
-# Methods without a rank, and without a currency
+# Methods without a rank or without a currency
 
 
 def _unranked(here: Sequence[Task], references: Sequence[str]) -> list[str]:
     """Return the methods without a rank on the tasks ``here``.
 
-    They are references, and the second method of a pair that is a null control of every task.
+    They are references, and second methods of pairs that are a null control on every task.
     """
     return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in here))]
 
 
 def _has_currency(currency: str, methods: pd.Series, references: Sequence[str]) -> pd.Series:
-    """Tell of each method whether it has a currency: references on pooled data have no rounds, bytes and client visits."""
+    """Return for each method whether a currency applies: references on pooled data only have numbers of calls."""
     return ~methods.isin([] if currency.startswith("calls") else [*references])
 
 
@@ -142,7 +143,7 @@ def _has_currency(currency: str, methods: pd.Series, references: Sequence[str]) 
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with its numbers as texts of three digits, and missing ones as a dash."""
+    """Format the numbers of a table with three digits, and missing numbers as a dash."""
     return table.map(lambda v: "-" if pd.isna(v) else f"{v:.3g}" if isinstance(v, float) else str(v))
 
 
@@ -151,7 +152,7 @@ def _band(low: float, high: float) -> str:
 
 
 def _in_order(text: str, share: float) -> str:
-    """Return a text with the share of searches in which it holds, rounded down: a share below a limit never reads as the limit."""
+    """Return a text with the fraction of tuning runs in which it holds, rounded down: it never looks as if it reached a limit."""
     return f"{text} in {math.floor(exact(100 * share))}%"
 
 
@@ -159,7 +160,7 @@ def _in_order(text: str, share: float) -> str:
 
 
 def _firsts(task: Task, searches_by_currency: SearchesBy, unranked: Sequence[str]) -> dict[str, str]:
-    """Return the first method on a task by each currency, or that there is no order."""
+    """Return currency -> the first method on a task, or that there is no order."""
     row = {"task": task.name}
     for currency, searches in searches_by_currency.items():
         name, share = first(searches, unranked)
@@ -169,9 +170,14 @@ def _firsts(task: Task, searches_by_currency: SearchesBy, unranked: Sequence[str
 
 
 def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the null controls and the registered claims, as `claims` judges them, a row for each pair and currency.
+    """Return the results of `claims` for the null controls and for the registered claims, one row per pair and currency.
 
-    A null control is a pair that is one method: its ratio is the noise of a search. every: all tasks with registered claims.
+    A null control is a pair of entries that are the same method: its ratio shows the noise of tuning.
+
+    Args:
+        judged: The tuning runs.
+        chosen: The tasks of the page.
+        every: All tasks with registered claims.
     """
     nulls, answers = list[pd.DataFrame](), list[pd.DataFrame]()
     for currency in CURRENCIES:
@@ -180,7 +186,7 @@ def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> t
         nulls.append(_pairs(pairs, searches, currency))
         ratios = nulls[-1].set_index("task")["ratio"]
         sizes = ratios.map(math.log).abs()
-        noise = dict[Any, float](sizes.groupby(level=0).max())  # the largest |log ratio| of a task's null pairs
+        noise = dict[Any, float](sizes.groupby(level=0).max())  # the largest |log ratio| of a task's null controls
         told = [(task, claim) for task in chosen for claim in task.claims if currency in claim.by]
         pairs = [(task.name, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
         registered = sum(currency in claim.by for task in every for claim in task.claims)
@@ -191,19 +197,16 @@ def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> t
 def _pairs(
     pairs: Sequence[Pair], searches: SearchesBy, currency: str, registered: int = 0, noise: Mapping[str, float] = {}
 ) -> pd.DataFrame:
-    """Return what `claims` says of the pairs of which both methods have runs.
-
-    searches, registered, noise: as for `claims`, where noise is called ``floors``.
-    """
-    there = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
-    table = claims([(task, one, other) for task, one, other, _ in there], searches, registered, noise)
+    """Return the results of `claims` for the pairs whose methods both have runs. noise: the ``floors`` of `claims`."""
+    available = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
+    table = claims([(task, one, other) for task, one, other, _ in available], searches, registered, noise)
     table.insert(1, "currency", currency)
-    table.insert(2, "claim", [words for *_, words in there])
+    table.insert(2, "claim", [text for *_, text in available])
     return table
 
 
 def _shown(table: pd.DataFrame) -> list[str]:
-    """Return claims as Markdown, a table per currency."""
+    """Return claims as Markdown, one table per currency."""
     parts = []
     for currency, on in table.groupby("currency", sort=False):
         kept = on[["task", "claim", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]]
@@ -215,7 +218,7 @@ def _shown(table: pd.DataFrame) -> list[str]:
 
 
 def _board(ranked: pd.DataFrame, currency: str, name: str) -> str:
-    """Print the scores of a board by one currency. Return them as Markdown."""
+    """Print the scores of a board in one currency, and return them as Markdown."""
     shown = pd.DataFrame({f"by {CURRENCIES[currency].label}": ranked["method"], "score": ranked["score"]})
     shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
     shown["tasks"] = ranked["tasks"]
@@ -229,7 +232,7 @@ def _board(ranked: pd.DataFrame, currency: str, name: str) -> str:
 def _best_of(
     here: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], unranked: Sequence[str], path: Path
 ) -> pd.DataFrame:
-    """Draw and return the best-of-k curves of the tasks of a board, by communication rounds."""
+    """Draw and return the best-of-k curves of the tasks of a board, in communication rounds."""
     curves = [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
     table = pd.concat(curves)
     table = table[~table["method"].isin(unranked)]
@@ -252,13 +255,13 @@ def _best_of(
 def _of_task(
     task: Task, table: pd.DataFrame, searches_by_currency: SearchesBy, entries: Entries, references: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what the page of a task shows besides its rules: scores, targets reached, and how far each method gets."""
+    """Return the results on the page of a task: scores, reached targets, and the best value of each method."""
     scores, goals = list[str](), list[str]()
     for currency, searches in searches_by_currency.items():
         every = pd.Series(searches.methods)
         names = every[_has_currency(currency, every, references)]
         if names.empty:
-            continue  # references alone have results, and none of this currency
+            continue  # only references have results, and the currency does not apply to them
         head = f"by {CURRENCIES[currency].label}"
         worths = worth(searches.reached[goals_of(task)]).mean(axis=1)
         reached = searches.reached.assign(worth=worths).set_index("method")
@@ -271,7 +274,7 @@ def _of_task(
 
 
 def _of_method(name: str, searches: Searches, reached: pd.DataFrame, entries: Entries) -> dict[str, Any]:
-    """Return a method's row in the table of scores. reached: the hits of its runs, with their worth."""
+    """Return a method's row in the table of scores. reached: the hits of its runs, with their scores."""
     values = searches.scores(name)
     of_defaults = (reached["kind"] == REPORT) & (reached["point"] == DEFAULTS)
     return {
@@ -284,9 +287,10 @@ def _of_method(name: str, searches: Searches, reached: pd.DataFrame, entries: En
 
 
 def _best_held(task: Task, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the best value that any run of each method held for two evaluations, and how the runs of its pool ended.
+    """Return the best value that a run of each method held for two evaluations, and how the runs of the samples ended.
 
-    A run holds the worse of two consecutive values. The column runs counts runs of all kinds, the shares are of the pool only.
+    A run holds the worse of two consecutive values. The column runs counts all runs; the fractions are of the sampled
+    configurations only.
     """
     sign, keys = -1.0 if task.targets[-1] > task.targets[0] else 1.0, ["method", "kind", "point", "seed"]
     table = table.astype({"method": str, "kind": str, "status": str})

@@ -1,7 +1,7 @@
-"""The runs of an entry on a task, and what is kept of them: one table of all evaluations.
+"""The runs of an entry on a task, and the table of all their evaluations that is kept.
 
-An entry's pool of points is run once, with two seeds each. A search is a draw of `SEARCH` points from it. The points that
-such searches choose most often are reported on other seeds.
+The sampled configurations of an entry are run with two seeds each. A tuning run is a random choice of `SEARCH` of them. The
+configurations that tuning runs select most often are run again with the seeds of a report.
 """
 
 import math
@@ -28,7 +28,7 @@ from fedopt.jobs import Job, Launcher, run_all
 from fedopt.results import OVER, RunFolder
 
 CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
-COVERED = 0.8  # of the searches whose choice is reported
+COVERED = 0.8  # fraction of tuning runs whose selected configuration is reported
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Pools:
 
     Args:
         out: The folder.
-        entries: All entries, which know the user's config folders.
-        seeds: The number of seeds of each point of the pool, of a report, and of the control with equal clients.
-        most: The largest number of points of a pool, whatever the task says.
+        entries: All entries.
+        seeds: The number of seeds of a sampled configuration, of a report, and of the control with equal clients.
+        most: The largest number of sampled configurations of an entry, if it is smaller than the task's.
     """
 
     out: Path
@@ -48,11 +48,16 @@ class Pools:
     most: int = 10_000
 
     def kept(self, task: Task, name: str) -> Path:
-        """Return the file with the table of an entry on a task."""
+        """Return the file of the table of an entry on a task."""
         return self.out / task.name / f"{name}.parquet"
 
     def run(self, task: Task, names: Sequence[str], launcher: Launcher) -> None:
         """Do the missing runs of these entries on a task, and keep their tables. Repeat the call to resume.
+
+        Args:
+            task: The task.
+            names: The names of the entries.
+            launcher: Does the runs.
 
         Raises:
             UserError: An entry cannot run on the task, or a run is damaged.
@@ -60,7 +65,7 @@ class Pools:
         """
         missing = [self.entries[name] for name in names if not self._is_kept(task, name)]
         for entry in missing:
-            compose(task.command(entry, {}), self.entries.folders)  # says what is wrong with it before anything runs
+            compose(task.command(entry, {}), self.entries.folders)  # reports errors before the first run
         pools = {entry.name: self.entries.points(task, entry)[: self.most + 1] for entry in missing}
         of_pool = [
             run
@@ -85,15 +90,15 @@ class Pools:
             rmtree(self.out / task.name / entry.name)
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
-        """Return the rows of all entries on these tasks that are kept here."""
+        """Return the kept rows of all entries on these tasks."""
         parts = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
         return pd.concat(parts or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
 
     def fits(self, task: Task, name: str) -> bool:
-        """Return whether the data are there and an entry's config can be composed. If not, a note says why."""
+        """Return whether the data exist and an entry's config can be composed. If not, print a note that says why."""
         try:
             if task.data and not task.file.exists():
-                raise UserError(f"{task.file} is not there; make it with scripts/data {task.file.stem}")
+                raise UserError(f"{task.file} does not exist; make it with scripts/data {task.file.stem}")
             compose(task.command(self.entries[name], {}), self.entries.folders)
         except UserError as error:
             note(f"{task.name} is left out: {error}")
@@ -105,9 +110,8 @@ class Pools:
         if not path.exists():
             return False
         if {*read_table(path, ["task_digest"])["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
-            raise UserError(
-                f"{path}: its runs followed other rules than bench/{task.name}.yaml has now; choose another --out"
-            )
+            why = f"the rules in bench/{task.name}.yaml have changed since its runs"
+            raise UserError(f"{path}: {why}; choose another --out")
         return True
 
     def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
@@ -118,31 +122,30 @@ class Pools:
             yield Run(entry, kind, number, point, seed, place / f"seed{seed}")
 
     def _do(self, task: Task, runs: "Sequence[Run]", launcher: Launcher) -> None:
-        """Do the runs that have not ended. A point that an algorithm refuses is no error: it counts as diverged."""
+        """Do the runs that have not ended. A configuration that an algorithm refuses is not an error: it counts as diverged."""
         jobs = []
         for run in runs:
             if not RunFolder(run.folder).settled:
                 words = task.command(run.entry, run.point, run.kind == "twin")
                 words += [f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                stop = AllReached(task)
-                jobs.append(
-                    Job(run.folder, compose(words, self.entries.folders), str(run.folder.relative_to(self.out)), stop)
-                )
-        refuse_unfinished(jobs, run_all(jobs, launcher))
+                composed, title = compose(words, self.entries.folders), str(run.folder.relative_to(self.out))
+                jobs.append(Job(run.folder, composed, title, AllReached(task)))
+        refuse_unfinished(run_all(jobs, launcher))
 
     def _table(self, task: Task, runs: "Sequence[Run]") -> pd.DataFrame:
         return pd.concat([self._rows(task, run) for run in runs], ignore_index=True)
 
     def _rows(self, task: Task, run: "Run") -> pd.DataFrame:
-        """Return the evaluations of a run, one row each. A run that failed has one, with no value.
+        """Return the evaluations of a run, one row each. A run that failed has one row, without a value.
 
-        Raises UserError if its files are damaged.
+        Raises:
+            UserError: The files of the run are damaged.
         """
         folder = RunFolder(run.folder)
         card, status = read_json(run.folder / "run.json", CARD), str(folder.status())
         versions, machine = card.get("versions", {}), card.get("machine", {})
         if status in OVER:
-            found = ended(run.folder, "comm_rounds").table
+            found = ended(run.folder).table
             rows = pd.DataFrame({name: found[column] for name, column in COUNTS.items()})
             rows["value"] = rounded(found[task.metric])
         else:
@@ -155,7 +158,7 @@ class Pools:
 
 
 class Run(NamedTuple):
-    """A run of an entry. number: the place of its point in the pool."""
+    """A run of an entry. number: the index of its configuration."""
 
     entry: Entry
     kind: str
@@ -167,9 +170,14 @@ class Run(NamedTuple):
 
 @dataclass
 class AllReached:
-    """A function of the rows of metrics.csv: whether a row and the one before have reached the hardest target.
+    """A function of a row of metrics.csv that returns whether this row and the previous one have reached the hardest target.
 
-    It stops a run, of which nothing more is counted. A run that was resumed goes on to the end of its budget.
+    It stops the run, because later rows do not count. A resumed run continues to the end of its budget.
+
+    Args:
+        task: The task.
+        goal: The value of the hardest target.
+        before: Whether the previous row has reached it.
     """
 
     task: Task
@@ -185,8 +193,10 @@ class AllReached:
 
 
 def chosen(task: Task, tried: pd.DataFrame, covered: float = COVERED) -> list[int]:
-    """Return the points that searches choose most often: the first by each currency, and those that together are the choice of
-    that share of the searches by all currencies.
+    """Return the configurations that tuning runs select most often.
+
+    They are the most frequent one in each currency, and the most frequent ones in all currencies that together are selected by
+    a fraction ``covered`` of the tuning runs.
     """
     reached = hits(task, tried)
     by_currency = np.array(

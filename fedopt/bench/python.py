@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedopt.bench.outcome import remarks, table, winners, with_values, write_searches
-from fedopt.bench.space import words_of
+from fedopt.bench.space import overrides_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
 from fedopt.config import TURN, with_project
@@ -87,5 +87,5 @@ def tune(
     good = with_values(searches)
     if good:
         write_searches(good, folder)
-    best = {search.algo: words_of(search.best.point) for search in good}
+    best = {search.algo: overrides_of(search.best.point) for search in good}
     return Tuning(best, table(searches), winners(good), folder, [*remarks(good)])

@@ -1,9 +1,11 @@
-"""Statistics of the benchmark: what a search of so many points finds, who is cheaper, and how sure that is.
+"""Statistics of the benchmark: what a tuning run finds, which entry is cheaper, and how certain that is.
 
-The search is the replicate: it draws `SEARCH` points of an entry's pool, and chooses the one with the best score on the seeds of
-the pool. The choice is judged on other seeds. The chance that a search chooses a point is known exactly, so searches are drawn
-from it. A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to
-hard, the share of the budget spent when it was reached, infinite for a miss.
+The replicate is a tuning run: it tries `SEARCH` of an entry's sampled configurations, and selects the one with the best score on
+the seeds of the samples. The selected configuration is scored on other seeds. The probability that a tuning run selects a
+configuration is known exactly, and simulated tuning runs are drawn from it.
+
+A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to hard, the
+fraction of the budget spent when the target was reached (infinite if it was missed).
 """
 
 import math
@@ -19,28 +21,30 @@ from scipy.special import binom
 from fedopt.analysis import holm
 from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
-BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget between which a goal has worth
-SEARCH = 12  # points of a search
-BAND = 0.9  # of searches
+BUDGETS = np.geomspace(0.01, 1.0, 201)  # fractions of the budget at which a reached target has a score
+SEARCH = 12  # configurations that a tuning run tries
+BAND = 0.9  # fraction of tuning runs inside a band
 DRAWS = 4000
 PERMUTATIONS = 5000
-LEVEL = 0.05  # of p after Holm's correction
-FIRM = 0.9  # the share of searches in which an order must hold to be called one
+LEVEL = 0.05  # significance level, after Holm's correction
+FIRM = 0.9  # fraction of tuning runs in which an order must hold to be reported as one
 
 
 def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
-    """Return what each row of a table of runs has spent by then, in a currency."""
+    """Return the cost of a run up to each row of a table of runs, in a currency."""
     names = {column: name for name, column in COUNTS.items()}
     return np.sum([table[names[column]].to_numpy(float) for column in CURRENCIES[currency].columns], axis=0)
 
 
 def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the hits of all runs of a task.
+    """Return a table of hits for all runs of a task.
 
-    A target counts as reached if two consecutive evaluations reach it; the cost is that of the first. A target reached beyond
-    the budget counts as missed.
+    A target is reached if two consecutive evaluations reach it; the cost is the cost at the first of them. A target that is
+    reached after the end of the budget is missed. Larger values are better if the targets increase.
 
-    table: the rows of the runs, those of each run in the order of its steps. Larger values are better if the targets rise.
+    Args:
+        task: The task.
+        table: The rows of the runs, with the rows of each run in the order of its steps.
     """
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
     keys, parts = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
@@ -50,7 +54,7 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     for key, rows in runs.items():
         own = values[rows]
         goals = targets * own[0] if task.relative else targets
-        good = own[:, None] <= goals  # which a nan is not
+        good = own[:, None] <= goals  # false for nan
         both = good[:-1] & good[1:]
         kept = both.any(axis=0)
         first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
@@ -61,19 +65,25 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def worth(cost: Any) -> Any:
-    """Return the worth of each hit: 1 for a cost of at most 1 % of the budget, 0 for all of it or a miss, linear in log cost.
+    """Return the score of each hit: 1 for a cost of at most 1 % of the budget, 0 for 100 % or a miss, linear in log cost.
 
-    Its mean over hits is the area under the curve of goals reached, with the budget on a logarithmic axis.
+    The mean over hits is the area under the curve of reached targets over the logarithm of the budget.
 
-    cost: the cost of each hit, as a fraction of the budget; infinite for a miss.
+    Args:
+        cost: The cost of each hit, as a fraction of the budget; infinite for a miss.
     """
     return 1 - np.clip(np.log(np.asarray(cost, float) / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0]), 0, 1)
 
 
 def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each point of a pool, without the defaults, and how good its last value is, [points] each.
+    """Return the score of each sampled configuration, without the defaults, and a rank that breaks ties, [points] each.
 
-    reached: the hits of one entry in one currency. table: its runs. The second breaks ties: the rank of the median over seeds.
+    The rank is that of the last value, as the median over seeds; higher is better.
+
+    Args:
+        reached: The hits of one entry in one currency.
+        table: The runs of the entry.
+        task: The task.
     """
     of_pool = reached[(reached["kind"] == "pool") & (reached["point"] > 0)]
     worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
@@ -87,13 +97,14 @@ def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[n
 
 
 def goals_of(task: Task) -> list[int]:
-    """Return the columns of a table of hits with what its targets cost."""
+    """Return the columns of a table of hits that contain the costs of the targets."""
     return [*range(len(task.targets))]
 
 
 def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Return the chance of each point that a search chooses it: that it is the best of ``size`` that are drawn without
-    replacement. Ties are broken by ``ends``, higher is better.
+    """Return the probability of each configuration that it is the best of ``size`` ones drawn without replacement.
+
+    Ties are broken by ``ends``; higher is better.
     """
     found = np.empty(len(scores))
     found[np.lexsort((-ends, -scores))] = chances_by_rank(len(scores), size)
@@ -101,23 +112,28 @@ def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
 
 
 def chances_by_rank(n: int, size: int) -> np.ndarray:
-    """Return the chance that the best of ``size`` among n points is the r-th best of all, [n]."""
+    """Return the probability that the best of ``size`` configurations among n is the r-th best of all, [n]."""
     size = min(size, n)
-    return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # it beats the n - r points that are worse
+    return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # the others are among the n - r worse ones
 
 
 def searches_of(task: Task, table: pd.DataFrame) -> "dict[str, Searches]":
-    """Return the searches on a task by each currency. table: its runs."""
+    """Return currency -> tuning runs on a task. table: the runs of the task."""
     by_currency = dict([*hits(task, table).groupby("currency")])
     return {currency: Searches(task, table, by_currency[currency]) for currency in CURRENCIES}
 
 
 class Searches:
-    """Draws of searches of every entry on one task in one currency, and what their choices cost on the seeds of a report.
+    """Simulated tuning runs of every entry on one task in one currency, and the costs of what they select.
 
-    A choice that has no report is judged by its runs of the pool: it is one of the rarer ones.
+    The costs are measured with the seeds of a report. Rarely selected configurations have no report; for them, the runs with the
+    seeds of the samples count.
 
-    task: the task. table, reached: its runs and their hits in the currency. draws: how many.
+    Args:
+        task: The task.
+        table: The runs of the task.
+        reached: The hits of these runs in the currency.
+        draws: The number of tuning runs.
     """
 
     def __init__(self, task: Task, table: pd.DataFrame, reached: pd.DataFrame, draws: int = DRAWS):
@@ -129,7 +145,7 @@ class Searches:
         self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
         self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
         seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
-        self._seeds = np.random.default_rng(0).integers(seeds, size=(draws, seeds))  # paired: for all the same
+        self._seeds = np.random.default_rng(0).integers(seeds, size=(draws, seeds))  # the same for all entries
         for name in self.methods:
             own = by_method[name].reset_index(drop=True)
             self._values[name] = values_of(own, runs[name], task)
@@ -143,7 +159,7 @@ class Searches:
         self.draw(SEARCH)
 
     def draw(self, size: int) -> "Searches":
-        """Draw searches of so many points, and return the object."""
+        """Simulate tuning runs that try so many configurations, and return the object."""
         for name, (scores, ends) in self._values.items():
             rng = np.random.default_rng([crc32(word.encode()) for word in (self.task.name, name)])
             self.chance[name] = chances(scores, ends, size)
@@ -152,30 +168,30 @@ class Searches:
         return self
 
     def drawn(self, method: str) -> np.ndarray:
-        """Return what the choices of the drawn searches cost, on seeds that are drawn too, [draws, seeds, targets]."""
+        """Return the costs of what the tuning runs select, on resampled seeds, [draws, seeds, targets]."""
         return self.costs[method][self.choice[method][:, None], self._seeds]
 
     def scores(self, method: str) -> np.ndarray:
-        """Return the scores of the drawn searches, [draws]."""
+        """Return the scores of the tuning runs, [draws]."""
         return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self._seeds].mean(axis=1)
 
     def p_value(self, one: str, other: str) -> float:
-        """Return the two-sided p-value of a permutation test: searches of both pools have the same expected score.
+        """Return the two-sided p-value of a permutation test of equal expected scores of tuning runs of two entries.
 
-        The points are the sample: under the hypothesis each of them could belong to either pool. A search chooses by one
-        seed and is judged by another, in turn.
+        The sampled configurations are permuted between the entries. A tuning run selects by one seed and is scored on another
+        one; the seeds are used in turn.
         """
         both, n = np.concatenate([self._pools[one], self._pools[other]]), len(self._pools[one])
         orders = np.random.default_rng(crc32(self.task.name.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
-        orders[0] = np.arange(len(both))  # as they are
+        orders[0] = np.arange(len(both))  # the unpermuted samples
         found = _expected(both[orders[:, :n]]) - _expected(both[orders[:, n:]])
         return float((abs(found) >= abs(found[0]) - 1e-12).mean())
 
     def ratios(self, one: str, other: str) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        """Return log(cost of ``one`` / cost of ``other``) of each draw, and the shares of targets that the two miss.
+        """Return log(cost of ``one`` / cost of ``other``) of each draw in two ways, and the fractions of missed targets.
 
-        The first counts the targets that one of the two reaches on some seed, and a miss as the whole budget. The second counts
-        what both reach, and is nan without any.
+        The first result counts targets that at least one of the two reaches with some seed; a miss costs 100 % of the budget.
+        The second one counts targets that both reach; it is nan if there are none.
         """
         a, b = self.drawn(one), self.drawn(other)
         counted = (np.isfinite(a) | np.isfinite(b)).any(axis=1, keepdims=True) & np.ones(a.shape, bool)
@@ -188,9 +204,12 @@ class Searches:
 
 
 def _expected(scores: np.ndarray) -> np.ndarray:
-    """Return the expected score of a search in each of some pools, which takes the better one of equal points.
+    """Return the expected score of a tuning run for each of several sets of configurations.
 
-    scores: [pools, points, seeds].
+    Of configurations with equal scores, the one that is better on the other seed is selected.
+
+    Args:
+        scores: [sets, points, seeds].
     """
     seeds, parts = scores.shape[2], []
     for seed in range(seeds):
@@ -201,24 +220,32 @@ def _expected(scores: np.ndarray) -> np.ndarray:
 
 
 def band(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the middle `BAND` of draws."""
+    """Return the ends of the interval that contains the middle `BAND` of the values."""
     low, high = np.quantile(values, [(1 - BAND) / 2, (1 + BAND) / 2])
     return float(low), float(high)
 
 
 def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.DataFrame:
-    """Return one row per method of a board, the best first. Tasks weigh alike.
+    """Return one row per method of a board, the best first. All tasks have the same weight.
 
-    Columns: score, the mean over tasks of the median search; low, high: the band over searches, seeds and tasks; tasks: how many
-    it takes part in; rank: among those that take part in all; holds: the share of draws in which it has this rank.
+    Columns:
+        score: The mean over tasks of the score of the median tuning run.
+        low, high: The band over tuning runs, seeds and tasks.
+        tasks: The number of tasks in which the method takes part.
+        rank: The rank among the methods that take part in all tasks.
+        holds: The fraction of draws in which the method has this rank.
 
-    searches: task -> its searches in one currency. unranked: methods without a rank.
+    Args:
+        searches: task -> tuning runs in one currency.
+        unranked: Methods without a rank.
     """
     table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
     names = [*dict.fromkeys(name for of_task in table.values() for name in of_task)]
     whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in unranked]
     draws = next(iter(searches.values())).draws
-    places = np.random.default_rng(2).integers(len(table), size=(draws, len(table)))  # drawn tasks, for all the same
+    places = np.random.default_rng(2).integers(
+        len(table), size=(draws, len(table))
+    )  # resampled tasks, the same for all methods
     rows, drawn = [], dict[str, np.ndarray]()
     for name in names:
         own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
@@ -235,9 +262,9 @@ def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.
 
 
 def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]:
-    """Return who is first on a task most often over searches and seeds, and the share of draws in which it is."""
+    """Return the method that is most often first on a task over tuning runs and seeds, and the fraction of these draws."""
     scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in unranked})
-    if not scores.any(axis=None):  # nobody has a rank, or has reached a target
+    if not scores.any(axis=None):  # no method has a rank, or none has reached a target
         return "none", math.nan
     best = scores.eq(scores.max(axis=1), axis=0)
     share = best.div(best.sum(axis=1), axis=0).mean()
@@ -252,15 +279,21 @@ def claims(
 ) -> pd.DataFrame:
     """Return one row per claim that `one` spends less than `other` on a task.
 
-    Columns besides the claim:
-        ratio: cost of `one` / cost of `other`, the geometric mean over searches; low, high: its band over searches and seeds.
-        common: the same over targets that both reach; nan without any. misses: the shares of targets that each misses.
-        cheaper: the share of pairs of searches in which `one` is cheaper.
-        p: of `Searches.p_value`. p (Holm): after Holm's correction.
-        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the ratio beyond the floor; else 'not told apart'.
+    Columns in addition to the claim:
+        ratio: cost of `one` / cost of `other`, as the geometric mean over tuning runs.
+        low, high: The band of the ratio over tuning runs and seeds.
+        common: The ratio over targets that both reach; nan if there are none.
+        misses: The fractions of targets that each of them misses.
+        cheaper: The fraction of pairs of tuning runs in which `one` is cheaper.
+        p: The p-value of `Searches.p_value`.
+        p (Holm): p after Holm's correction.
+        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the ratio is beyond the floor, else 'not told apart'.
 
-    pairs: (task, one, other). searches: by task, in one currency. registered: how many claims the correction counts.
-    floors: task -> the size of the logarithm of the ratio of a null control.
+    Args:
+        pairs: (task, one, other).
+        searches: task -> tuning runs in one currency.
+        registered: The number of claims that the correction counts.
+        floors: task -> the absolute value of the logarithm of a null control's ratio.
     """
     rows = []
     for task, one, other in pairs:
@@ -282,9 +315,13 @@ def claims(
 
 
 def best_of(task: Task, table: pd.DataFrame, reached: pd.DataFrame, sizes: Sequence[int]) -> pd.DataFrame:
-    """Return for each method and size of a search the score: its mean over searches and the ends of its band.
+    """Return the mean score over tuning runs and the ends of its band, for each method and size of a tuning run.
 
-    table, reached: as for `Searches`.
+    Args:
+        task: The task.
+        table: The runs of the task.
+        reached: The hits of these runs in one currency.
+        sizes: The numbers of configurations that a tuning run tries.
     """
     rows, searches = [], Searches(task, table, reached, draws=1000)
     for size in sizes:

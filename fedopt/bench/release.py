@@ -1,4 +1,4 @@
-"""The table of all evaluations: its columns, how it is kept, and the results that come with fedopt."""
+"""The table of all evaluations of the benchmark: its columns, its file, and the results that come with fedopt."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -15,16 +15,16 @@ from fedopt.console import note
 from fedopt.errors import UserError, first_line
 from fedopt.files import LARGEST, read_bytes, write_atomically
 
-ABOUT = ("bench_version", "commit", "torch", "cpu", "task", "task_digest")  # texts of all runs of an entry
+ABOUT = ("bench_version", "commit", "torch", "cpu", "task", "task_digest")  # texts, equal for all runs of an entry
 NAMES = (*ABOUT, "method", "words", "kind", "metric", "status")
 COLUMNS = [*NAMES, "threads", "point", "seed", *COUNTS, "value"]
 TABLE = "results.parquet"
 TYPES = {**dict.fromkeys(COLUMNS, pa.int64()), **dict.fromkeys(NAMES, pa.string()), "value": pa.float32()}
-MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million
+MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million rows
 
 
 def rounded(values: pd.Series) -> np.ndarray:
-    """Return values in single precision with 12 bits of the fraction, which compress well. What is not finite stays."""
+    """Round values to single precision with 12 bits of the fraction, which compresses well. inf and nan are unchanged."""
     exact = values.to_numpy(np.float32)
     bits = ((exact.view(np.uint32) + np.uint32(1 << 10)) & np.uint32(0xFFFFF800)).view(np.float32)
     return np.where(np.isfinite(exact), bits, exact)
@@ -39,10 +39,10 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
-    """Read a table that `write_table` wrote, or somebody has sent.
+    """Read a table that `write_table` has written. It may come from somebody else.
 
     Raises:
-        UserError: It is damaged or too large, or its columns have other types.
+        UserError: The table is damaged or too large, or its columns have other types.
     """
     try:
         file = ParquetFile(BytesIO(read_bytes(path, LARGEST)))
@@ -58,27 +58,26 @@ def read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
         return table
     except (pa.ArrowException, OSError, ValueError, LookupError, UserError) as error:
         why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(
-            f"{path}: cannot be read as a table of runs ({why}); put a good copy there, or delete it"
-        ) from None
+        raise UserError(f"{path}: cannot be read as a table of runs ({why}); restore or delete it") from None
 
 
 def released(folder: Path) -> pd.DataFrame:
-    """Return the table in a folder; without one there, the table that comes with fedopt, and a note says so.
+    """Return the table in a folder. If there is none, print a note and return the table that comes with fedopt.
 
-    Raises UserError if the table cannot be read.
+    Raises:
+        UserError: The table cannot be read.
     """
     places = [place / TABLE for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench")]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         return pd.DataFrame(columns=COLUMNS)
     if path != places[0]:
-        note(f"{folder}: has no {TABLE}, so the results that come with fedopt are ranked")
+        note(f"{folder}: has no {TABLE}; the results that come with fedopt are ranked")
     return read_table(path)
 
 
 def with_newer(table: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
-    """Return a table in which the rows of a task and a method are those of the newer one, where it has some."""
+    """Return a table with the rows of a newer table for each task and method that the newer one has."""
     if not len(newer) or not len(table):
         return newer if len(newer) else table
     pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (table, newer)]

@@ -1,6 +1,4 @@
-"""The search space: ranges of keys. A command gives them, or the comment beside a key in conf/algo says 'tuned as a step' or
-the like.
-"""
+"""The search space: ranges of keys, from the command or from comments in conf/algo such as 'tuned as a step'."""
 
 import math
 import re
@@ -17,11 +15,12 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError
 
 Kind = Literal["log", "uniform", "int", "choice"]
-Point = dict[str, str]  # the values of a trial by key, as words of a command have them
-EDGE = 0.1  # of a range: a best value this near to an end may lie beyond it
-DECADES = 3.5  # that the range of a step size is wide, around its default
-DIGITS = 4  # of a number
-ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # and their ranges
+Point = dict[str, str]  # key -> value of a trial, as text of an override
+EDGE = 0.1  # fraction of a range: better values may lie beyond an end that is closer than this to the best one
+DECADES = 3.5  # width of the range of a step size, around its default
+DIGITS = 4  # significant digits of a value
+ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # role -> range
+KINDS = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
 _NUMBER = re.compile(r"-?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 _RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
@@ -31,7 +30,7 @@ class Range:
     """The values that a search may give a key.
 
     Args:
-        kind: log, uniform (real numbers) and int allow all values from ends[0] to ends[1]; choice allows those in `ends`.
+        kind: log, uniform (real numbers) and int allow all values from ends[0] to ends[1]; choice allows the values in `ends`.
         ends: Two numbers; for a choice, all its values as text.
     """
 
@@ -42,8 +41,10 @@ class Range:
         return f"{self.kind}({','.join(f'{end:g}' if isinstance(end, float) else str(end) for end in self.ends)})"
 
     def at(self, share: float) -> str:
-        """Return as text the value at a fraction of the range from its lower end, 0 <= share < 1. In a log range it is a
-        fraction of the logarithm.
+        """Return the value at a fraction of the range, as text. The fraction of a log range is one of the logarithm.
+
+        Args:
+            share: The fraction, 0 <= share < 1, from the lower end.
         """
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
@@ -56,8 +57,8 @@ class Range:
     def share(self, text: str) -> float:
         """Return the fraction of the range at which a value lies, the inverse of `at`.
 
-        It lies outside [0, 1] if the value is beyond the ends. It is nan for text that is not a number, a value not in the
-        choice, or a value of 0 or less in a log range.
+        The fraction is outside [0, 1] if the value is beyond the ends. It is nan for text that is not a number, for a value
+        that is not in the choice, and for a value of 0 or less in a log range.
         """
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
@@ -81,9 +82,10 @@ class Range:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Return whether better values may lie outside: a value lies within a tenth of an end of the range, or beyond it.
+        """Return whether a best value is so close to an end of the range that better values may lie outside.
 
-        Of a choice of three or more numbers, the least and the largest are at an edge. False for a text.
+        It is at an edge within a tenth of the range from an end, and outside. In a choice of three or more numbers, the smallest
+        and the largest number are at an edge. A text is never at an edge.
         """
         if self.kind == "choice":
             numbers = sorted(filter(_NUMBER.fullmatch, {*self.ends}), key=float)
@@ -92,20 +94,19 @@ class Range:
         return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 
 
-def read_range(word: str) -> tuple[str, Range] | None:
-    """Parse an override such as algo.eta=log(0.001,1) into its key and range. Return None if it gives a single value.
+def read_range(override: str) -> tuple[str, Range] | None:
+    """Parse an override such as algo.eta=log(0.001,1) into its key and range. Return None if it sets a single value.
 
-    Values separated by commas, such as algo.eta=0.1,0.2, make a choice.
+    Values separated by commas, such as algo.eta=0.1,0.2, are a choice.
 
     Raises:
         UserError: The ends of the range are not two increasing numbers, or a log range does not begin above 0.
     """
-    key, _, text = word.partition("=")
+    key, _, text = override.partition("=")
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         if call := re.fullmatch(r"(\w+)\(.*\)", text.strip()):
-            kinds = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
-            raise UserError(f"{word}: there is no range {call[1]}; there are {kinds}")
+            raise UserError(f"{override}: there is no range {call[1]}; there are {KINDS}")
         alternatives = _parts(text)
         return (key, Range("choice", tuple(alternatives))) if len(alternatives) > 1 else None
     kind, parts = match[1], _parts(match[2])
@@ -114,32 +115,32 @@ def read_range(word: str) -> tuple[str, Range] | None:
     try:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:
-        raise UserError(f"{word}: {kind} needs two numbers, such as {kind}(1,10)") from None
+        raise UserError(f"{override}: {kind} needs two numbers, such as {kind}(1,10)") from None
     if not (low < high < math.inf and low > (0 if kind == "log" else -math.inf)):
         above = ", and above 0" if kind == "log" else ""
-        raise UserError(f"{word}: both ends must be finite, and the first must be less than the second{above}")
+        raise UserError(f"{override}: both ends must be finite, and the first must be less than the second{above}")
     return key, Range(kind, (low, high))  # type: ignore[arg-type]
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text at the commas outside quotes and brackets."""
+    """Split a text at commas that are not inside quotes or brackets."""
     return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
 
 
 def overrides_of(point: Point) -> list[str]:
-    """Return a point as command-line overrides, key=value."""
+    """Return a point as overrides, key=value."""
     return [f"{key}={text}" for key, text in point.items()]
 
 
 def default_ranges(composed: Composed) -> dict[str, Range]:
-    """Return key -> range for the algorithm's keys whose comment says 'tuned as ROLE', around their values in the config.
+    """Return key -> range for the algorithm's keys whose comment says 'tuned as ROLE', around the values in the config.
 
-    For a schedule, the key is that of its initial value. Keys whose value is a list or null are left out.
+    The initial value of a schedule is searched. Keys whose value is a list or null are left out.
     """
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
-        name = key if key in values else f"{key}.initial"  # of a schedule
-        if not isinstance(value := values.get(name), list | None):  # of a list, no one entry is meant
+        name = key if key in values else f"{key}.initial"
+        if not isinstance(value := values.get(name), list | None):
             ranges[name] = _by_role(key, role, value)
     return ranges
 
@@ -155,48 +156,48 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 
 
 def _by_role(key: str, role: str, value: Any) -> Range:
-    """Return the range for a role; a role may itself be a range, such as log(0.001,1).
+    """Return the range for a role. A role may itself be a range, such as log(0.001,1).
 
-    Raises UserError for an unknown role, or if a key with the role step has no positive default.
+    Raises:
+        UserError: The role is unknown, or a step size has no positive default.
     """
     if pair := read_range(f"{key}={ROLES.get(role, role)}"):
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(
-                f"{key}={value}: a step is tuned around its default, which must be a number above 0; give "
-                f"one, or a range"
-            )
+            raise UserError(f"{key}={value}: a step is tuned around its default; set one above 0, or give a range")
         ratio = 10 ** (DECADES / 2)
-        return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))
+        return Range("log", (float(f"{value / ratio:.2g}"), float(f"{value * ratio:.2g}")))
     if role == "number of local steps":
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
-    raise UserError(
-        f"{key}: its comment in the algorithm's file says 'tuned as a {role}'; write step, momentum, penalty, probability, "
-        "number of local steps, or a range such as 'tuned in log(0.001,1)'"
-    )
+    known = f"step, {', '.join(ROLES)}, number of local steps, or a range such as 'tuned in log(0.001,1)'"
+    raise UserError(f"{key}: its comment in the algorithm's file says 'tuned as a {role}'; write {known}")
 
 
-# Points of the unit cube
+# Points
 
 
 def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> Iterator[Point]:
-    """Yield points that do not depend on the outcome of trials: a scrambled Sobol sequence, a grid, or random points.
+    """Yield points that do not depend on the results of trials: a scrambled Sobol sequence, a grid, or random points.
 
-    Methods with the same number of ranges get points at the same fractions of them, in the order of their keys.
+    Algorithms with the same number of ranges get points at the same fractions of their ranges, in the order of their keys.
 
-    sampler: sobol, grid or random. ranges: key -> range. count: the number of points; a grid may have fewer. seed: of the
-        points; a grid does not use it.
+    Args:
+        sampler: sobol, grid or random.
+        ranges: key -> range.
+        count: The number of points; a grid may have fewer.
+        seed: The seed of the points; a grid does not use it.
 
-    Raises UserError if the smallest grid has more than ``count`` points.
+    Raises:
+        UserError: The smallest grid has more than ``count`` points.
     """
     if sampler == "grid":
         yield from grid(ranges, count)
         return
     if sampler == "sobol":
         sequence = qmc.Sobol(len(ranges), rng=np.random.default_rng(seed))
-        shares = sequence.random(2 ** math.ceil(math.log2(count)))[:count]  # of which powers of two are balanced
+        shares = sequence.random(2 ** math.ceil(math.log2(count)))[:count]  # powers of two are balanced
     else:
         shares = np.random.default_rng(seed).random((count, len(ranges)))
     for row in shares:
@@ -204,7 +205,7 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
 
 
 def distinct(points: Iterable[Point], tried: Sequence[Point], count: int) -> list[Point]:
-    """Return the first `count` points that differ from each other and from those tried; repeated points only if there are fewer."""
+    """Return the first ``count`` points that differ from each other and from the tried ones, then repeated points if needed."""
     new, repeated = list[Point](), list[Point]()
     for point in takewhile(lambda _: len(new) < count, points):
         (repeated if point in tried or point in new else new).append(point)
@@ -212,19 +213,16 @@ def distinct(points: Iterable[Point], tried: Sequence[Point], count: int) -> lis
 
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
-    """Yield the points of a grid: all values of each choice, and equally many of each numeric range, at most `count` points in
-        all.
+    """Yield the points of a grid, at most ``count``: all values of each choice, and equally many of each numeric range.
 
     Raises:
-        UserError: The smallest grid has more than `count` points.
+        UserError: The smallest grid has more than ``count`` points.
     """
     choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
     numbers = sum(values.kind != "choice" for values in ranges.values())
     if count < (least := choices * 2**numbers):
-        raise UserError(
-            f"--trials {count}: a grid over {', '.join(ranges)} has at least {least} points; use --trials "
-            f"{least} or more, or fewer ranges"
-        )
+        few = f"--trials {count}: a grid over {', '.join(ranges)} has at least {least} points"
+        raise UserError(f"{few}; use --trials {least} or more, or fewer ranges")
     levels = int(exact((count / choices) ** (1 / numbers))) if numbers else 1
     sides = []
     for values in ranges.values():

@@ -1,7 +1,6 @@
-"""The benchmark: tasks whose rules were fixed before the results, and the entries that take part.
+"""The benchmark's tasks, whose rules were fixed before any result was known, and its entries.
 
-A task is a file conf/bench/<folder>/<name>.yaml. The entries, with the ranges in which they are searched, stand in
-conf/bench/entries/<version>.yaml.
+A task is a file conf/bench/<folder>/<name>.yaml. The entries and their search spaces are in conf/bench/entries/<version>.yaml.
 """
 
 import re
@@ -17,25 +16,25 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.bench.space import Point, Range, read_range, roles, overrides_of
+from fedopt.bench.space import Point, Range, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
 from fedopt.metrics import COSTS, Cost
 
 VERSION = "2.0"
-NAME = re.compile(r"\w[\w -]{0,60}")  # of a task, a board or an entry, which files and folders have too
+NAME = re.compile(r"\w[\w -]{0,60}")  # of a task, a board or an entry; also used in file names
 
 
 @dataclass(frozen=True)
 class Currency:
-    """What entries are compared by.
+    """A cost by which entries are compared.
 
     Args:
-        label: Its name.
-        short: Its name in the head of a narrow table.
-        cost: The cost whose limit in a task's budget is the whole of it.
-        again: The columns of the cost that count once more.
+        label: The name.
+        short: The name in the header of a narrow table.
+        cost: The cost. Its limit in a task's budget is 100 %.
+        again: Columns of the cost that count twice.
     """
 
     label: str
@@ -45,7 +44,7 @@ class Currency:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of ``metrics.csv`` whose sum it is."""
+        """The columns of ``metrics.csv`` whose sum is the cost."""
         return self.cost.columns + self.again
 
 
@@ -62,22 +61,26 @@ CURRENCIES = {
     ),
 }
 COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
-# Columns of the table of runs, and of metrics.csv
+# column of the table of runs -> column of metrics.csv
 COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
-# Of a budget; a run ends when all are spent
+# The keys of a budget; a run ends when all limits are reached
 LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
-EVALUATIONS = 30  # of a run between a hundredth and all of each limit
-# Of a task, before it is run
+EVALUATIONS = 30  # per run, between 1 % and 100 % of each limit
+# The rules of a task, which do not change after it was run
 FIXED = ("version", "words", "metric", "targets", "relative", "budget", "smoothness", "twin")
 
-POOLED = ["partitioner=centralized", "participation.cohort=null"]  # in place of a task's own
+POOLED = ["partitioner=centralized", "participation.cohort=null"]  # replace the overrides of a task
 
 
 @dataclass(frozen=True)
 class Claim:
     """A registered claim that entry `one` spends less than entry `other`.
 
-    says: the rest of the sentence that begins with the name of `one`. by: the currencies it is tested in.
+    Args:
+        says: The sentence, without the name of `one` at its start.
+        one: The cheaper entry.
+        other: The other entry.
+        by: The currencies in which the claim is tested.
     """
 
     says: str
@@ -88,15 +91,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as the benchmark runs it.
+    """A configuration of an algorithm that takes part in the benchmark.
 
     Args:
-        name: Its name in tables.
+        name: The name in tables.
         algo: The algorithm.
-        words: Overrides of all its runs.
-        ranges: key -> the name of a role, or a range; `` / KEY`` behind it divides by that key's value.
-        shift: Decades by which all ranges of steps are moved: a null control has another box than its original.
-        reference: Whether it runs on the pooled data of all clients, and is judged by oracle calls alone.
+        words: Overrides of all runs.
+        ranges: key -> the name of a role, or a range. `` / KEY`` at the end divides the value by that key's value.
+        shift: Decades by which all ranges of step sizes are shifted, for a null control.
+        reference: Whether it runs on the pooled data of all clients. References are compared by oracle calls only.
     """
 
     name: str
@@ -109,28 +112,28 @@ class Entry:
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark task: a problem with its targets and budgets, as read from conf/bench/<folder>/<name>.yaml.
+    """A benchmark task: a problem with targets and budgets, read from conf/bench/<folder>/<name>.yaml.
 
     Args:
-        board: The board on which the task counts. A method has one score per board.
+        board: The board to which the task belongs. Each entry has one score per board.
         title: A short description.
         words: The overrides of every run.
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
-        budget: A limit for each of `LIMITS`; a run ends when all are spent.
-        smoothness: The largest curvatures Lx and Ly, which scale the ranges of steps.
+        budget: A limit for each of `LIMITS`; a run ends when all limits are reached.
+        smoothness: The largest curvatures Lx and Ly, which scale the ranges of step sizes.
         entries: Names of entries.
-        name: The name of the file, without ending.
+        name: The name of the file, without its extension.
         version: Changes whenever a rule changes.
-        facts: What the page says of the problem, such as its condition number.
+        facts: What the page says about the problem, such as its condition number.
         refuses: algorithm -> why it cannot take part.
         claims: The claims to test.
-        twin: Overrides that make all clients equal, for the control runs; empty: no control.
-        null: Pairs of entries that are one method, and must not be told apart.
+        twin: Overrides that make all clients equal, for control runs. Empty: there is no control.
+        null: Pairs of entries that are the same method, as a null control.
         relative: Whether targets are fractions of the metric's first value.
-        smoke: Whether the smallest form of the benchmark includes this task.
-        points: The number of points of each entry's pool.
-        data: The file that the data folder must have, as `scripts/data` makes it; empty if the data come with fedopt.
+        smoke: Whether the smoke test of the benchmark includes this task.
+        points: The number of sampled configurations of each entry.
+        data: The file, made by `scripts/data`, that the data folder must contain. Empty: the data come with fedopt.
     """
 
     board: str
@@ -156,20 +159,20 @@ class Task:
     @property
     def file(self) -> Path:
         """The file of the task's data, in the data folder."""
-        from fedopt.data import data_folder  # which imports torch
+        from fedopt.data import data_folder  # imports torch
 
         return data_folder(None) / self.data
 
     @property
     def setting(self) -> list[str]:
-        """The overrides of every run, with the place of the data."""
+        """The overrides of every run, including the path of the data."""
         return self.words + ([f"dataset.path={quoted(str(self.file))}"] if self.data else [])
 
     def limit(self, currency: str) -> float:
         return self.budget[CURRENCIES[currency].cost.limit]
 
     def command(self, entry: Entry, point: Point, twin: bool = False) -> list[str]:
-        """Return the overrides of a run, without seed and folder. twin: whether all clients are equal."""
+        """Return the overrides of a run, without seed and folder. twin: whether it is a control run with equal clients."""
         limits = [f"budget.{name}={limit:g}" for name, limit in self.budget.items()]
         own = self.setting
         if entry.reference:
@@ -180,12 +183,15 @@ class Task:
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:
-    """Return the tasks with the given names; without names, all tasks.
+    """Return the tasks with these names, or all tasks if there are no names.
 
-    folders: the user's config folders. smoke: without names, return only the tasks marked smoke.
+    Args:
+        names: Names of tasks.
+        folders: The user's config folders.
+        smoke: Whether to return only tasks of the smoke test, if there are no names.
 
     Raises:
-        UserError: There is no task of this name, or a file is broken.
+        UserError: There is no task with such a name, or a file is broken.
     """
     roots = [CONF, *map(Path, folders)]
     paths = [path for root in roots for path in sorted((root / "bench").rglob("*.yaml"))]
@@ -195,30 +201,27 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     chosen = [build(Task, {**content(files[name]), "name": name}, f"bench.{name}") for name in names or files]
     for task in chosen:
         if odd := [name for name in (task.name, task.board, *task.entries) if not NAME.fullmatch(name)]:
-            raise UserError(
-                f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and - only"
-            )
+            raise UserError(f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and -")
         if {*task.budget} != {*LIMITS} or {*task.smoothness} != {"Lx", "Ly"} or min(task.budget.values()) <= 0:
             rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
             raise UserError(f"bench.{task.name}: {rules}")
         for claim in task.claims:
             if not ({claim.one, claim.other} <= {*task.entries} and {*claim.by} <= {*CURRENCIES}):
-                raise UserError(
-                    f"bench.{task.name}: a claim must be about two of its entries, by one of {', '.join(CURRENCIES)}"
-                )
+                known = ", ".join(CURRENCIES)
+                raise UserError(f"bench.{task.name}: a claim needs two entries of the task, and by one of {known}")
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
 class Entries:
-    """All entries, and the roles of their keys.
+    """All entries of the benchmark, by name, and the search ranges of the roles that their keys have.
 
-    The files are read at once, and an entry is built when it is asked for. Nothing is run here, and that the algorithm exists or
-    fits a task is not checked: `Pools.fits` tells it.
+    An entry is built when it is first used. Whether its algorithm exists and fits a task is checked by `Pools.fits`, not here.
 
-    folders: the user's config folders. Files bench/entries/<name>.yaml there add entries.
+    Args:
+        folders: The user's config folders. Files bench/entries/<name>.yaml in them add entries.
 
     Raises:
-        UserError: A file is broken, or a range names no role.
+        UserError: A file is broken.
     """
 
     def __init__(self, folders: Sequence[str] = ()):
@@ -240,43 +243,42 @@ class Entries:
         return build(Entry, {**like, **node, "name": name}, f"bench.entries.{name}")
 
     def enter(self, algo: str) -> None:
-        """Add an algorithm as an entry, unless there is one of its name. Ranges follow its 'tuned as' comments.
+        """Add an algorithm as an entry, unless an entry has its name. Its 'tuned as' comments set the ranges.
 
-        A step of y, v or u, by the last letter of its key, is searched around 1/Ly, any other around 1/Lx. Local steps divide it.
+        A step size whose key ends in y, v or u is searched around 1/Ly, other step sizes around 1/Lx, each divided by the number
+        of local steps.
 
         Raises:
             UserError: There is no such algorithm, or none of its comments says what a key is tuned as.
         """
         if algo in self._nodes:
             return
-        if algo not in (there := options("algo", self.folders)):
-            raise UserError(unknown("algorithm", algo, [*self._nodes, *there]))
-        by_key = roles(algo, self.folders)
-        if not by_key:
-            raise UserError(
-                f"{algo}: no comment in its file says what a key is tuned as; write such as '# step; tuned as a step'"
-            )
+        if algo not in (available := options("algo", self.folders)):
+            raise UserError(unknown("algorithm", algo, [*self._nodes, *available]))
+        if not (by_key := roles(algo, self.folders)):
+            why = "no comment in its file says what a key is tuned as"
+            raise UserError(f"{algo}: {why}; write one, such as '# step size; tuned as a step'")
         local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
         ranges = {key: "steps" if role == "number of local steps" else role for key, role in by_key.items()}
         ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
         self._nodes[algo] = {"ranges": ranges}
 
     def cube(self, task: Task, entry: Entry) -> np.ndarray:
-        """Return the pool of points as fractions of the ranges, [points, keys].
+        """Return the sampled configurations as fractions of the ranges, [points, keys].
 
-        It is a Sobol sequence, scrambled anew for each task and entry.
+        They are a Sobol sequence with another scrambling for each task and entry.
         """
         rng = np.random.default_rng([crc32(name.encode()) for name in (task.name, entry.name)])
         sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
         return sequence.random(2 ** int(np.ceil(np.log2(task.points))))[: task.points]
 
     def digest(self, task: Task, entry: Entry) -> str:
-        """Return the hash of what may not change between runs that are compared: a task's rules, and how an entry is searched."""
+        """Return a hash of what must be equal for all compared runs: a task's rules, and how an entry is searched."""
         rules = {key: asdict(task)[key] for key in FIXED}
         return sha256(dumps([rules, asdict(entry), self.roles], sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry) -> list[Point]:
-        """Return the defaults, an empty point, and the pool of points."""
+        """Return the defaults (an empty point) and the sampled configurations."""
         ranges = {key: self._range(text, task, entry) for key, text in entry.ranges.items()}
         pool: list[Point] = [{}]
         for row in self.cube(task, entry):
@@ -291,15 +293,14 @@ class Entries:
         return pool
 
     def _range(self, text: str, task: Task, entry: Entry) -> tuple[Range, list[str]]:
-        """Return a range on this task, and the keys by whose values it is divided."""
+        """Return the range of a key on this task, and the keys by whose values it is divided."""
         role, *by = text.split(" / ")
         written = self.roles.get(role, role)
         match = re.fullmatch(r"(.+?)(?: ([*/]) (Lx|Ly))?", written)
         pair = read_range(f"range={match[1] if match else written}")
         if pair is None or match is None or not {*by} <= {*entry.ranges}:
-            raise UserError(
-                f"bench.entries.{entry.name}: {text} is neither a role ({', '.join(self.roles)}) nor a range"
-            )
+            known = f"a role ({', '.join(self.roles)})"
+            raise UserError(f"bench.entries.{entry.name}: {text} is neither {known} nor a range")
         values = pair[1]
         if values.kind == "log" and (match[2] or role == "server"):
             scale = task.smoothness[match[3]] if match[3] else 1.0

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
-from fedopt.bench.curves import Stack, read_rows
+from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.space import Point, Range, cube, distinct, grid, overrides_of
 from fedopt.config import compose, flat, key_of, quoted
 from fedopt.errors import UserError, first_line, nearest
@@ -157,11 +157,21 @@ class Search:
     @property
     def table(self) -> Path:
         """The table of the curves of all trials."""
-        return self.folder / "curves.csv.gz"
+        return self.folder / TABLE
 
     def place(self, number: int, seed: int) -> Path:
         """Return the folder of the standalone run of a trial with a seed."""
         return self.folder / f"trial{number:03d}" / f"seed{seed}"
+
+    @property
+    def batch(self) -> int:
+        """How many trials are chosen together. Only the model-based sampler uses the results of earlier trials."""
+        return BATCH if self.how.sampler == "tpe" else self.planned
+
+    @property
+    def expected(self) -> int:
+        """The number of jobs of the search: the defaults, the batches and the best trial, with each seed."""
+        return self.how.seeds * (2 + math.ceil((self.planned - 1) / self.batch))
 
     @property
     def best_run(self) -> RunFolder:
@@ -191,9 +201,8 @@ class Search:
         if first == self.planned:
             best = min(self.done, key=lambda trial: trial.loss)
             return [] if best.standalone or math.isinf(best.loss) else [*self.runs(best.number, best.point)]
-        size = BATCH if self.how.sampler == "tpe" else self.planned  # the other samplers do not use earlier trials
-        first -= (first - 1) % size
-        proposed = enumerate(self._points(first, min(size, self.planned - first)), first)
+        first -= (first - 1) % self.batch
+        proposed = enumerate(self._points(first, min(self.batch, self.planned - first)), first)
         points = {n: self._begun(n) or point for n, point in proposed if n >= len(self.done)}
         if standalone:
             return [job for number, point in points.items() for job in self.runs(number, point)]
@@ -215,8 +224,8 @@ class Search:
         stacks = []
         for numbers in alike(configs):
             title = f"{self.algo} trials {numbers[0]} to {numbers[-1]}, seed {seed}"
-            of_stack = [configs[n] for n in numbers]
-            stacks.append(Stack(self.table, seed, {n: left[n] for n in numbers}, of_stack, title))
+            points, of_stack = {n: left[n] for n in numbers}, [configs[n] for n in numbers]
+            stacks.append(Stack(self.folder, of_stack[0], title, points=points, configs=of_stack))
         return stacks
 
     def update(self) -> None:
@@ -243,7 +252,7 @@ class Search:
         rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
         found = self._result(rows) if len(rows) == len(folders) else None
         standalone = all(folder.settled for folder in folders)
-        if number == 0 and any(folder.status() is None for folder in folders) or not (standalone or found):
+        if (number == 0 and any(folder.status() is None for folder in folders)) or not (standalone or found):
             return None
         point = self._begun(number)
         if point is None:

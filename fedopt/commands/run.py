@@ -51,13 +51,17 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
     parser.add_argument("--jobs", "-j", type=positive, default=1)
+    parser.add_argument("--at-once", action="store_true")
     add_launcher(parser)
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
-    if (given.jobs > 1 or given.launcher) and not given.multirun:
-        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} needs -m, which makes it a sweep")
+    if (given.jobs > 1 or given.launcher or given.at_once) and not given.multirun:
+        option = "launcher" if given.launcher else "jobs" if given.jobs > 1 else "at-once"
+        raise UserError(f"--{option} needs -m, which makes it a sweep")
+    if given.at_once and given.launcher:
+        raise UserError("--at-once computes runs on this machine; leave out --launcher")
     if given.sc:
         _complete(given.overrides)
     elif given.help or not arguments:
@@ -65,9 +69,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         show_help(given.overrides, given.folders)
     elif given.multirun and not given.cfg:
+        from fedopt.jobs import AtOnce
         from fedopt.jobs.sweep import sweep
 
-        return sweep(given.overrides, given.folders, launcher_of(given))
+        return sweep(given.overrides, given.folders, AtOnce(given.jobs) if given.at_once else launcher_of(given))
     else:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:

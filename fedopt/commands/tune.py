@@ -1,4 +1,4 @@
-"""The `fedopt tune` command: search for values of each method, with the same trials for all."""
+"""The `fedopt tune` command: search for good hyperparameters of algorithms."""
 
 import argparse
 from pathlib import Path
@@ -35,10 +35,10 @@ def _main() -> int:
 
     how = How(given.trials, given.seeds, given.sampler, given.seed)
     launcher = launcher_of(given)
-    words = {key_of(word): word for word in given.words}
-    names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
+    chosen = {key_of(text): text.partition("=")[2] for text in given.overrides}
+    names = [chosen[key] for key in ("algo", "problem") if key in chosen]
     folder = given.out or outputs() / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
-    searches = planned_searches(given.words, given.folders, given.metric, given.budget, how, folder)
+    searches = planned_searches(given.overrides, given.folders, given.metric, given.budget, how, folder)
     for search in searches:
         ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())
         show(f"{search.name}: {search.planned} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}")
@@ -64,36 +64,24 @@ def _main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = Parser(
         prog="fedopt tune",
-        description="Search for values of each method: the same trials, seeds and budget for all. The same command goes on.",
+        description="Search for good hyperparameters, with equal trials, seeds and budget for all algorithms. Repeat the command "
+        "to resume a search.",
     )
     add = parser.add_argument
     ranges = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), choice(A,B)"
-    words = f"algo=NAME,... problem=NAME, other settings, and ranges such as 'algo.eta=log(0.001,1)': {ranges}"
-    add("words", nargs="+", metavar="WORD", help=f"{words} (default: by the roles of the algorithm's keys)")
+    overrides = f"algo=NAME,... problem=NAME, settings, and ranges such as 'algo.eta=log(0.001,1)': {ranges}"
+    add("overrides", nargs="+", metavar="KEY=VALUE", help=f"{overrides} (default ranges: from the algorithm's file)")
     add("--metric", help="the metric to optimise (default: the problem's first on validation data, else its first)")
-    add(
-        "--budget",
-        metavar="KEY=VALUE",
-        help="the budget of each run, such as comm_rounds=300; needed for several methods",
-    )
-    add(
-        "--trials",
-        type=positive,
-        default=30,
-        metavar="N",
-        help="trials of each method, besides its defaults (default: 30)",
-    )
-    add("--seeds", type=positive, default=2, metavar="N", help="runs of a trial, whose median counts (default: 2)")
+    budget = "the budget of each run, such as comm_rounds=300; required for several algorithms"
+    add("--budget", metavar="KEY=VALUE", help=budget)
+    trials = "trials of each algorithm, in addition to its defaults (default: 30)"
+    add("--trials", type=positive, default=30, metavar="N", help=trials)
+    add("--seeds", type=positive, default=2, metavar="N", help="seeds of each trial; the median counts (default: 2)")
     add("--sampler", choices=SAMPLERS, default="tpe", help="how trials are chosen (default: tpe)")
-    first = "the seed of the choice of trials (default: 0)"
+    first = "the seed of the sampler (default: 0)"
     add("--seed", type=lambda text: positive(text, least=0), default=0, metavar="N", help=first)
-    add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
+    add("--jobs", "-j", type=positive, default=1, metavar="J", help="number of parallel processes (default: 1)")
     add_launcher(parser)
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the folder of runs and results (default: outputs/tune/<algorithms>_<problem>)",
-    )
+    add("--out", type=Path, metavar="DIR", help="output folder (default: outputs/tune/<algorithms>_<problem>)")
     add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_intermixed_args()

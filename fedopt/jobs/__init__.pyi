@@ -1,3 +1,5 @@
+from fedopt.jobs.at_once import AtOnce as AtOnce
+from fedopt.jobs.at_once import alike as alike
 from fedopt.jobs.job import Job as Job
 from fedopt.jobs.job import Outcome as Outcome
 from fedopt.jobs.local import Launcher as Launcher

@@ -3,13 +3,16 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fedopt.config import Composed
 from fedopt.console import Bar
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Done, Local
 from fedopt.results import RunFolder
+
+if TYPE_CHECKING:
+    from fedopt.running import Outcome
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -37,14 +40,17 @@ class AtOnce(Local):
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         from fedopt.running import at_once
 
-        fresh = {job: job.composed for job in jobs if not RunFolder(job.folder).used and job.composed.nodes["keep"] != "best"}
+        def heard(outcomes: "Sequence[Outcome]") -> None:
+            bar.move(sum(one.share for one in outcomes) / len(outcomes))
+
         left = dict.fromkeys(jobs)
-        for group in alike(fresh):
-            began = monotonic()
-            done = dict(zip(group, at_once([fresh[job] for job in group], bar.move, fallback=False), strict=True))
-            together = {job: one for job, one in done.items() if one.ended is not None}
-            share = (monotonic() - began) / max(len(together), 1)
+        begun = {job for job in jobs if RunFolder(job.folder).used or job.composed.nodes["keep"] == "best"}
+        for group in alike({job: job.composed for job in jobs if job not in begun}):
+            started = monotonic()
+            done = at_once([job.composed for job in group], heard, fallback=False) if len(group) > 1 else []
+            together = {job: one for job, one in zip(group, done, strict=bool(done)) if one.at_end}
+            seconds = (monotonic() - started) / max(len(together), 1)
             for job, one in together.items():
                 del left[job]
-                yield job, replace(job, computed=one).do(processes=1, bar=bar), share
+                yield job, replace(job, computed=one).do(processes=1, bar=bar), seconds
         yield from super().__call__([*left], bar)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedopt.config import Composed
 from fedopt.console import Bar, ending_at_once
@@ -12,6 +12,9 @@ from fedopt.errors import UserError
 from fedopt.files import refuse_linked
 from fedopt.results import ENDED, RunFolder, numbers_of, refuse_other
 from fedopt.results.identity import identity
+
+if TYPE_CHECKING:
+    from fedopt.running import Outcome as Computed
 
 
 class Outcome(NamedTuple):
@@ -30,12 +33,14 @@ class Job:
     """A run to do in a folder.
 
     composed: its config. title: its name in the progress output. on_eval: as in `running.lifecycle.execute`.
+    computed: The outcome of the run, if it was computed together with others.
     """
 
     folder: Path
     composed: Composed
     title: str
     on_eval: Callable[[dict[str, Any]], object] | None = None
+    computed: "Computed | None" = None
 
     @property
     def ended(self) -> bool:
@@ -90,7 +95,8 @@ class Job:
             if status in ENDED:
                 self.check()
             else:
-                execute(composed, lambda: self.folder, Options(processes, self.on_eval, bar=bar, pictures=False))
+                options = Options(processes, self.on_eval, bar=bar, pictures=False, computed=self.computed)
+                execute(composed, lambda: self.folder, options)
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))

@@ -15,7 +15,7 @@ from fedopt.console.say import say
 from fedopt.errors import UserError
 from fedopt.files import refuse_links
 from fedopt.jobs.job import Job, Outcome
-from fedopt.jobs.local import Launcher, Local, run_all
+from fedopt.jobs.local import Launcher, run_all
 from fedopt.results import RunFolder
 from fedopt.running import FIRST, named, run_name, run_place, sweep_place
 
@@ -55,7 +55,7 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
         return 130
 
 
-def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
+def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], launcher: Launcher) -> list[Path]:
     """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order, each once.
 
     A run that fails after it has begun raises nothing; its folder records the failure.
@@ -63,7 +63,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     Args:
         commands: The overrides of each command.
         folders: The user's config folders.
-        at_once: The number of runs at the same time.
+        launcher: Does the runs.
 
     Raises:
         UserError: A command has a mistake, raised before anything runs; or runs were refused or could not begin, raised at
@@ -72,7 +72,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     """
     taken: dict[str, Composed] = {}
     sweeps = [plan(words, folders, taken) for words in commands]
-    bad = _do(sweeps, Local(at_once))
+    bad = _do(sweeps, launcher)
     runs = [*dict.fromkeys(job.folder for planned in sweeps for job in planned.jobs)]
     failed = {
         job for job, (status, _) in bad.items() if status == "failed" and RunFolder(job.folder).status() == status

@@ -1,6 +1,7 @@
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import check_parts as check_parts
 from fedopt.running.assemble import refuse_changed_data as refuse_changed_data
+from fedopt.running.failure import reason as reason
 from fedopt.running.failure import record_failure as record_failure
 from fedopt.running.hardware import restored as restored
 from fedopt.running.lifecycle import Options as Options

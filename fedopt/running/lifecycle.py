@@ -25,6 +25,7 @@ from fedopt.running.display import Display
 from fedopt.running.failure import mistakes_named, record_failure
 from fedopt.running.loop import Progress, begin, costs, loop, point_of, unmoved
 from fedopt.running.pictures import draw
+from fedopt.running.together import Outcome
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
         quiet: If true, no progress is shown.
         bar: The progress bar that this run shares with other runs. None: the run makes one.
         pictures: Whether the run draws its pictures at its end. With FEDOPT_PICTURES=0 it does not.
+        computed: The outcome of the run, if it was computed together with others. None: it is computed now.
     """
 
     jobs: int = 1
@@ -44,6 +46,7 @@ class Options:
     quiet: bool = False
     bar: Bar | None = None
     pictures: bool = True
+    computed: Outcome | None = None
 
 
 def execute(composed: Composed, locate: Callable[[], Path], options: Options = Options()) -> tuple[str, RunFolder]:
@@ -143,7 +146,8 @@ class Run:
             ranks.from_main(lambda: self._begin(start))
             with ExitStack() as closed:
                 taking, keeper = self._sinks(closed, start, loggers, bar) if main else ([], None)
-                for moment in loop(e, start.state, self.progress, self.callback.interrupt.is_set):
+                moments = loop(e, start.state, self.progress, self.callback.interrupt.is_set)
+                for moment in options.computed.moments(e, self.progress) if options.computed else moments:
                     for sink in taking:
                         sink(moment)
                 status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
@@ -190,7 +194,9 @@ class Run:
             self.folder.checkpoint.unlink(missing_ok=True)
             weights = effective_weights(e.federation, getattr(e.algorithm, "cohort_weights", "mean"))
             data = {**e.data, "effective_weights": weights}
-            self.folder.write_json("run.json", run_card(self.composed, e.original, data))
+            done = self._options.computed
+            how = {"computed": f"at once with {counted(done.others, 'other')}"} if done else {}
+            self.folder.write_json("run.json", run_card(self.composed, e.original, data) | how)
             sinks.write_division(self.folder, e.original)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"

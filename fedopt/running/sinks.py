@@ -134,7 +134,7 @@ class Keeper:
         """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
         if moment.improved and self.e.keep == "best":
             self.checkpoint.best = named(self.e.problem, moment.point, self.e.own)
-        if moment.status == "diverged":
+        if moment.status == "diverged" or moment.state is None:  # of a run that was computed together with others
             return
         if moment.row is not None or self._good is None:
             self._good = self._content(moment.state)

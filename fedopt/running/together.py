@@ -1,7 +1,7 @@
 """Several configurations of one algorithm in one computation: they share the data, cohorts, samples and counts."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
@@ -14,14 +14,26 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
 from fedopt.config import Composed, Work
-from fedopt.errors import first_line
-from fedopt.federation import Federation, ranks
+from fedopt.errors import first_line, of_machine
+from fedopt.federation import Federation, Ledger, ranks
 from fedopt.federation.engines import Vectorised, largest_stack
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.federation.varied import Alone, Separate, Varied, together
 from fedopt.running.assemble import Experiment, assemble, participation_of
 from fedopt.running.failure import reason
-from fedopt.running.loop import Progress, Row, begin, due, evaluate, loop, measured_at, noted, point_of, share_spent
+from fedopt.running.loop import (
+    Moment,
+    Progress,
+    Row,
+    begin,
+    due,
+    evaluate,
+    loop,
+    measured_at,
+    noted,
+    point_of,
+    share_spent,
+)
 
 TRIED = (
     1,
@@ -39,6 +51,8 @@ class Outcome:
         error: What failed, in one line.
         alone: Why it was run alone; empty if it was computed together with others to the end.
         share: The fraction of its work that is done.
+        at_end: The state, progress and ledger at the end, if it was computed together with others to the end.
+        others: How many others it was computed with.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -46,13 +60,40 @@ class Outcome:
     error: str = ""
     alone: str = ""
     share: float = 0.0
+    at_end: tuple[Any, Progress, Ledger] | None = None
+    others: int = 0
+
+    def moments(self, e: Experiment, progress: Progress) -> Iterator[Moment]:
+        """Yield the evaluations of a configuration that was computed together with others, as `loop` does.
+
+        The state is known at the last one only; then ``progress`` and the ledger of ``e.federation`` are set too.
+        """
+        assert self.at_end is not None
+        for row in self.rows[:-1]:
+            yield Moment(row["round"], None, 0.0, row, False, None)
+        state, there, e.federation.ledger = self.at_end
+        vars(progress).update(vars(there))
+        yield Moment(
+            progress.round, state, 1.0, self.rows[-1], False, "finished" if self.status == "finished" else "diverged"
+        )
 
     def end(self, status: str, error: str = "") -> None:
         """Note how the run ended."""
         self.status, self.error, self.share = status, error, 1.0
 
+    def fail(self, error: Exception) -> None:
+        """Note that the run failed. An error of the machine is raised again, because it says nothing about the configuration."""
+        if of_machine(error):
+            raise error
+        self.end("failed", reason(blamed(error) or error))
 
-def at_once(configs: Sequence[Composed], heard: Callable[[float], None] = lambda share: None) -> list[Outcome]:
+
+def at_once(
+    configs: Sequence[Composed],
+    heard: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
+    processes: int = 1,
+    fallback: bool = True,
+) -> list[Outcome]:
     """Run several configurations that differ only in keys of the algorithm, and return their outcomes in the same order.
 
     The problem is set up once. Configurations that differ only in real numbers are computed together where that is possible
@@ -60,20 +101,25 @@ def at_once(configs: Sequence[Composed], heard: Callable[[float], None] = lambda
 
     Args:
         configs: The configurations, all with the same seed.
-        heard: A function that is called with the fraction of the work that is done.
+        heard: A function that is called with all outcomes so far, at each round.
+        processes: The number of processes that share the machine.
+        fallback: Whether to run alone what cannot be computed together. If not, its outcome has no status.
+
+    Raises:
+        Exception: An error of the machine, such as a full memory.
     """
     outcomes, algorithms = [Outcome() for _ in configs], dict[int, Algorithm]()
     e: Experiment | None = None
     for number, config in enumerate(configs):
         try:
-            e = e or assemble(config)
+            e = e or assemble(config, processes)
             participation_of(config, e.original.clients)
             algorithms[number] = config.parts["algo"]
         except Exception as error:
-            outcomes[number].end("failed", reason(blamed(error) or error))
+            outcomes[number].fail(error)
     if e is not None:
         some = [outcomes[number] for number in algorithms]
-        run(e, [*algorithms.values()], some, lambda: heard(sum(one.share for one in outcomes) / len(outcomes)))
+        run(e, [*algorithms.values()], some, lambda: heard(outcomes), fallback)
     return outcomes
 
 
@@ -81,7 +127,8 @@ def run(
     e: Experiment,
     algorithms: Sequence[Algorithm],
     outcomes: Sequence[Outcome],
-    heard: Callable[[], None] = lambda: None,
+    heard: Callable[[], object] = lambda: None,
+    fallback: bool = True,
 ) -> None:
     """Run an experiment with each of several configurations of its algorithm.
 
@@ -90,6 +137,7 @@ def run(
         algorithms: The configurations.
         outcomes: The outcome of each, which changes in place.
         heard: A function that is called when they have changed.
+        fallback: As of `at_once`.
     """
     groups: dict[Any, list[int]] = {}
     for number, algorithm in enumerate(algorithms):
@@ -110,7 +158,9 @@ def run(
             stacks += [part for part in parts if part.outcomes]
         except Exception as error:  # such as torch's about an operation that vmap cannot do
             for n in stack.going:
-                stack.only([n]).alone(first_line(error), heard)
+                stack.outcomes[n].alone = first_line(error)
+                if fallback:
+                    stack.only([n]).alone(heard)
         heard()
 
 
@@ -236,7 +286,7 @@ class _Stack:
         for n in self.going:
             self.outcomes[n].share = share
             if share >= 1:
-                self.outcomes[n].end("finished")
+                self._end(n, "finished")
         if 2 * len(self.going) <= len(self.outcomes):
             return [self.only(self.going)] if self.going else []
         self._round(clock.round)
@@ -279,7 +329,15 @@ class _Stack:
                 row = noted(self.e, progress, {name: of_all[n] for name, of_all in values.items()})[0]
             outcome.rows.append(row)
             if progress.diverged:
-                outcome.end("diverged")
+                self._end(n, "diverged")
+
+    def _end(self, n: int, status: str) -> None:
+        outcome = self.outcomes[n]
+        outcome.at_end, outcome.others = (
+            (self.of(n), copy(self.progress[n]), self.e.federation.ledger),
+            len(self.outcomes) - 1,
+        )
+        outcome.end(status)
 
     def _metrics(self) -> dict[str, list[float]] | None:
         """Return the metrics of all configurations; None if the problem's cannot be computed together."""
@@ -297,10 +355,9 @@ class _Stack:
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
-    def alone(self, why: str, heard: Callable[[], None]) -> None:
-        """Run the one configuration of this stack by itself, from where it is. why: why it is alone."""
+    def alone(self, heard: Callable[[], object]) -> None:
+        """Run the one configuration of this stack by itself, from where it is."""
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
-        outcome.alone = why
         try:
             state, progress = begin(e) if self.state is None else (self.of(0), self.progress[0])
             for moment in loop(e, state, progress):
@@ -309,7 +366,7 @@ class _Stack:
                 heard()
             outcome.end(moment.status or "finished")
         except Exception as error:
-            outcome.end("failed", reason(blamed(error) or error))
+            outcome.fail(error)
 
 
 def _at(leaf: Any, places: Any) -> Any:
