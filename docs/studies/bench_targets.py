@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.bench.space import Point, words_of
+from fedopt.bench.space import Point, overrides_of
 from fedopt.bench.suite import Entries, Entry, Task, tasks
 from fedopt.config import CONF, compose
 from fedopt.metrics import COSTS
@@ -154,7 +154,7 @@ def _ends(task: Task, references: Sequence[Entry], entries: Entries) -> tuple[fl
 
 def _run(task: Task, entry: Entry, point: Point, seed: int) -> tuple[str, float, float]:
     """Which values of the metric are better, its first value, and its last one."""
-    words = [f"algo={entry.algo}", *task.setting, *entry.words, *words_of(point), f"seed={seed}"]
+    words = [f"algo={entry.algo}", *task.setting, *entry.words, *overrides_of(point), f"seed={seed}"]
     e = assemble(compose([*words, f"budget.comm_rounds={task.budget['comm_rounds']:.0f}", "eval.every=100000"]))
     values = [moment.row[task.metric] for moment in loop(e, *begin(e)) if moment.row]
     return next(m.better for m in e.problem.metrics if m.name == task.metric), values[0], values[-1]

@@ -1,4 +1,4 @@
-"""The trials of a search that are computed in parallel, and the table that keeps their curves."""
+"""Trials of a search that are computed together, and the table that keeps their curves."""
 
 import csv
 import gzip
@@ -63,7 +63,7 @@ def add_rows(path: Path, rows: Rows) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stack(Job):
-    """A job that computes trials of a search with one seed, in parallel where possible, and adds their curves to a table.
+    """A job that computes trials of a search with one seed, together where possible, and adds their curves to a table.
 
     Args:
         points: trial -> its point.
@@ -89,15 +89,10 @@ class Stack(Job):
 
         def keep(outcomes: Sequence["Computed"], every: bool = False) -> None:
             """Add the trials that have ended to the table. every: if false, only those that ran alone."""
-            new = {
-                n: one
-                for n, one in zip(self.points, outcomes, strict=True)
-                if n in left and (every or (one.alone and one.status))
-            }
+            pairs = zip(self.points, outcomes, strict=True)
+            new = [(n, one) for n, one in pairs if n in left and (every or (one.alone and one.status))]
             if new:
-                add_rows(
-                    self.folder / TABLE, [row for n, one in new.items() for row in self._rows(n, left.pop(n), one)]
-                )
+                add_rows(self.folder / TABLE, [row for n, one in new for row in self._rows(n, left.pop(n), one)])
             if bar:
                 bar.move(sum(one.share for one in outcomes) / len(outcomes))
 

@@ -2,15 +2,15 @@
 
 All algorithms get the same number of trials, the same seeds and the same budget per run. Reports use other seeds.
 
-A trial is a point of the search space, run with each seed of the search. The trials of a batch are computed in parallel, and
-their curves are kept in a table. The defaults and the best trial also have ordinary run folders. Each batch depends only on
+A trial is a point of the search space, run with each seed of the search. The trials of a batch are computed together, and their
+curves are kept in a table. The defaults and the best trial also have ordinary run folders. Each batch depends only on
 earlier ones, so a search that is killed at any moment and resumed ends with the same result, on any number of processes.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -194,7 +194,7 @@ class Search:
         complete. A trial that has begun keeps its point.
 
         Args:
-            standalone: Whether every trial is run in a run folder, instead of in parallel with others.
+            standalone: Whether every trial is run in a run folder, instead of together with others.
         """
         if (first := len(self.done)) == 0:
             return [*self.runs(0, {})]
@@ -206,7 +206,7 @@ class Search:
         points = {n: self._begun(n) or point for n, point in proposed if n >= len(self.done)}
         if standalone:
             return [job for number, point in points.items() for job in self.runs(number, point)]
-        return [stack for seed in self.seeds for stack in self._stacks(points, seed)]
+        return [*self._stacks(points)]
 
     def runs(self, number: int, point: Point) -> list[Job]:
         """Return the standalone runs of a trial, one per seed."""
@@ -217,16 +217,17 @@ class Search:
             for seed, place in places.items()
         ]
 
-    def _stacks(self, points: Mapping[int, Point], seed: int) -> list[Stack]:
-        """Return the jobs that compute the trials that the table lacks, with one seed."""
-        left = {number: point for number, point in points.items() if (number, seed) not in self.ends}
-        configs = {n: compose([*self.command(point), f"seed={seed}"], self.folders) for n, point in left.items()}
-        stacks = []
-        for numbers in alike(configs):
-            title = f"{self.algo} trials {numbers[0]} to {numbers[-1]}, seed {seed}"
-            points, of_stack = {n: left[n] for n in numbers}, [configs[n] for n in numbers]
-            stacks.append(Stack(self.folder, of_stack[0], title, points=points, configs=of_stack))
-        return stacks
+    def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
+        """Yield the jobs that compute trials together, with each seed, as far as the table lacks them."""
+        configs = {
+            n: compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders) for n, point in points.items()
+        }
+        for seed in self.seeds:
+            left = {n: one.changed(seed=seed) for n, one in configs.items() if (n, seed) not in self.ends}
+            for numbers in alike(left):
+                title = f"{self.algo} trials {numbers[0]} to {numbers[-1]}, seed {seed}"
+                of_stack = {n: points[n] for n in numbers}, [left[n] for n in numbers]
+                yield Stack(self.folder, of_stack[1][0], title, points=of_stack[0], configs=of_stack[1])
 
     def update(self) -> None:
         """Read which trials have ended.
@@ -251,21 +252,19 @@ class Search:
         folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
         rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
         found = self._result(rows) if len(rows) == len(folders) else None
-        standalone = all(folder.settled for folder in folders)
-        if (number == 0 and any(folder.status() is None for folder in folders)) or not (standalone or found):
-            return None
-        point = self._begun(number)
-        if point is None:
-            where = self.table if found else folders[0].path.parent
-            raise UserError(f"{where}: is damaged, or belongs to another search; delete it, and repeat the command")
-        if standalone:
-            for folder in folders:
-                if folder.status() in OVER:
-                    ended(folder.path)
+        result = found
+        if standalone := all(folder.settled for folder in folders):
+            if number == 0 and any(folder.status() is None for folder in folders):
+                return None
+            for path in (folder.path for folder in folders if folder.status() in OVER):
+                ended(path)
             summaries = [folder.summary() for folder in folders]
             result = self._result([{**numbers_of(one.get("final")), "status": one["status"]} for one in summaries])
-        else:
-            result = found
+        if result is None:
+            return None
+        if (point := self._begun(number)) is None:
+            where = self.table if found else folders[0].path.parent
+            raise UserError(f"{where}: is damaged, or belongs to another search; delete it, and repeat the command")
         return Trial(number, point, *result, found and found[2], standalone)
 
     def _result(self, ends: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], list[str], float]:

@@ -139,15 +139,15 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
                 if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
                     raise UserError(f"{job.folder}: {why}")
         for search in searches:
-            bar.line(_in_parallel(search))
+            bar.line(_together(search))
 
 
-def _in_parallel(search: Search) -> str:
-    """Return a line that says how many trials were computed in parallel, and why the others were not."""
-    trials = {number for number, _ in search.ends}
+def _together(search: Search) -> str:
+    """Return a line that says how many trials were computed together, and why the others were not."""
     why = {number: row["alone"] for (number, _), row in search.ends.items() if row["alone"]}
-    others = f"; {len(why)} ran alone: {some(dict.fromkeys(why.values()), 3)}" if why else ""
-    return f"{search.name}: {len(trials) - len(why)} of {counted(search.planned - 1, 'trial')} computed in parallel{others}"
+    together = len({number for number, _ in search.ends} - {*why})
+    alone = f"; {len(why)} ran alone: {some(dict.fromkeys(why.values()), 3)}" if why else ""
+    return f"{search.name}: {together} of {counted(search.planned - 1, 'trial')} were computed together{alone}"
 
 
 def refuse_unfinished(bad: Mapping[Job, Outcome]) -> None:

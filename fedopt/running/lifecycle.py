@@ -195,8 +195,8 @@ class Run:
             weights = effective_weights(e.federation, getattr(e.algorithm, "cohort_weights", "mean"))
             data = {**e.data, "effective_weights": weights}
             done = self._options.computed
-            how = {"computed": f"at once with {counted(done.others, 'other')}"} if done else {}
-            self.folder.write_json("run.json", run_card(self.composed, e.original, data) | how)
+            together = {"computed": f"at once with {counted(done.others, 'other')}"} if done else {}
+            self.folder.write_json("run.json", run_card(self.composed, e.original, data) | together)
             sinks.write_division(self.folder, e.original)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
