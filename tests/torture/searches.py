@@ -3,7 +3,9 @@
 import atexit
 import random
 import shutil
+import signal
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -17,30 +19,23 @@ COMMAND = [
     "problem=quadratic_minimisation",
     "partitioner.clients=2",
     "hardware.threads=1",
-]
-COMMAND += [
     "algo.eta=log(0.01,0.3)",
-    "--budget",
-    "rounds=2",
-    "--seeds",
-    "2",
-    "--trials",
-    "5",
-    "--out",
-    "out",
+    "algo.tau=1,5",
 ]
-WRITES = 300  # of such a search, or less
+COMMAND += ["--budget", "rounds=3", "--seeds", "2", "--trials", "20", "--out", "out"]  # two batches
+WRITES = 300  # at most, in such a search
+JOBS = 12  # the defaults, two batches of two groups, and the best trial, each with two seeds
 
 
 @cache
-def undisturbed() -> Path:
-    """A search that has ended."""
+def undisturbed() -> tuple[Path, float]:
+    """The folder of a search that has ended, and how many seconds it took."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     ended = Command(COMMAND, folder, "fedopt-tune").wait(120)
     if ended.code:
         raise RuntimeError(str(ended))
-    return folder / "out"
+    return folder / "out", ended.seconds
 
 
 def damaged(rng: random.Random, out: Path) -> str:
@@ -52,21 +47,19 @@ def damaged(rng: random.Random, out: Path) -> str:
     return f"{path.relative_to(out)} is {change.__name__}"
 
 
-def killed(rng: random.Random, out: Path) -> str:
-    """A run was killed before its end, and some were not begun."""
-    number = rng.randrange(6)
-    run = out / "fedavg" / f"trial{number:03d}" / f"seed100000{rng.randrange(2)}"
-    (run / "summary.json").write_text('{"status": "running"}')
-    if rng.random() < 0.5:
-        (run / "checkpoint.safetensors").unlink()
-    for later in range(number + 1, 6):
-        if rng.random() < 0.5:
-            shutil.rmtree(out / "fedavg" / f"trial{later:03d}")
-    return f"{run.relative_to(out)} was killed"
+def killed(rng: random.Random, cwd: Path, seconds: float) -> str:
+    """The search was killed at several random moments."""
+    moments = [rng.uniform(0, seconds) for _ in range(rng.choice([1, 1, 2, 3]))]
+    for moment in moments:
+        command = Command(COMMAND, cwd, "fedopt-tune")
+        time.sleep(moment)
+        command.kill(signal.SIGKILL)
+        command.wait(60)
+    return f"killed after {', '.join(f'{moment:.2f}' for moment in moments)} of {seconds:.2f} s"
 
 
 class Killed:
-    """In a fork: a run of the search is killed before its first word, as by the kernel; `killed` is about later moments."""
+    """In a fork: the process of a job of the search is killed before its first word, as by the kernel."""
 
     def __init__(self, number: int):
         self.number = number
@@ -88,19 +81,21 @@ class Killed:
 
 def trial(rng: random.Random, number: int) -> Failure | None:
     """Damage, a kill or a full disk; then the same command, which ends with the same trials, or names what is damaged."""
-    whole = undisturbed()
+    whole, seconds = undisturbed()
     with tempfile.TemporaryDirectory() as scratch:
         cwd, out, said, first = Path(scratch), Path(scratch) / "out", "", None
         kind = number % 8
-        if kind < 6:
+        if kind < 4:
             shutil.copytree(whole, out)
             (out / "trials.csv").unlink()
-            said = (damaged if kind < 4 else killed)(rng, out)
+            said = damaged(rng, out)
+        elif kind < 6:
+            said = killed(rng, cwd, seconds)
         else:
-            at = rng.randrange(12 if kind == 6 else WRITES)
+            at = rng.randrange(JOBS if kind == 6 else WRITES)
             before = Killed(at).install if kind == 6 else Disk(cwd, at, rng.choice([None, 1])).install
             first = Command(COMMAND, cwd, "fedopt-tune", before=before).wait(60)
-            said = f"{'run' if kind == 6 else 'write'} {at}: exit {first.code}\n{first.err[-800:]}"
+            said = f"{'job' if kind == 6 else 'write'} {at}: exit {first.code}\n{first.err[-800:]}"
         last = Command(COMMAND, cwd, "fedopt-tune").wait(60)
         said += f"\nthen exit {last.code}: {last.err[-800:]}"
         wrong = _wrong(first, last, whole, out, may_refuse=kind < 4)
