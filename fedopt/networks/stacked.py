@@ -40,13 +40,12 @@ def at_once(function: Function) -> Function:
 
     @wraps(function)
     def called(*arguments: Any) -> Any:
-        levels = {level for tensor in _tensors(arguments) for level in _levels(tensor)}
-        level = max(levels, default=0)
-        if len(levels) != 1 or level == DIFFERENTIATED:
+        level = max(map(_level, _tensors(arguments)), default=0)
+        if level in (0, DIFFERENTIATED):
             return function(*arguments)
         stacked = _unbatched(arguments, level)
         n = max(len(tensor) for tensor in _tensors(stacked))
-        return _batched(function(*stacked), level, n)
+        return _batched(called(*stacked), level, n)  # called again, since one vmap may be inside another
 
     return called if READS_VMAP else function  # type: ignore[return-value]
 
@@ -64,13 +63,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _levels(tensor: Tensor) -> Iterator[int]:
-    """Yield the levels of vmap at which a tensor differs, and DIFFERENTIATED where a derivative is taken."""
-    while is_batchedtensor(tensor):
-        yield maybe_get_level(tensor)
-        tensor = get_unwrapped(tensor)
-    if is_gradtrackingtensor(tensor):
-        yield DIFFERENTIATED
+def _level(tensor: Tensor) -> int:
+    """Return the innermost level of vmap, 0 without one."""
+    if is_batchedtensor(tensor):
+        return maybe_get_level(tensor)
+    return DIFFERENTIATED if is_gradtrackingtensor(tensor) else 0
 
 
 def _unbatched(value: Any, level: int) -> Any:
