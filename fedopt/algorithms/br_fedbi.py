@@ -21,7 +21,7 @@ from torch import Tensor
 from fedopt.config import Schedule
 from fedopt.errors import UserError
 from fedopt.federation import Client, Memory, Round, Steps
-from fedopt.federation.varied import is_together
+from fedopt.networks import depth
 from fedopt.problems import Bilevel
 from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend
 
@@ -154,6 +154,6 @@ class BRFedBi:
 
 def in_order(g: Tensor) -> Tensor:
     """Return the answers, [S, d], with each coordinate in rising order. On the CPU NumPy sorts several times faster."""
-    if g.device.type == "cpu" and not is_together():
+    if g.device.type == "cpu" and depth() == 0:
         return torch.from_numpy(np.sort(g.numpy(), axis=0))
     return g.sort(dim=0).values

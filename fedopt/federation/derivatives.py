@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedopt.federation.counting import Calls, Counter
-from fedopt.federation.varied import is_together
+from fedopt.networks import depth
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Derivatives:
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
-        self._stacked = stack is not None or is_together()
+        self._stacked = stack is not None or depth() > 0
         self._counter = Counter(calls or Calls(), stack or 1)
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
