@@ -12,7 +12,7 @@ Notation
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -68,7 +68,7 @@ class Adaptive:
         eta = self.eta(0)
         check_weights({"k / n^(1/3)": eta, "c1 * eta_0^2": self.c1 * eta**2, "c2 * eta_0^2": self.c2 * eta**2})
 
-    def eta(self, t: int) -> float:
+    def eta(self, t: int) -> Any:
         return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: Problem) -> State:

@@ -62,7 +62,7 @@ class FedBiOAcc:
         weights = {"c_x": self.c_x, "c_y": self.c_y, "c_u": self.c_u}
         check_weights({f"{name} * alpha_0^2": c * self.alpha(0) ** 2 for name, c in weights.items()})
 
-    def alpha(self, t: int) -> float:
+    def alpha(self, t: int) -> Any:
         return self.delta / (self.u0 + t) ** (1 / 3)
 
     def init(self, problem: Nested) -> Means:

@@ -12,7 +12,7 @@ Notation
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -114,7 +114,7 @@ class LocalBSGVRM(Momentum):
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)
         check_weights({"alpha * eta_t^2": self.alpha * largest**2, "beta * eta_t^2": self.beta * largest**2})
 
-    def eta_t(self, t: int, K: int) -> float:
+    def eta_t(self, t: int, K: int) -> Any:
         """Return the step size of iteration t = 0, 1, ...; it never grows with t. K: the number of clients that take part."""
         if self.step_size == "constant":
             return self.eta

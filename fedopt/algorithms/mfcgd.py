@@ -17,7 +17,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -81,7 +81,7 @@ class Mfcgd:
         weights = {"c1": self.c1, "c2": self.c2, "c3": self.c3}
         check_weights({f"{name} * eta_0^2": c * self.eta(0) ** 2 for name, c in weights.items()})
 
-    def eta(self, t: int) -> float:
+    def eta(self, t: int) -> Any:
         """Return eta_t for t = 0, 1, ...; it falls with t."""
         return self.k / (self.n + t) ** (1 / 3)
 
