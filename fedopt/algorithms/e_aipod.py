@@ -35,12 +35,14 @@ class State(NamedTuple):
 class EAiPOD:
     """E-AiPOD: corrected inner steps with means at random times, then an outer step.
 
-    alpha, beta: the step sizes of x and y.
-    S, p: the inner steps of a round, and the probability that the y_i are averaged after each of them.
-    B: the examples of an inner step. B_out: the examples of each sample in the outer part. None: all of a client's.
-    tau_out: the local outer work. If it is one step, the server takes it.
-    N, l, inverse: as in `FedNest`, for the outer part.
-    own_head: whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
+    Args:
+        alpha, beta: The step sizes of x and y.
+        S, p: The inner steps of a round, and the probability that the y_i are averaged after each of them.
+        B: The examples of an inner step.
+        B_out: The examples of each sample in the outer part. None: all of a client's.
+        tau_out: The local outer work. If it is one step, the server takes it.
+        N, l, inverse: As in `FedNest`, for the outer part.
+        own_head: Whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
     """
 
     alpha: Schedule
@@ -76,7 +78,8 @@ class EAiPOD:
         def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
             """Take the inner steps that are due on a client. Return y_i, and the new row of its memory.
 
-            message: (x, (ybar,)), or (x, ()) if ybar is not needed.
+            Args:
+                message: (x, (ybar,)), or (x, ()) if ybar is not needed.
             """
             (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
             if untold:
@@ -99,7 +102,9 @@ class EAiPOD:
         def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
             """Exchange a client function of FedNest's outer part, which clients call after the inner steps that are due.
 
-            client_fn: gets ybar for y, or y_i with own_head. message: what it gets after x and y.
+            Args:
+                client_fn: Gets ybar for y, or y_i with own_head.
+                message: What it gets after x and y.
             """
             nonlocal memory, due, untold
 

@@ -1,6 +1,8 @@
 """FedDRO: compositional descent in which the low-dimensional inner value is exchanged at every step, and x rarely [Khanduri et al.
 2026]. From a review and from memory of the paper, not compared; which point y is taken at is derived here.
 
+Explained in docs/algorithms/feddro.md.
+
 Notation
     min_x f(mean_i g_i(x))    a composition of the means of all clients, whose outer function f everyone knows. The paper's further
                               term h(x) is one more entry of g, to which f adds: f(h, g) = h + f(g)
@@ -36,8 +38,11 @@ class State(NamedTuple):
 class FedDro:
     """FedDRO: local steps on a composition, with a shared estimate of its inner value.
 
-    eta: the step size. beta: the newest g has the weight beta in ybar, besides the change of g since the step before.
-    I: the local steps of a round. B: the examples of each sample; None for all of a client's.
+    Args:
+        eta: The step size.
+        beta: The newest g has the weight beta in ybar, besides the change of g since the step before.
+        I: The local steps of a round.
+        B: The examples of each sample; None for all of a client's.
     """
 
     eta: Schedule

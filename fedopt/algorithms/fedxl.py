@@ -3,6 +3,8 @@
 Read in the authors' public code, ICML2023_FedXL. The server draws from the pools for a client, which in the paper gets their merge
 and draws itself: the draws have the same distribution. Derived here: weights where clients have unequal numbers of examples.
 
+Explained in docs/algorithms/fedxl.md.
+
 Notation
     z, z'        positive and negative examples of a step; a, b their scores h(w; z), h(w; z')
     P+, U, P-    pools of all clients' last scores of positive examples with their u, and of negative ones; (a', u') and b' in them
@@ -47,9 +49,12 @@ class State(NamedTuple):
 class FeDXL:
     """FeDXL: local steps on a risk of pairs, one example of which is another client's, by its last score.
 
-    eta: the step size. beta, gamma: the weights of the newest values in v and in u_z.
-    I: the local steps of a round. B1, B2: the positive and the negative examples of a step; None for all of a client's.
-    B_pool: the entries that are drawn from each pool for a step; None for all.
+    Args:
+        eta: The step size.
+        beta, gamma: The weights of the newest values in v and in u_z.
+        I: The local steps of a round.
+        B1, B2: The positive and the negative examples of a step; None for all of a client's.
+        B_pool: The entries that are drawn from each pool for a step; None for all.
     """
 
     eta: Schedule

@@ -5,6 +5,8 @@ Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distribu
 2410.06369). From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and the
 smoothed hinge.
 
+Explained in docs/algorithms/fgdro.md.
+
 Notation
     p_i    the clients' weights in the objective
     cvar   min_{w, s} s + 1/alpha sum_i p_i max(0, f_i(w) - s), the mean loss of the worst share alpha of the clients. With mu the
@@ -45,9 +47,12 @@ class State(NamedTuple):
 class Fgdro:
     """FGDRO: local steps on a risk over clients, whose weights follow from their losses without a second exchange.
 
-    eta, eta_s: the step sizes of w and, with risk=cvar, of s. gamma: the weight of a batch's loss in u_i.
-    tau: the local steps. B: the examples of a batch; None for all of a client's.
-    risk, alpha, mu, lam: as in the module's docstring.
+    Args:
+        eta, eta_s: The step sizes of w and, with risk=cvar, of s.
+        gamma: The weight of a batch's loss in u_i.
+        tau: The local steps.
+        B: The examples of a batch; None for all of a client's.
+        risk, alpha, mu, lam: As in the module's docstring.
     """
 
     eta: Schedule

@@ -29,9 +29,10 @@ class State(NamedTuple):
 class Scaffold:
     """SCAFFOLD: local steps corrected by control variates.
 
-    eta, eta_g: the step sizes of the clients, and of the server along the clients' mean change.
-    tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
-    B: the examples of a batch; None for all of a client's.
+    Args:
+        eta, eta_g: The step sizes of the clients, and of the server along the clients' mean change.
+        tau: The local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
+        B: The examples of a batch; None for all of a client's.
     """
 
     eta: Schedule

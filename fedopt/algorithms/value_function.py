@@ -4,6 +4,8 @@
 A server has all variables, and clients answer with gradients at the points that it sends them. All of them are linear in f_i and
 g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
 
+Explained in docs/algorithms/value_function.md.
+
 Notation
     y, s          F2SA: the inner variable of f + lam g, and that of g alone
     y_n, q        BOME: y after n steps on g, and q(x, y) = g(x, y) - g(x, y_n), with y_n held fixed in its gradient
@@ -36,9 +38,11 @@ class Penalised(NamedTuple):
 class F2SA:
     """F2SA: n steps of y and s, then one of x, along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)).
 
-    eta_x, eta_y, eta_s: the step sizes.
-    lam, delta: the first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
-    n: the inner steps of a round. B: the examples of a sample; None for all of a client's.
+    Args:
+        eta_x, eta_y, eta_s: The step sizes.
+        lam, delta: The first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
+        n: The inner steps of a round.
+        B: The examples of a sample; None for all of a client's.
 
     The paper is from memory, not compared. Its step of x falls with the power 5/7; the default here is 4/7, as in
     benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
@@ -98,9 +102,12 @@ class BOME:
     q(x, y) = g(x, y) - g(x, y_n), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2. So q falls at a
     rate of at least phi. The solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
 
-    eta_x, eta_y: the step sizes; the n steps use eta_y too. eta: the factor in phi. n: the steps from y to y_n.
-    B: the examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio in
-        lam is biased.
+    Args:
+        eta_x, eta_y: The step sizes; the n steps use eta_y too.
+        eta: The factor in phi.
+        n: The steps from y to y_n.
+        B: The examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio
+            in lam is biased.
 
     It was read in benchmark_bilevel, whose phi uses the gradient. The paper is from memory, not compared.
     """

@@ -5,6 +5,8 @@ Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], 
 A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i
 and g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
 
+Explained in docs/algorithms/warm_started.md.
+
 Notation
     z = (x, y, v)    all variables; v goes to [grad^2_yy g]^-1 grad_y f; z = (x, y) where grad_x f is the hypergradient
     Dx, Dy, Dv       grad_x f - grad^2_xy g v,  grad_y g,  grad^2_yy g v - grad_y f
@@ -40,7 +42,9 @@ from fedopt.toolbox import (
 class WarmStarted:
     """What all methods here share.
 
-    eta_x, eta_y, eta_v: the step sizes of x, y and v. B: the examples of a sample; None for all of a client's.
+    Args:
+        eta_x, eta_y, eta_v: The step sizes of x, y and v.
+        B: The examples of a sample; None for all of a client's.
     """
 
     eta_x: Schedule
@@ -85,12 +89,14 @@ class Averaged(NamedTuple):
 class AlternatingSOBA(WarmStarted):
     """MA-SOBA and FSLA: one step of y, one of v and one of x in a round.
 
-    order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x along
-        the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
-    rho: the weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
-        momentum with rho = 1. MA-SOBA's beta is 1 - rho.
-    storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho. It
-        needs order=code (else ValueError).
+    Args:
+        order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x
+            along the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of
+            three.
+        rho: The weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
+            momentum with rho = 1. MA-SOBA's beta is 1 - rho.
+        storm: Whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
+            It needs order=code (else ValueError).
 
     order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
     order=paper, are from memory, not compared.
@@ -141,7 +147,8 @@ class AmIGO(WarmStarted):
 
     With n -> infinity it descends along the hypergradient. grad_x f and grad_y f share a sample.
 
-    n: the steps of y, and of v, in a round.
+    Args:
+        n: The steps of y, and of v, in a round.
 
     It was read in benchmark_bilevel. The paper is from memory, not compared.
     """
@@ -224,8 +231,11 @@ class SABA(WarmStarted):
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
     """Return the SAGA estimate, [d], and write the batch's new value and the new mean into the table in place.
 
-    table: [batches + 1, d], a row for each batch, and their mean as the last row. new: [d], the batch's new value.
-    number: the batch's index. share: the batch's share of the client's examples, which is its weight in the mean.
+    Args:
+        table: [batches + 1, d], a row for each batch, and their mean as the last row.
+        new: [d], the batch's new value.
+        number: The batch's index.
+        share: The batch's share of the client's examples, which is its weight in the mean.
     """
     change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
     estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])
@@ -245,8 +255,9 @@ class Recursive(NamedTuple):
 class SRBA(WarmStarted):
     """SRBA: all variables move together along recursive estimates d of the directions D.
 
-    period: in every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z) is
-        added to it, both on one sample.
+    Args:
+        period: In every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z)
+            is added to it, both on one sample.
 
     It was read in benchmark_bilevel. The paper is from memory, not compared.
     """

@@ -154,8 +154,13 @@ class Comparison(GroupedRuns):
 def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
     """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
 
-    all_axes: one per problem. c: the comparison. how: the options of the figure. Raises UserError if a logarithmic axis would
-        begin at 0 or below.
+    Args:
+        all_axes: One per problem.
+        c: The comparison.
+        how: The options of the figure.
+
+    Raises:
+        UserError: A logarithmic axis would begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
@@ -238,7 +243,8 @@ def _slots(c: Comparison, named: bool) -> dict[str, int]:
 
     If there are more methods than strong lines, those with the best last values come first, by their mean rank on the problems.
 
-    named: Whether the user has named lines, whose order counts then.
+    Args:
+        named: Whether the user has named lines, whose order counts then.
     """
     legend = legend_labels(c.groups)
     if named:

@@ -24,8 +24,10 @@ USUAL = PlotStyle()
 class Lines(NamedTuple):
     """The lines of groups of runs in one picture.
 
-    lines: label -> line. scale: that of the y axis; if it is logarithmic, means are geometric. share: whether the values are
-        percentages.
+    Attributes:
+        lines: label -> line.
+        scale: That of the y axis; if it is logarithmic, means are geometric.
+        share: Whether the values are percentages.
     """
 
     lines: dict[str, Line]
@@ -94,7 +96,9 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
     """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
 
-    log: whether to average logarithms. band: one of `BANDS`.
+    Args:
+        log: Whether to average logarithms.
+        band: One of `BANDS`.
     """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)

@@ -49,7 +49,9 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
     """Return the section with a table of runs. The best of each problem is bold, among those that are over.
 
-    runs: the runs that have values. without_values: folder of each other run -> why it has none.
+    Args:
+        runs: The runs that have values.
+        without_values: Folder of each other run -> why it has none.
     """
     rows = []
     for run in runs:
@@ -112,7 +114,11 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
 
     A group is None if it has no runs, or a run lacks this cost. A value is None if it is not finite.
 
-    groups: label -> runs. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
+    Args:
+        groups: label -> runs.
+        y: The metric.
+        x: The cost axis.
+        log: Whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
     lines = lines_of(known, y, x, PlotStyle(logy=log)).drawn if known else {}

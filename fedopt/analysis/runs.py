@@ -86,8 +86,9 @@ class Recorded:
     def last(self, metric: str, at: float | None = None) -> float:
         """Return the last value of a metric, for means and tests; nan if it is not finite, or if the run diverged or failed.
 
-        at: a cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
-            Raises UserError as `until` does.
+        Args:
+            at: A cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
+                Raises UserError as `until` does.
         """
         lost = self.status in LOST and (at is None or at >= self.cost()[-1])
         return math.nan if lost else float(self.until(at).values(metric)[-1])

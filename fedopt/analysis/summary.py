@@ -102,8 +102,10 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign:
 
     nan and the only value of a problem give False.
 
-    show: formats (mean, std) as text. problems: the problem of each value. sign: 1 if lower is better, -1 if
-        higher is, nan if neither; of each row, or of all.
+    Args:
+        show: Formats (mean, std) as text.
+        problems: The problem of each value.
+        sign: 1 if lower is better, -1 if higher is, nan if neither; of each row, or of all.
     """
     tops = (sign * mean).groupby(problems).transform("min") * sign
     several = problems.map(Counter(problems)) > 1

@@ -317,7 +317,9 @@ def save(
 def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
     """Add a legend above the pictures that is at most as wide as the figure and reads row by row; return it.
 
-    handles: label -> handle. title: the legend's title.
+    Args:
+        handles: label -> handle.
+        title: The legend's title.
     """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):
