@@ -1,7 +1,8 @@
-"""AdaFBiO [Huang 2022] and AdaFGDA [Huang et al. 2024]: bilevel and minimax steps along recursive momenta, with adaptive matrices.
+"""AdaFBiO [Huang 2022] and AdaFGDA [Huang et al. 2024]: bilevel and minimax steps along recursive momenta, with adaptive
+matrices.
 
-From memory of the papers, not compared with their text; reviews of a sibling, AdaMFCGD, confirm the skeleton. The limits that the
-tests hold are derived here.
+Unverified: the equations are reconstructed without the papers' text; reviews of the related method AdaMFCGD confirm the outline.
+The limits that the tests check are derived here.
 
 Explained in docs/algorithms/adafbio.md.
 
@@ -134,7 +135,7 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 
 @dataclass(frozen=True)
 class AdaFBiO(Adaptive):
-    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. Hyperparameters as in `Adaptive`, and:
+    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. It adds two hyperparameters to those of `Adaptive`.
 
     Args:
         theta, Q: The step size and the number of Hessian products of the Neumann sum in the hypergradient.

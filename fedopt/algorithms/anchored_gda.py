@@ -1,8 +1,8 @@
 """Anchored local descent-ascent: local steps whose drift a common anchor corrects.
 
-FedGDA-GT [Sun & Wei 2022] and CD-MAGE-MB, CD-MAGE-VR and Catalyst-SCAFFOLD-S of the public code `federated-minimax` were read in
-public code, FedGDA-GT in that of others (`ProxSkipVIP`). SAGDA [Yang et al. 2022] and both of its corrections are from memory of
-the paper, not compared.
+CD-MAGE-MB, CD-MAGE-VR and Catalyst-SCAFFOLD-S follow their authors' public code, `federated-minimax`. FedGDA-GT [Sun & Wei 2022]
+follows the public code of other authors, `ProxSkipVIP`. SAGDA [Yang et al. 2022] and both of its corrections are unverified:
+reconstructed without the paper's text.
 
 Explained in docs/algorithms/anchored_gda.md.
 
@@ -12,7 +12,7 @@ Notation
     q         the anchor, an estimate of F(w) = mean F_i(w): of this round's clients, or by STORM of all rounds
     v_i       F_i(w) on the sample of client i's part of the anchor
     w_s       (x, y) at the start of the stage [Catalyst]
-    S, S'     who takes part in the exchange of anchors, and in that of local steps
+    S, S'     the clients that take part in the exchange of anchors, and in the exchange of local steps
 """
 
 from dataclasses import dataclass, field

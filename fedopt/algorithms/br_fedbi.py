@@ -1,7 +1,8 @@
 """BR-FedBi: SimFBO with one local step, whose server takes a robust mean of the clients' directions [BR-FedBi 2026].
 
-The equations are those of notes by others on the paper, whose text was not read. Rules: coordinate-wise median and trimmed mean
-[Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et al. 2020].
+The equations come from notes that others wrote about the paper; we have not read its text. Rules: coordinate-wise median and
+trimmed mean [Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et
+al. 2020].
 
 Explained in docs/algorithms/br_fedbi.md.
 
@@ -81,7 +82,7 @@ class BRFedBi:
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         sizes, S = [len(part) for part in s.z], fed.cohort()
         hostile = np.less(S, self.hostile)
-        anew = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
+        fresh = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
         def directions(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
             xi = client.sample("xi")
@@ -94,7 +95,7 @@ class BRFedBi:
             if self.variance == "momentum":
                 g = self.momentum * g + (1 - self.momentum) * D
             else:
-                g = D if anew else g + (D - bilevel_maps(client, z_prev, xi))
+                g = D if fresh else g + (D - bilevel_maps(client, z_prev, xi))
             g = Vectors(torch.where(has_sent > 0, *pair) for pair in zip(g, D, strict=True))
             return g, torch.cat([*g, *kept, torch.ones_like(has_sent)])
 
@@ -102,7 +103,7 @@ class BRFedBi:
             return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
 
         pt = fed.weights(S, unbiased=True)
-        xi = Steps(1, self.B_page if anew and self.variance == "page" else self.B)
+        xi = Steps(1, self.B_page if fresh and self.variance == "page" else self.B)
         Q, memory = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, memory=s.memory, xi=xi)
         gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
         return State(descend(problem, s.z, Q, gammas, self.radius), memory)

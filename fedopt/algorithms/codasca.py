@@ -1,6 +1,6 @@
 """CODA+ and CODASCA: local descent-ascent in stages, each on an objective that is drawn to the stage's point [Yuan et al. 2021].
 
-Read in the authors' public code, `ICML2021_FedDeepAUC_CODASCA`, and in another one, `federated-minimax`; they differ.
+Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second public code, `federated-minimax`, differs from it.
 
 Explained in docs/algorithms/codasca.md.
 
@@ -49,7 +49,7 @@ class Codasca:
         B: The examples of a step; None for all of a client's.
         stage, decay: The rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
         stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
-        restart: Whether a stage starts from that point of x and y (the paper, from memory). If false, x and y go on, and only
+        restart: Whether a stage starts from that point of x and y (the paper; unverified). If false, x and y go on, and only
             lam draws x to x_s (the authors' code).
         lam: The weight of the term lam (u_x - x_s) in the steps of x.
         control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k.

@@ -1,10 +1,9 @@
-"""DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda in
-the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
+"""DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda
+in the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
 
-The steps were read in the public code FedTorch, whose decay and floor of lambda are left out, and which draws cohorts uniformly:
-its MPI form has one k for all clients, its centred form a k for each. That S is drawn by lambda is from memory of the paper, and
-read in another public code. The weights of the kept points in a uniform
-cohort are derived here.
+The steps follow the public code FedTorch, without its decay and its lower bound of lambda. FedTorch samples cohorts uniformly;
+its MPI version has one k for all clients, its centred version one k for each client. Sampling S by lambda follows another public
+code, and is unverified for the paper. The weights of the kept points in a uniform cohort are derived here.
 
 Explained in docs/algorithms/drfa.md.
 

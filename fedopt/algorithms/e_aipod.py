@@ -1,6 +1,7 @@
 """E-AiPOD: ProxSkip on the lower level, then FedNest's outer step [Xiao, Shen, Yin & Chen 2022].
 
-Read in the authors' code (AiPOD), whose departures docs/algorithms/e_aipod.md lists; the limits of the tests are derived here.
+Follows the authors' code (AiPOD); docs/algorithms/e_aipod.md lists where it departs from the paper. The limits that the tests
+check are derived here.
 
 Notation
     y_i, c_i    client i's copy of y and its correction; sum_i p_i c_i = 0, and both survive the rounds
@@ -41,7 +42,7 @@ class EAiPOD:
         B: The examples of an inner step.
         B_out: The examples of each sample in the outer part. None: all of a client's.
         tau_out: The local outer work. If it is one step, the server takes it.
-        N, l, inverse: As in `FedNest`, for the outer part.
+        N, l, inverse: The estimate of the inverse Hessian in the outer part; see `FedNest`.
         own_head: Whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
     """
 

@@ -1,6 +1,6 @@
 """Local extragradient, and FeDualEx: its dual form for composite objectives [Bai & Bullins 2024].
 
-Local extragradient was read in two public codes, `ProxSkipVIP` and `federated-minimax`; FeDualEx in the paper's text.
+Local extragradient follows two public codes, `ProxSkipVIP` and `federated-minimax`; FeDualEx follows the paper's text.
 
 Explained in docs/algorithms/extragradient.md.
 
@@ -86,7 +86,7 @@ class FeDualEx:
         eta_s: The server's step size along the clients' mean change.
         K: The local steps.
         B: The examples of each of a step's two samples; None for all of a client's.
-        lam, D: The objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. D = None: no such box.
+        lam, D: The objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. None: no bounds.
         iterate: The output: the last z, or the mean of all z_h [theorem], which clients then send too.
     """
 

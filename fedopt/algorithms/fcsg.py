@@ -1,7 +1,8 @@
-"""FCSG, FCSG-M and Acc-FCSG-M: local steps along plug-in gradients of conditional problems [Wu et al. 2023], and ComFedL [Huang, Li
-& Huang 2021], whose text was not at hand: FCSG with I = 1 is a reading of it, not compared.
+"""FCSG, FCSG-M and Acc-FCSG-M: local steps along plug-in gradients of conditional problems [Wu et al. 2023]; ComFedL [Huang, Li &
+Huang 2021].
 
-Read in public code (Federated-Minimax-and-Conditional-Stochastic-Optimization).
+The FCSG methods follow public code (Federated-Minimax-and-Conditional-Stochastic-Optimization). ComFedL is unverified: FCSG with
+I = 1, reconstructed without the paper's text.
 
 Explained in docs/algorithms/fcsg.md.
 

@@ -1,8 +1,8 @@
 """Federated averaging [McMahan et al. 2017, Alg. 1], with a proximal term FedProx [Li et al. 2020, Alg. 2]; the server's step and
 momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them, its adaptive steps as Reddi et al. 2021, Alg. 2.
 
-FedAvg and FedProx are compared with the public code litian96/FedProx, FedAdam and FedYogi with Flower, which starts v at 0.
-FedAdagrad is from memory of the paper, not compared.
+FedAvg and FedProx agree with the public code litian96/FedProx, and FedAdam and FedYogi with Flower, which starts v at 0.
+FedAdagrad is unverified: reconstructed without the paper's text.
 
 Explained in docs/algorithms/fedavg.md.
 """

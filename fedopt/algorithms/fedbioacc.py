@@ -1,6 +1,7 @@
 """FedBiOAcc and FedBiOAcc-Local: bilevel steps along recursive momenta, averaged in two exchanges [Li, Huang & Huang 2023].
 
-From memory of the paper, not compared with its text; its abstract confirms the rates. The limits in the tests are derived here.
+Unverified: reconstructed without the paper's text; its abstract confirms the rates. The limits that the tests check are derived
+here.
 
 Explained in docs/algorithms/fedbioacc.md.
 

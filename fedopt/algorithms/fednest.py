@@ -1,4 +1,5 @@
-"""FedNest and its family: alternating local steps for the inner and the outer problem [Tarzanagh et al. 2022, Alg. 1-6, App. H.1].
+"""FedNest and its family: alternating local steps for the inner and the outer problem [Tarzanagh et al. 2022, Alg. 1-6, App.
+H.1].
 
 Explained in docs/algorithms/fednest.md.
 

@@ -1,7 +1,7 @@
 """FedSGDA-M [Wu et al. 2023] and Momentum Local SGDA [Sharma et al. 2022]: minimax steps along momenta of the gradients.
 
-From memory of the papers, not compared with their text. Abstracts confirm FedSGDA-M's rates, and that in Momentum Local SGDA all
-clients take part. FedSGDA-M's order of averaging is unverified. The limits in the tests are derived here.
+Unverified: reconstructed without the papers' text. Their abstracts confirm FedSGDA-M's rates, and that in Momentum Local SGDA all
+clients take part. The limits that the tests check are derived here.
 
 Explained in docs/algorithms/fedsgda_m.md.
 

@@ -1,7 +1,9 @@
-"""FeDXL: risks of pairs of examples that different clients hold, by exchanged scores of the last round [Guo, Jin, Luo & Yang 2023].
+"""FeDXL: risks of pairs of examples that different clients hold, by exchanged scores of the last round [Guo, Jin, Luo & Yang
+2023].
 
-Read in the authors' public code, ICML2023_FedXL. The server draws from the pools for a client, which in the paper gets their merge
-and draws itself: the draws have the same distribution. Derived here: weights where clients have unequal numbers of examples.
+Follows the authors' public code, ICML2023_FedXL. Here the server draws from the pools for each client; in the paper each client
+gets the merged pools and draws from them. The draws have the same distribution. The weights for clients with unequal numbers of
+examples are derived here.
 
 Explained in docs/algorithms/fedxl.md.
 

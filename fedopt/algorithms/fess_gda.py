@@ -1,6 +1,6 @@
 """FESS-GDA: local descent-ascent whose server smooths the objective in x [Shen et al. 2024].
 
-The equations are those of a third party's note on the paper (in the repository `zij`), not compared with the paper's text.
+The equations come from a third party's note about the paper (in the repository `zij`); they are not compared with its text.
 
 Explained in docs/algorithms/fess_gda.md.
 

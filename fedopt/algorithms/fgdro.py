@@ -2,8 +2,8 @@
 2024].
 
 Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distributionally Robust Optimization", NeurIPS 2024 (arXiv
-2410.06369). From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and the
-smoothed hinge.
+2410.06369). Reconstructed from reviews; we have not read the paper's algorithms. The clients' weights, the first round and the
+smoothed hinge are derived here.
 
 Explained in docs/algorithms/fgdro.md.
 
@@ -102,7 +102,16 @@ class Fgdro:
         return (torch.sigmoid((u - s) / self.mu) if self.mu else (u > s).to(u)) / self.alpha
 
     def _threshold(self, s: Tensor, u: Tensor, p: Tensor, fed: Round) -> Tensor:
-        """Return the next s. With cvar the first one is best for these u and mu = 0: the least u_i of the worst share alpha."""
+        """Return the next s.
+
+        kl: lam log sum_i p_i exp(u_i / lam). cvar: in round 0 the (1 - alpha)-quantile of the u_i, which minimises the objective
+        in s for mu = 0; later s - eta_s (1 - sum_i p_i c_i).
+
+        Args:
+            s: s before.
+            u: The clients' u_i, [M].
+            p: The clients' weights, [M]: 0 for clients that never took part, with the sum 1.
+        """
         if self.risk == "kl":
             return self.lam * torch.logsumexp(u / self.lam + p.log(), 0)
         if fed.r == 0:

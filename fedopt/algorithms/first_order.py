@@ -1,8 +1,8 @@
 """First-order federated bilevel optimisation: SimFBO with directions that take gradients only.
 
-The federation of both estimators is derived here and unpublished. One-machine forms: a penalty [Kwon et al. 2023, F2SA, read in
-benchmark_bilevel], differences of gradients [Yang et al. 2023, from memory]. MemFBO [Yang et al. 2025] is related; its update is
-not known here.
+The federated form of both estimators is derived here and unpublished. Their single-machine forms are a penalty [Kwon et al. 2023,
+F2SA, as in benchmark_bilevel] and differences of gradients [Yang et al. 2023, unverified]. MemFBO [Yang et al. 2025] is related;
+we do not know its update.
 
 Explained in docs/algorithms/first_order.md.
 

@@ -1,8 +1,8 @@
 """Local-SCGD and Local-SCGDM: local compositional descent with estimates u of the inner functions, and with momentum [Gao et al.
 2022]. With one client they are SCGD [Wang, Fang & Liu 2017] and NASA without a constraint [Ghadimi et al. 2020].
 
-Read in public code (Federated-Minimax-and-Conditional-Stochastic-Optimization); order=step_first and share_u=false in the text of
-FedCoMuon (arXiv 2608.12710). More than two levels are derived here.
+Follows public code (Federated-Minimax-and-Conditional-Stochastic-Optimization); order=step_first and share_u=false follow the
+text of FedCoMuon (arXiv 2608.12710). More than two levels are derived here.
 
 Explained in docs/algorithms/local_scgd.md.
 

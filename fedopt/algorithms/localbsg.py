@@ -1,5 +1,5 @@
-"""LocalBSGM and LocalBSGVRM: local bilevel stochastic gradient descent with momentum, and with momentum-based variance
-reduction [Gao 2022, Alg. 1, 2].
+"""LocalBSGM and LocalBSGVRM: local bilevel stochastic gradient descent with momentum, and with momentum-based variance reduction
+[Gao 2022, Alg. 1, 2].
 
 Explained in docs/algorithms/localbsg.md.
 
@@ -67,9 +67,12 @@ class Momentum:
 
 @dataclass(frozen=True)
 class LocalBSGM(Momentum):
-    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1]. Hyperparameters as in `Momentum`, and:
+    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
 
-    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
+    It adds two hyperparameters to those of `Momentum`.
+
+    Args:
+        alpha, beta: The newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
     """
 
     def __post_init__(self) -> None:
@@ -99,10 +102,10 @@ class LocalBSGM(Momentum):
 class LocalBSGVRM(Momentum):
     """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    Hyperparameters as in `Momentum`, and: alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2,
-    each at most 1 (else ValueError).
+    It adds the following hyperparameters to those of `Momentum`.
 
     Args:
+        alpha, beta: The newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each at most 1 (else ValueError).
         step_size: Constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
         L, L_Phi: The theorem's constants L-hat and L_Phi.
         S: The number of samples xi over which the first D and G are means.

@@ -1,7 +1,7 @@
 """MFCGD and AdaMFCGD: momentum-based compositional descent, with one step size or adaptive ones [Huang et al. 2026].
 
-From reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text was read (arXiv
-2608.12710), keeps them local, as we do.
+Reconstructed from reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text we
+have read (arXiv 2608.12710), keeps them local, as we do.
 
 Explained in docs/algorithms/mfcgd.md.
 

@@ -1,7 +1,7 @@
 """Multi-level composition with variance reduction of the levels and of the gradient.
 
-The recursion is read in the text of Gao (NeurIPS 2025, smoothed multi-level minimax), for one machine. Its federation is derived
-here, after the abstract of Gao (ICML 2024): so it has no paper's name.
+The recursion follows the text of Gao (NeurIPS 2025, smoothed multi-level minimax), which is for a single machine. Its federated
+form is derived here from the abstract of Gao (ICML 2024), so it is not named after a paper.
 
 Explained in docs/algorithms/multilevel.md.
 

@@ -1,6 +1,6 @@
 """ProxSkip-GDA (ProxSkip-VIP-FL): local descent-ascent that exchanges at random times [Zhang et al. 2024].
 
-Read in public code, `ProxSkipVIP`.
+Follows public code, `ProxSkipVIP`.
 
 Explained in docs/algorithms/proxskip_gda.md.
 

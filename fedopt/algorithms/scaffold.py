@@ -1,5 +1,7 @@
 """SCAFFOLD: local steps corrected by control variates [Karimireddy et al. 2020, Alg. 1, option II].
 
+Explained in docs/algorithms/fedavg.md.
+
 Notation
     c, c_i    control variates of the server and of client i, estimates of grad f and of grad f_i; c = sum_i p_i c_i
     p_i       the clients' weights in the objective, 1/M in the paper

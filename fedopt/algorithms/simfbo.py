@@ -1,7 +1,7 @@
 """SimFBO and ShroFBO [Yang, Xiao & Ji 2023], FedBiO and FedBiO-Local [Li, Huang & Huang 2023]: x, y and v move together.
 
-All are from memory of the papers, not compared with their text; abstracts confirm the shape of SimFBO. The limits that the tests
-hold are derived here.
+All are unverified: reconstructed without the papers' text; the abstract of SimFBO confirms its outline. The limits that the tests
+check are derived here.
 
 Explained in docs/algorithms/simfbo.md.
 

@@ -1,8 +1,8 @@
-"""One-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et al.
-2022]. No second derivative is taken.
+"""Single-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et
+al. 2022]. No second derivative is taken.
 
 A server has all variables, and clients answer with gradients at the points that it sends them. All of them are linear in f_i and
-g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
 
 Explained in docs/algorithms/value_function.md.
 
@@ -36,7 +36,10 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, then one of x, along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)).
+    """F2SA: n steps of y and s, then one step of x.
+
+        n times   y -= eta_y (grad_y f + lam grad_y g)(x, y),   s -= eta_s grad_y g(x, s)
+        then      x -= eta_x (grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s))),   lam += delta
 
     Args:
         eta_x, eta_y, eta_s: The step sizes.
@@ -44,9 +47,9 @@ class F2SA:
         n: The inner steps of a round.
         B: The examples of a sample; None for all of a client's.
 
-    The paper is from memory, not compared. Its step of x falls with the power 5/7; the default here is 4/7, as in
-    benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
-    t^(1/7). So it must diverge in the end.
+    Unverified: reconstructed without the paper's text. The paper's step size of x decays with the power 5/7; the default here is
+    4/7, as in the public code benchmark_bilevel. That code takes the gradients of f at s instead of y and lets lam eta_y grow
+    like t^(1/7), so it must diverge in the end.
     """
 
     eta_x: Schedule
@@ -109,7 +112,7 @@ class BOME:
         B: The examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio
             in lam is biased.
 
-    It was read in benchmark_bilevel, whose phi uses the gradient. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, whose phi uses the gradient. It is not compared with the paper's text.
     """
 
     eta_x: Schedule

@@ -1,16 +1,16 @@
-"""One-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen, Xiao &
-Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA [Dagréou et al.
-2024].
+"""Single-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen,
+Xiao & Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA
+[Dagréou et al. 2024].
 
 A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i
-and g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+and g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
 
 Explained in docs/algorithms/warm_started.md.
 
 Notation
     z = (x, y, v)    all variables; v goes to [grad^2_yy g]^-1 grad_y f; z = (x, y) where grad_x f is the hypergradient
     Dx, Dy, Dv       grad_x f - grad^2_xy g v,  grad_y g,  grad^2_yy g v - grad_y f
-    eta_x, ...       the steps: x - eta_x Dx, likewise y, which is projected, and v
+    eta_x, ...       the step sizes: x - eta_x Dx, y - eta_y Dy, which is projected, and v - eta_v Dv
     xi               a sample of each client, independent of all others; d, an estimate of directions
 """
 
@@ -98,8 +98,8 @@ class AlternatingSOBA(WarmStarted):
         storm: Whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
             It needs order=code (else ValueError).
 
-    order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
-    order=paper, are from memory, not compared.
+    order=code follows public code: MingruiLiu-ML-Lab for MA-SOBA, benchmark_bilevel for FSLA. order=paper is unverified:
+    reconstructed without the papers' text.
     """
 
     rho: Schedule
@@ -150,7 +150,7 @@ class AmIGO(WarmStarted):
     Args:
         n: The steps of y, and of v, in a round.
 
-    It was read in benchmark_bilevel. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
     """
 
     n: PositiveInt
@@ -187,11 +187,12 @@ class Remembering(NamedTuple):
 class SABA(WarmStarted):
     """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
 
-    B: the size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client keeps
-        the last value of each quantity on each of its batches, 0 at first.
+    Args:
+        B: The size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client
+            keeps the last value of each quantity on each of its batches, 0 at first.
 
-    It was read in benchmark_bilevel, except for the choice of the batch. Here a uniformly random example chooses its batch,
-    so that a smaller last batch leaves no bias. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, except for the choice of the batch: here the batch of a uniformly random
+    example is taken, so that a smaller last batch leaves no bias. It is not compared with the paper's text.
     """
 
     def init(self, problem: Bilevel) -> Remembering:
@@ -259,7 +260,7 @@ class SRBA(WarmStarted):
         period: In every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z)
             is added to it, both on one sample.
 
-    It was read in benchmark_bilevel. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
     """
 
     period: PositiveInt
