@@ -32,7 +32,9 @@ class Answers:
     def take(self, of_stack: Any, members: np.ndarray) -> None:
         """Add the answers of a stack of clients.
 
-        of_stack: tensors ``[stack, ...]``. members: the clients' places in the cohort.
+        Args:
+            of_stack: Tensors ``[stack, ...]``.
+            members: The clients' places in the cohort.
         """
         leaves, self.structure = tree_flatten(of_stack)
         if not self.one:
@@ -72,7 +74,9 @@ class Answers:
 def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
     """Return the weighted sum of a stack's answers in double precision: the order of clients is lost in the rounding.
 
-    weights: [stack]. answers: [stack, ...].
+    Args:
+        weights: [stack].
+        answers: [stack, ...].
     """
     if answers.device.type == "cpu" and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
         return torch.from_numpy(np.asarray(np.einsum("i,i...->...", weights, answers.detach().numpy())))

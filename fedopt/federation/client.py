@@ -66,8 +66,9 @@ class Client(Oracles):
     def entry(self, values: Any) -> Any:
         """Return this client's value of a hyperparameter.
 
-        values: a number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
-            scalar tensor.
+        Args:
+            values: A number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
+                scalar tensor.
         """
         if not isinstance(values, Sequence):
             return values
@@ -162,7 +163,8 @@ class Client(Oracles):
     def project(self, *point: Any) -> Tensor:
         """Project onto the problem's constraint set, and return the projected y.
 
-        point: the arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
+        Args:
+            point: The arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
         """
         return self._problem.project(*point)
 

@@ -14,9 +14,10 @@ T = TypeVar("T")
 class Derivatives:
     """Derivatives of any function, each counted as oracle calls.
 
-    calls: the counter they are added to; None for a new one.
-    stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
-        itself, for which plain automatic differentiation has less overhead.
+    Args:
+        calls: The counter they are added to; None for a new one.
+        stack: The number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
+            itself, for which plain automatic differentiation has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):

@@ -118,7 +118,8 @@ class Sampler(Protocol):
     def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
         """Return the samples of each client, as positions among its examples.
 
-        rngs, sizes, counts: the generator, the number of examples and the number of samples of each client.
+        Args:
+            rngs, sizes, counts: The generator, the number of examples and the number of samples of each client.
         """
 
 
@@ -215,15 +216,16 @@ class Drawn:
 
     Samples are made a stretch at a time, which bounds memory. The object keeps the last stretch that was asked for.
 
-    sizes: for each split that is drawn from the number of examples of each client, [clients].
-    steps: the number of local steps of each client, [clients].
-    samples: the number of samples a step, as in `Steps`.
-    length: the number of samples in a stretch.
-    positions: for each split the positions of each sample in the first stretch and their weights, [clients, length, B]. Empty
-        if every sample takes all rows.
-    lengths: for each split the number of examples of each sample in the first stretch, [clients, length].
-    later: if there are more stretches, for each split the function that makes the positions of all of them, and its
-        generators as they were at the start.
+    Args:
+        sizes: For each split that is drawn from the number of examples of each client, [clients].
+        steps: The number of local steps of each client, [clients].
+        samples: The number of samples a step, as in `Steps`.
+        length: The number of samples in a stretch.
+        positions: For each split the positions of each sample in the first stretch and their weights, [clients, length, B].
+            Empty if every sample takes all rows.
+        lengths: For each split the number of examples of each sample in the first stretch, [clients, length].
+        later: If there are more stretches, for each split the function that makes the positions of all of them, and its
+            generators as they were at the start.
     """
 
     sizes: dict[str, np.ndarray]
@@ -275,8 +277,12 @@ def draw(
     Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
     padded with weight 0. drawn: the draws by name.
 
-    draws: the wanted draws by name. splits: the examples of each client, by split. clients: the indices of the clients.
-    rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
+    Args:
+        draws: The wanted draws by name.
+        splits: The examples of each client, by split.
+        clients: The indices of the clients.
+        rng_of: Client index -> generator.
+        like: A tensor with the device and dtype that the results get.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():

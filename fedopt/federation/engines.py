@@ -25,7 +25,10 @@ LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 class Stack(NamedTuple):
     """The n clients that are computed at once.
 
-    clients: their indices. drawn: their draws. share: what differs between them, tensors with a leading dimension [n].
+    Attributes:
+        clients: Their indices.
+        drawn: Their draws.
+        share: What differs between them, tensors with a leading dimension [n].
     """
 
     clients: np.ndarray
@@ -39,8 +42,10 @@ class OneByOne:
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         """Cut a list of clients into stacks, and return each stack's places in the cohort. Here each stack has one client.
 
-        clients: the clients' places in the cohort. steps: the local steps of each, in falling order. message_bytes: the bytes
-            of one message.
+        Args:
+            clients: The clients' places in the cohort.
+            steps: The local steps of each, in falling order.
+            message_bytes: The bytes of one message.
         """
         return list(clients[:, None])
 
@@ -57,7 +62,8 @@ class OneByOne:
 class Vectorised:
     """Computes stacks of clients at once under torch.func.vmap.
 
-    stack: the number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
+    Args:
+        stack: The number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
     """
 
     def __init__(self, stack: int | None = None):
@@ -84,7 +90,8 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
     In a stack all wait for the busiest client, and every step of a stack has its overhead.
 
-    steps: the local steps of each client, in falling order.
+    Args:
+        steps: The local steps of each client, in falling order.
     """
     n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
     costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))

@@ -47,7 +47,8 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each thing that a function brings along besides its arguments.
 
-    function: a function, a method or a partial function.
+    Args:
+        function: A function, a method or a partial function.
     """
     if not isinstance(function, FunctionType):
         name = "self" if hasattr(function, "__self__") else "arguments of partial"

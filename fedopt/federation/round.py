@@ -35,7 +35,9 @@ Answer = TypeVar("Answer")
 class Exchange(NamedTuple):
     """What the clients of an exchange get besides the message.
 
-    number: the index of the exchange in its round. cohort, memory, own, draws: as in `Round.exchange`.
+    Attributes:
+        number: The index of the exchange in its round.
+        cohort, memory, own, draws: As in `Round.exchange`.
     """
 
     number: int
@@ -472,7 +474,9 @@ class Round:
 
         That is, if they took second derivatives in a first-order method, or stored a tensor where only the server looks.
 
-        client_fn: the client function. calls: the oracle calls of the exchange.
+        Args:
+            client_fn: The client function.
+            calls: The oracle calls of the exchange.
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             why = "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order"

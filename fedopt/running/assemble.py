@@ -151,7 +151,10 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 
     Only data whose files have changed since the run began are read and compared; files that are gone are not.
 
-    folder: the run's. before: the hashes that the run has recorded. config: the run's.
+    Args:
+        folder: The run's.
+        before: The hashes that the run has recorded.
+        config: The run's.
     """
     nodes = {group: config[group] for group in ("dataset", "partitioner")}
     if before.get("data") is None or not nodes["dataset"].get("_target_"):
@@ -170,8 +173,13 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm.
 
-    participation: the settings. algorithm: its attribute `uneven` names the fields of local work that may differ among
-        clients. clients: the number of clients. Raises WrongFunction if the algorithm lacks such a field.
+    Args:
+        participation: The settings.
+        algorithm: Its attribute `uneven` names the fields of local work that may differ among clients.
+        clients: The number of clients.
+
+    Raises:
+        WrongFunction: The algorithm lacks such a field.
     """
     keys = getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys

@@ -12,7 +12,9 @@ LINES = 10  # of a run, besides its first two evaluations
 class Display:
     """A sink that shows progress. Plain lines are shown only without a moving bar, and for a single job.
 
-    bar: the progress bar. metrics: the names of the problem's metrics; the first `SHOWN` are shown.
+    Args:
+        bar: The progress bar.
+        metrics: The names of the problem's metrics; the first `SHOWN` are shown.
     """
 
     def __init__(self, bar: Bar, metrics: Sequence[str]):

@@ -36,8 +36,13 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
 
     Nothing is written if another process writes there, or has begun a run there before this one took the folder.
 
-    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config. vacate:
-        whether the run's other files are removed once that is written.
+    Returns the line that says what failed.
+
+    Args:
+        folder: The run's.
+        error: What was raised.
+        composed: The config.
+        vacate: Whether the run's other files are removed once that is written.
     """
     known = first_line(error) if isinstance(error, UserError) else mistake(error)
     line = known or f"{type(error).__name__}: {first_line(error)}"

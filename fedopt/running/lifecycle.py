@@ -79,7 +79,8 @@ def execute(composed: Composed, locate: Callable[[], Path], options: Options = O
 class Start(NamedTuple):
     """With what a run begins or resumes.
 
-    rows_size: the bytes of metrics.csv to keep; None for a run that begins.
+    Attributes:
+        rows_size: The bytes of metrics.csv to keep; None for a run that begins.
     """
 
     e: Experiment

@@ -92,8 +92,15 @@ def refuse_used(folder: RunFolder) -> None:
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
     """Return the state and progress of the run's checkpoint, and the bytes of metrics.csv that it refers to.
 
-    The ledger of e.federation is set to the stored costs. folder, checkpoint: the run's. e: the objects of the run. longer:
-    whether the budget has changed. Raises UserError if the data, the checkpoint or the budget do not fit.
+    The ledger of e.federation is set to the stored costs.
+
+    Args:
+        folder, checkpoint: The run's.
+        e: The objects of the run.
+        longer: Whether the budget has changed.
+
+    Raises:
+        UserError: The data, the checkpoint or the budget do not fit.
     """
     with advising(START_OVER):
         stored = read(folder.checkpoint)
@@ -111,9 +118,16 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
     """Return the state of another run's checkpoint, and a progress that continues its rounds and seconds.
 
-    The ledger of e.federation is set to that run's costs. source: the other run's folder. algo: the config's node of the
-    algorithm. initial: the algorithm's first state. e: the objects of the run. Raises UserError if the checkpoint does not
-    fit, or its costs reach the budget.
+    The ledger of e.federation is set to that run's costs.
+
+    Args:
+        source: The other run's folder.
+        algo: The config's node of the algorithm.
+        initial: The algorithm's first state.
+        e: The objects of the run.
+
+    Raises:
+        UserError: The checkpoint does not fit, or its costs reach the budget.
     """
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():
