@@ -119,7 +119,9 @@ class Sampler(Protocol):
         """Return the samples of each client, as positions among its examples.
 
         Args:
-            rngs, sizes, counts: The generator, the number of examples and the number of samples of each client.
+            rngs: The generator of each client.
+            sizes: The number of examples of each client.
+            counts: The number of samples of each client.
         """
 
 
