@@ -47,18 +47,18 @@ def shown_table(
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
     c, rows, runs = comparison, comparison.table, [members[0] for members in comparison.groups.values()]
-    metrics, twin = [run.metric(c.metric) for run in runs], c.twin
+    metrics, test_metric = [run.metric(c.metric) for run in runs], c.test_metric
     signs = pd.Series([math.nan if its.better == "neither" else its.sign for its in metrics])
-    title, test, cost = metrics[0].title, runs[0].metric(twin).title, COSTS[c.x].label
+    title, test, cost = metrics[0].title, runs[0].metric(test_metric).title, COSTS[c.x].label
     final = "final" if c.at is None else f"at {amount(c.x, c.at)}:"
     of_metric, of_spent = partial(plus_minus, decimals=decimals), in_bytes if c.x == "bytes" else plus_minus
     # Head, column of the CSV, how (mean, std) become text, and the sign that makes lower values better (nan: neither are)
     measured: dict[str, tuple[str, str, Callable[[float, float], str], pd.Series | float]] = {
         "spent": (cost, f"spent_{c.x}", of_spent, math.nan),
         "final": (f"{final} {title}", f"final_{c.metric}", of_metric, signs),
-        "test": (f"{final} {test}", f"final_{twin}", of_metric, math.nan),
+        "test": (f"{final} {test}", f"final_{test_metric}", of_metric, math.nan),
         "best": (f"best {title}", f"best_{c.metric}", of_metric, signs),
-        "test_at_best": (f"{test} there", f"{twin}_at_best", of_metric, math.nan),
+        "test_at_best": (f"{test} at best", f"{test_metric}_at_best", of_metric, math.nan),
         "to_target": (f"{cost} to {c.target or 0:g}", f"{c.x}_to_target", of_spent, 1),
     }
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}

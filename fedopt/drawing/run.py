@@ -154,8 +154,8 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
         source: The run from whose checkpoint this one started; '' if none. Rounds are counted from that start.
     """
     rows = list(csv.DictReader(read_text(table).splitlines()))
-    goes_on = f"goes on from {source} after {rows[0]['round']} rounds" if source else ""
-    with pictures([path], len(metrics), title="; ".join(filter(None, [title, goes_on]))) as all_axes:
+    continues = f"continues {source} after {rows[0]['round']} rounds" if source else ""
+    with pictures([path], len(metrics), title="; ".join(filter(None, [title, continues]))) as all_axes:
         for axis, metric in zip(all_axes, metrics, strict=True):
             costs, values = (
                 np.array([float(row[name] or "nan") for row in rows]) for name in ("comm_rounds", metric.name)

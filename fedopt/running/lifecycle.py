@@ -165,7 +165,7 @@ class Run:
         ranks.refuse_different(facts(self._config, e.data))
         state, self.progress = begin(e)
         checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
-        if entry != "anew":
+        if entry != "begin":
             state, self.progress, rows_size = resume.restored(self.folder, checkpoint, e, entry == "longer")
         elif (source := self._config["from"]) is not None:
             state, self.progress = resume.taken_from(Path(source), self._config["algo"], state, e)

@@ -23,8 +23,8 @@ from fedopt.results import (
 from fedopt.running.assemble import Experiment, refuse_changed_data
 from fedopt.running.loop import Progress, share_spent
 
-# A run begins anew, at its checkpoint, there with another budget, or not at all
-Entry = Literal["anew", "resume", "longer", "done"]
+# A run starts from the first round, resumes at its checkpoint, resumes with another budget, or has nothing left to do
+Entry = Literal["begin", "resume", "longer", "done"]
 START_OVER = "restore a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
@@ -40,14 +40,14 @@ def advising(advice: str) -> Iterator[None]:
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     """Return how a run with this config begins in a folder. With resume=true, a folder that holds a run is locked.
 
-    anew: from the first round. resume: at the checkpoint. longer: there too, with a different budget. done: the run has
+    begin: from the first round. resume: at the checkpoint. longer: at the checkpoint, with a different budget. done: the run has
         finished, and nothing is left to do.
 
     Raises UserError if the folder holds a run and resume is false, if that run has other values, or if its files were
     changed.
     """
     if not folder.used:
-        return "anew"
+        return "begin"
     if config["resume"] or folder.status() == "running":  # or else it was killed
         folder.open()
     if not config["resume"]:
@@ -56,7 +56,7 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     if not os.path.lexists(folder.checkpoint):
         if folder.metrics.exists():
             note(f"{folder.path}: there is no checkpoint, so that the run starts over")
-        return "anew"
+        return "begin"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
     here = stamp(config)
