@@ -15,7 +15,7 @@ LONG = 60  # characters of a label in a legend
 
 def first_metric(runs: Sequence[Recorded]) -> str:
     """Return the first metric that a run's problem describes and its metrics.csv has; '' if there is none. Runs are tried in
-    order, those that begin with a metric of validation first.
+    order, metrics over validation rows first.
     """
     firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
     return min(filter(None, firsts), key=lambda name: not validates(name), default="")

@@ -47,7 +47,7 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
 
 
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
-    """Return the section with a table of runs. The best of each problem is bold, among those that are over.
+    """Return the section with a table of runs. The best ended run of each problem is bold.
 
     Args:
         runs: The runs that have values.
@@ -143,7 +143,7 @@ def _differences(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map for each distinct partition of the data. The label is that of the first run that has it.
+    """Return label -> heat map for each distinct partition of the data. Its label is the label of the first run that has it.
 
     A heat map has the names of clients and classes, and counts [clients, classes]. A broken partition.csv gives a note.
     """

@@ -87,7 +87,7 @@ def shown_table(
         cells = [mean_text(*pair, show) for pair in zip(mean, std, strict=True)]
         if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
             cells = alike(mean.tolist(), 4)
-        if name == "to_target":  # a mean over only those that reached it
+        if name == "to_target":  # a mean over the runs that reached it
             few = rows["reached"].between(1, rows["runs"] - 1)
             cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])

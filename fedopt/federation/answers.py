@@ -96,7 +96,7 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
         of_all[mine.tolist()] = torch.stack(rows)
     (total,) = ranks.total(
         [of_all.flatten().view(torch.uint8)]
-    )  # bytes, since those of other ranks are 0: exact in any dtype
+    )  # as bytes, which are 0 on other ranks: exact in any dtype
     return memory.replaced(cohort, list(total.view(of_all.dtype).view(of_all.shape)))
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
+"""Derivatives of functions of tensors, counted, for one client or for a stack of clients."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -100,7 +100,7 @@ class Derivatives:
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
 
-        In a stack of clients all points are computed at once, else one by one.
+        In a stack of clients all points are computed in parallel, otherwise one by one.
 
         Args:
             fn: A function of one point.

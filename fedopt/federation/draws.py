@@ -1,4 +1,4 @@
-"""Which of its examples a client uses in its local steps.
+"""The examples that a client uses in each local step.
 
 An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for draws by their name.
 """
@@ -40,7 +40,7 @@ class Steps:
             Fractions are rounded up.
         B: The number of examples of a sample from each split, drawn without replacement; a client that has fewer takes all.
             None: always the full local data, and all steps share one sample.
-        samples: The number of samples that a step takes, as a list. None: one sample by itself.
+        samples: The number of samples that a step takes, as a list. None: one sample, not in a list.
         split: The only split to draw from. None: all splits.
         replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
             samples have B.
@@ -108,7 +108,7 @@ class Epochs:
         return np.ceil(exact(steps)).astype(np.int64)
 
     def sampler(self, sizes: np.ndarray) -> "Sampler":
-        """Return a new sampler, as `Steps.sampler` does."""
+        """Return a new sampler for clients with ``sizes`` examples."""
         return full if self.B is None else Shuffled(self.B)
 
 
@@ -372,7 +372,7 @@ def _width(wanted: Steps | Epochs, n: int) -> int:
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """Return an amount for each of ``clients``: one number stands for all, an array is indexed, a function is called."""
+    """Return an amount for each of ``clients``: a number holds for all clients, an array is indexed, a function is called."""
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

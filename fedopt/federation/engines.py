@@ -1,4 +1,4 @@
-"""How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
+"""How the clients of an exchange are run: in parallel, stacked by vmap, or one by one. The results agree up to rounding."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 
 
 class Stack(NamedTuple):
-    """The n clients that are computed at once.
+    """The n clients that are computed in parallel.
 
     Attributes:
         clients: Their indices.
@@ -60,7 +60,7 @@ class OneByOne:
 
 
 class Vectorised:
-    """Computes stacks of clients at once under torch.func.vmap.
+    """Computes the clients of a stack in parallel, under torch.func.vmap.
 
     Args:
         stack: The number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
@@ -118,7 +118,7 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Tell whether a cohort is computed faster at once than one by one. cohort: its number of clients.
+    """Tell whether a cohort is computed faster in parallel than one by one. cohort: its number of clients.
 
     It is False for a problem that vmap cannot run (``alone``). Stacking saves the cost of a call for each client. On a CPU it
     loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort is tiny (scripts/bench

@@ -33,7 +33,7 @@ COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", 
 RUNS = ("line", "seed", "run")  # the columns of runs.csv
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
 LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
-REMEDY = "the experiment writes it anew when it is run again"
+REMEDY = "run the experiment again, which writes it"
 HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
@@ -42,9 +42,9 @@ class Claim:
     """A statement about a paper's experiment, with one bound on the mean of a measure over the seeds.
 
     Args:
-        says: The claim in words.
+        says: The claim, as a sentence.
         measure: The expression; or min, max or sum of a list of expressions, as {min: [...]}.
-        paper: What the paper shows, in words; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
+        paper: What the paper shows, as text; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
         at_least, at_most, within, equals: The bound; exactly one of them is set.
         within, of: The mean may differ from `of` by at most `within`.
         why: One sentence on the cause, shown if the claim is not supported.

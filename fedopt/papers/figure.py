@@ -23,7 +23,7 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
     """Return the points of all lines: the columns `CURVES`, then the figure's x, mean, low and high.
 
-    In `CURVES`, title is that of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
+    In `CURVES`, title is the title of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
     a run did. A line whose runs lack the metric has no points.
 
     Args:

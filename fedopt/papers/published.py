@@ -40,7 +40,7 @@ class Published:
         paper, title: The paper, and the figure's title.
         minutes: The time of all runs on two cores, or on a GPU if the file asks for one.
         seeds: The number of seeds of each line.
-        lines: label -> overrides, in addition to those of the whole file; a list, or one text split at blanks.
+        lines: label -> overrides, in addition to the overrides of the whole file; a list, or one text split at blanks.
         quick: Overrides that --quick adds to all lines.
         x: The cost axis.
         until: The upper end of the x axis; runs may be longer.
@@ -57,7 +57,7 @@ class Published:
             line is printed and no curves are drawn.
         small, changes: line -> how its runs are smaller than the paper's, and how their settings differ from the published
             ones. They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
-        claims: See `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
+        claims: See `Claim`. A claim that names axes is expanded to several (`fedopt.papers.where`).
         headlines: The lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims.
             figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the
             verdict. also: other experiments whose claims count too. about: a regular expression; only claims that match it
@@ -135,7 +135,7 @@ def names(folders: Sequence[Path] = ()) -> list[str]:
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """Return the wanted experiments, each once; the name of a paper stands for all its experiments. Raises UserError for an
+    """Return the wanted experiments, each once; the name of a paper selects all its experiments. Raises UserError for an
     unknown name.
     """
     every, found = names(folders), list[str]()

@@ -36,7 +36,7 @@ class Plan:
         seeds: The seeds of each line; None: what the experiment says, and more for the lines of undecided claims.
         quick: A few rounds with one seed; claims are not judged.
 
-    It has the experiment as `published`, the folder of all `runs` and that of its `results`, and as `tasks` the runs needed so
+    It has the experiment as `published`, the folder of all `runs` and the folder of its `results`, and as `tasks` the runs needed so
     far. Raises UserError if the experiment's file or an override is wrong.
     """
 
@@ -62,9 +62,9 @@ class Plan:
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
         """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs."""
-        there = {(task.line, task.seed) for task in self.tasks}
+        known = {(task.line, task.seed) for task in self.tasks}
         needed = tasks(self.name, self.published, seeds, self.overrides, self.folders, lines)
-        new = [task for task in needed if (task.line, task.seed) not in there]
+        new = [task for task in needed if (task.line, task.seed) not in known]
         self.tasks += new
         return len(new)
 

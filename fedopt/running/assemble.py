@@ -111,7 +111,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         original.deploys(own, common := getattr(algorithm, "common", True))
         if not common and not own:
             lacking = (
-                f"{type(algorithm).__name__} has no common model; metrics are those of the mean of its clients' models"
+                f"{type(algorithm).__name__} has no common model; metrics are taken at the mean of its clients' models"
             )
             original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):

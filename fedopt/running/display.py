@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedopt.console import Bar
 from fedopt.running.loop import Moment
 
-SHOWN = 4  # metrics, of those that a problem names first
+SHOWN = 4  # metrics: the first that the problem lists
 LINES = 10  # of a run, besides its first two evaluations
 
 

@@ -23,7 +23,7 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         if ranks.count() > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before everything is written and reported
         if isinstance(error, SystemExit):
             raise UserError(f"something called sys.exit({error.code}) during the run; remove the call") from error
         if error is not callback.error and (mistake := blamed(error)):

@@ -111,7 +111,7 @@ def _recorded(run: "Run") -> Iterator[None]:
 
 
 class Run:
-    """One run in its folder. Its arguments are those of `execute`.
+    """One run in its folder. It takes the arguments of `execute`.
 
     Attributes:
         folder: The run's folder, the first result of ``locate`` until the run begins to write.
@@ -259,5 +259,5 @@ class Run:
         self.folder.log(": ".join([f"{status} after {counted(progress.round, 'round')}", *error.values()]))
 
     def _tuned(self) -> str:
-        """Return a text on the tuned values that apply: those that run.json records, since a resume need not name them."""
+        """Return a text on the tuned values that apply: the ones that run.json records, since a resume need not name them."""
         return str(self.folder.card().get("tuned", self.composed.tuned))

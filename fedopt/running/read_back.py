@@ -65,7 +65,7 @@ def read_back(path: Path, best: bool) -> Trained:
 
     Args:
         path: The run's folder.
-        best: Whether to take the variables at the best evaluation, else those of the last checkpoint.
+        best: Whether to take the variables at the best evaluation, else at the last checkpoint.
 
     Raises:
         UserError: The checkpoint or the data are missing or changed, or no best variables were kept.

@@ -142,7 +142,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Return those of fedopt's algorithms that have the same `structure` as an earlier one.
+    """Return fedopt's algorithms with the same code as an earlier one: same class and choices, other numbers.
 
     Algorithms are ordered by the number of files that theirs builds on, then by name.
     """
@@ -209,7 +209,7 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
 
 
 def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
-    """Parametrise a test with its cases, without those that pytest's `-m` would deselect; creating them would be slow.
+    """Parametrise a test with its cases, without the cases that pytest's `-m` would deselect; creating them would be slow.
 
     `-m smoke` leaves out cases that are marked full or slow.
     """

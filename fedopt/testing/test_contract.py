@@ -46,7 +46,7 @@ from fedopt.toolbox import Vectors
 
 PAIRS = held_pairs()
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
-CLOSED = [  # without those whose solution is x alone, and y_i in the memory of clients
+CLOSED = [  # without problems whose solution is x alone, with y_i in the memory of clients
     p
     for p in names("problem")
     if class_at("problem", p).solution is not Problem.solution
@@ -111,7 +111,7 @@ def last(e: Experiment) -> Any:
 
 
 def test_engines_agree(algo: str, problem: str, setting: str) -> None:
-    """Running all clients at once, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
+    """Running all clients in parallel, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
     overrides, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *overrides)

@@ -9,7 +9,7 @@ Notation
     d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
 
 Where the clients' values become their means decides what the limit is at a constant step.
-    together            z_{t+1} and d_t become means at once, in one exchange; z_t, the next old point, stays the client's own
+    together            z_{t+1} and d_t become means together, in one exchange; z_t, the next old point, stays the client's own
     points_first        z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges; z_t as above
     Storm.iterations    in an exchange: z_t and d_t do, so that the next old point is the mean too
 """
@@ -27,7 +27,7 @@ Samples = Callable[[Client], Iterator[Sample]]
 
 
 class Pair(NamedTuple):
-    """A point z, and directions d there."""
+    """A point z, and directions d at z."""
 
     z: Vectors
     d: Vectors
@@ -76,7 +76,7 @@ class Storm(NamedTuple):
         Args:
             client: The client.
             z: The point before the first iteration.
-            d: The estimate there.
+            d: The estimate at z.
             xis: The samples.
             t: The number of the first iteration.
         """
@@ -117,7 +117,7 @@ def together(
         fed: The round.
         draws: The samples that clients take under the name xi.
         S: The number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
-        samples: client -> its samples, one for each D; None: those of its draws.
+        samples: client -> its samples, one for each D; None: the samples of its draws.
     """
     first = fed.r * p
 
