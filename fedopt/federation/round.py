@@ -418,9 +418,9 @@ class Round:
     def _mine(self, cohort: np.ndarray, ages: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return which clients of the cohort this rank computes, the total steps of each, and whether the rank has none.
 
-        Clients are listed by their places in the cohort: the least late first, and among them the ones with the most steps, since stacks
-        of equally busy clients waste the least. A rank without clients computes one that does not count, for the shapes of
-        the answers.
+        Clients are listed by their places in the cohort: the least late first, and among them the ones with the most steps,
+        since stacks of equally busy clients waste the least. A rank without clients computes one that does not count, for the
+        shapes of the answers.
         """
         steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((self.problem.sizes()[cohort], steps, -ages))[::-1]

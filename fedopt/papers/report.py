@@ -36,8 +36,8 @@ class Plan:
         seeds: The seeds of each line; None: what the experiment says, and more for the lines of undecided claims.
         quick: A few rounds with one seed; claims are not judged.
 
-    It has the experiment as `published`, the folder of all `runs` and the folder of its `results`, and as `tasks` the runs needed so
-    far. Raises UserError if the experiment's file or an override is wrong.
+    It has the experiment as `published`, the folder of all `runs` and the folder of its `results`, and as `tasks` the runs
+    needed so far. Raises UserError if the experiment's file or an override is wrong.
     """
 
     name: str

@@ -17,9 +17,9 @@ A key with names in curly brackets is expanded to one key for each of their valu
 under the key is about the rows with these values. A text in a list with further names is expanded in the same way: each panel
 has both methods. The order is that of `where`; the first axis varies slowest.
 
-A claim whose `says` has names is expanded to one claim for each of their values. Its `for` maps axes to the values that it is about.
-A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list of axes,
-then all for the next.
+A claim whose `says` has names is expanded to one claim for each of their values. Its `for` maps axes to the values that it is
+about. A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list
+of axes, then all for the next.
 """
 
 import re
