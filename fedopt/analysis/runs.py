@@ -173,10 +173,12 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return (runs, reason -> skipped folders). The runs are the ones that `usable` returns, but there may be none, and no note lists the
-    skipped folders.
+    """Return (runs, reason -> skipped folders).
 
-    Raises UserError for a missing path.
+    The runs are the ones that `usable` returns, but the list may be empty, and no note names the skipped folders.
+
+    Raises:
+        UserError: A path does not exist.
     """
     skipped: dict[str, list[str]] = {}
     runs, places = list[Recorded](), dict[Path, Path]()
