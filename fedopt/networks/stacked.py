@@ -62,9 +62,9 @@ def depth() -> int:
     return maybe_current_level() or 0 if READS_VMAP else 0
 
 
-def number(scalar: Tensor) -> Any:
+def number(scalar: Tensor | float) -> Any:
     """Return a scalar tensor as a Python number; under vmap, if its value differs, the tensor itself."""
-    return scalar if differs_by_client(scalar) else float(scalar)
+    return scalar if isinstance(scalar, Tensor) and differs_by_client(scalar) else float(scalar)
 
 
 def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict[str, Any]:
