@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
-from fedopt.networks import Batch, Tuning
+from fedopt.networks import Batch, Tuning, number
 
 PIECE = 2**22  # numbers that are normalised at once
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
@@ -125,7 +125,7 @@ class Examples:
             of_piece = [value.double() @ weight for value in values(self.batch(index, weight))]
             # In place: a number kept of each piece would lie where its activations were, and the next ones need other memory
             sums = [total.add_(more) for total, more in zip(sums, of_piece, strict=True)] if sums else of_piece
-        return list(map(float, sums))
+        return list(map(number, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
         """Return [mean cross-entropy, accuracy], the accuracy from 0 to 1; nan if a logit is not finite.

@@ -1,4 +1,4 @@
-"""Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
+"""Derivatives of functions of tensors, counted, for one client or for a stack of clients."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedopt.federation.counting import Calls, Counter
-from fedopt.federation.varied import is_together
+from fedopt.networks import depth
 
 T = TypeVar("T")
 
@@ -15,13 +15,14 @@ T = TypeVar("T")
 class Derivatives:
     """Derivatives of any function, each counted as oracle calls.
 
-    calls: the counter they are added to; None for a new one.
-    stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
-        itself, for which plain automatic differentiation has less overhead.
+    Args:
+        calls: The counter they are added to; None for a new one.
+        stack: The number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
+            itself, for which plain automatic differentiation has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
-        self._stacked = stack is not None or is_together()
+        self._stacked = stack is not None or depth() > 0
         self._counter = Counter(calls or Calls(), stack or 1)
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -100,7 +101,7 @@ class Derivatives:
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
 
-        In a stack of clients all points are computed at once, else one by one.
+        In a stack of clients all points are computed in parallel, otherwise one by one.
 
         Args:
             fn: A function of one point.

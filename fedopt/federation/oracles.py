@@ -13,8 +13,8 @@ from fedopt.federation.counting import Calls
 from fedopt.federation.derivatives import Derivatives
 from fedopt.federation.inverse import Inverse
 from fedopt.federation.samples import Sample
-from fedopt.federation.varied import Varied, is_together
-from fedopt.networks import differs_by_client
+from fedopt.federation.varied import Varied
+from fedopt.networks import depth, differs_by_client
 from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
 from fedopt.problems import name as class_name
 
@@ -82,8 +82,9 @@ class Oracles(Derivatives):
 
     x and y are flat vectors, [dx] and [dy]. A client gets samples by `Client.scan`, `Client.steps` or `Client.sample`.
 
-    problem: the problem. An oracle raises UserError if it is not of a class that the oracle is for.
-    calls, stack: as in `Derivatives`.
+    Args:
+        problem: The problem. An oracle raises UserError if it is not of a class that the oracle is for.
+        calls, stack: As in `Derivatives`.
     """
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
@@ -94,6 +95,7 @@ class Oracles(Derivatives):
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
         self._problem = problem
+        self._overwrites = depth() < 2  # in-place products are not for a vmap inside another
         self._overwritable = deque[Tensor](maxlen=OWN)  # what the last steps returned; the next steps may overwrite it
 
     @for_problems(Minimisation)
@@ -158,7 +160,7 @@ class Oracles(Derivatives):
 
     def _owned(self, point: Tensor) -> Tensor:
         # A point that is the same for all clients of a stack has no memory for what each of them writes
-        if not is_together() and not self._owns(point) and (not self._stacked or differs_by_client(point)):
+        if self._overwrites and not self._owns(point) and (not self._stacked or differs_by_client(point)):
             self._overwritable.append(point)
         return point
 

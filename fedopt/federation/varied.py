@@ -1,7 +1,7 @@
-"""Real hyperparameters of several configurations that are computed together by vmap."""
+"""Real hyperparameters of several configurations that torch.func.vmap computes together."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-_place: Tensor | None = None  # under vmap the index of the configuration
-
 
 class Separate(Exception):
-    """Configurations take different branches.
+    """Configurations take different branches, or are used where each needs a Python number of its own.
 
     Args:
-        answers: ``[P]``, the branch that each configuration takes, True or False.
+        answers: ``[P]``, equal for the configurations that can still be computed together.
     """
 
     def __init__(self, answers: np.ndarray):
@@ -25,81 +23,80 @@ class Separate(Exception):
 
 
 class Alone(Exception):
-    """Configurations that cannot be computed together, or not faster. The message says why."""
+    """Configurations cannot be computed together, or not faster. The message says why."""
 
 
-@contextmanager
-def together(place: Tensor) -> Iterator[None]:
-    """Compute for several configurations: under vmap, ``place`` is the index of each one, a scalar tensor."""
-    global _place
-    _place = place
-    try:
-        yield
-    finally:
-        _place = None
+class Place:
+    """The index of the configuration that is computed, under vmap: a scalar tensor.
 
+    Attributes:
+        index: The index. It is set when vmap begins.
+    """
 
-def is_together() -> bool:
-    """Tell whether several configurations are being computed."""
-    return _place is not None
+    index: Tensor
+
+    def of(self, values: np.ndarray, like: Tensor) -> Tensor:
+        """Return the configuration's entry of ``values`` as a scalar tensor with the type and the device of ``like``."""
+        real = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
+        return torch.from_numpy(values).to(like.device, real)[self.index]
 
 
 class Varied:
     """A real hyperparameter that differs between configurations.
 
-    Together with Python numbers it computes as each configuration does by itself, in double precision. Together with a tensor
-    it is a scalar tensor of that tensor's type. A condition must have the same truth value for all configurations.
+    With Python numbers it computes what each configuration computes alone, in double precision. With a tensor it becomes a
+    scalar tensor of that tensor's type.
 
     Args:
         values: ``[P]``, the value in each configuration.
+        place: The index of the configuration that is computed.
 
     Raises:
-        Separate: A condition differs between configurations.
+        Separate: It is used in a condition that differs between configurations, or as one Python number.
     """
 
-    def __init__(self, values: np.ndarray):
-        self.values = values
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """Return the value of the configuration at hand as a scalar tensor of a tensor's type and device."""
-        assert _place is not None, "Varied is used outside of together()"
-        real = tensor.dtype if tensor.dtype.is_floating_point else torch.get_default_dtype()
-        return torch.from_numpy(self.values).to(tensor.device, real)[_place]
+    def __init__(self, values: np.ndarray, place: Place):
+        self.values, self.place = values, place
 
     def _with(self, operation: Callable[[Any, Any], Any], other: Any, swap: bool = False) -> Any:
         if isinstance(other, Tensor):
-            mine = self.like(other)
+            mine = self.place.of(self.values, other)
             return operation(other, mine) if swap else operation(mine, other)
         if not isinstance(other, Varied | int | float | np.number):
             return NotImplemented
-        theirs = other.values if isinstance(other, Varied) else other
+        others = other.values if isinstance(other, Varied) else other
         with np.errstate(all="ignore"):
-            found = operation(theirs, self.values) if swap else operation(self.values, theirs)
-        return agreed(found) if found.dtype == bool else Varied(found)
+            found = operation(others, self.values) if swap else operation(self.values, others)
+        return _agreed(found) if found.dtype == bool else Varied(found, self.place)
 
     def __bool__(self) -> bool:
-        return agreed(self.values != 0)
+        return _agreed(self.values != 0)
 
     def __neg__(self) -> "Varied":
-        return Varied(-self.values)
+        return Varied(-self.values, self.place)
 
     def __abs__(self) -> "Varied":
-        return Varied(np.abs(self.values))
+        return Varied(np.abs(self.values), self.place)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __float__(self) -> float:
-        raise Separate(self.values == self.values[0])
+        if len(np.unique(self.values)) > 1:
+            raise Separate(self.values)
+        return float(self.values[0])
 
-    __int__ = __index__ = __hash__ = __float__  # type: ignore[assignment]
+    def __int__(self) -> int:
+        return int(float(self))
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: dict[str, Any] | None = None
     ) -> Any:
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-        tensor = next((one for one in tensors if one.is_floating_point()), tensors[0])
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 
         def as_tensor(leaf: Any) -> Any:
-            return leaf.like(tensor) if isinstance(leaf, Varied) else leaf
+            return leaf.place.of(leaf.values, like) if isinstance(leaf, Varied) else leaf
 
         keywords = dict(keywords or {})
         if factors := [name for name in ("alpha", "value") if isinstance(keywords.get(name), Varied)]:
@@ -108,19 +105,18 @@ class Varied:
         return function(*tree_map(as_tensor, tuple(arguments)), **tree_map(as_tensor, keywords))
 
 
-def _method(operation: Callable[[Any, Any], Any], swap: bool = False) -> Callable[[Varied, Any], Any]:
-    return lambda self, other: self._with(operation, other, swap)
-
-
-for _name in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"):
-    _operation = getattr(__import__("operator"), _name)
-    setattr(Varied, f"__{_name}__", _method(_operation))
-    if _name in ("add", "sub", "mul", "truediv", "pow"):
-        setattr(Varied, f"__r{_name}__", _method(_operation, swap=True))
-
-
-def agreed(answers: np.ndarray) -> bool:
-    """Return the one answer of all configurations. Raises Separate if they differ. answers: [P], True or False."""
+def _agreed(answers: np.ndarray) -> bool:
+    """Return the one answer of all configurations, True or False. Raises Separate if they differ. answers: [P]."""
     if answers.all() or not answers.any():
         return bool(answers[0])
     raise Separate(answers)
+
+
+def _operator(name: str, swap: bool = False) -> Callable[[Varied, Any], Any]:
+    return lambda self, other: self._with(getattr(operator, name), other, swap)
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Varied, f"__{_name}__", _operator(_name))
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Varied, f"__r{_name}__", _operator(_name, swap=True))

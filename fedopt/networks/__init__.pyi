@@ -7,5 +7,8 @@ from fedopt.networks.flat import FlatModel as FlatModel
 from fedopt.networks.flat import Normalised as Normalised
 from fedopt.networks.module import FlatModule as FlatModule
 from fedopt.networks.stacked import at_once as at_once
+from fedopt.networks.stacked import depth as depth
 from fedopt.networks.stacked import differs_by_client as differs_by_client
+from fedopt.networks.stacked import each as each
+from fedopt.networks.stacked import number as number
 from fedopt.networks.torchvision_import import torchvision as torchvision

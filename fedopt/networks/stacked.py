@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 try:
@@ -12,6 +13,7 @@ try:
         get_unwrapped,
         is_batchedtensor,
         is_gradtrackingtensor,
+        maybe_current_level,
         maybe_get_bdim,
         maybe_get_level,
     )
@@ -40,13 +42,12 @@ def at_once(function: Function) -> Function:
 
     @wraps(function)
     def called(*arguments: Any) -> Any:
-        levels = {level for tensor in _tensors(arguments) for level in _levels(tensor)}
-        level = max(levels, default=0)
-        if len(levels) != 1 or level == DIFFERENTIATED:
+        level = max(map(_level, _tensors(arguments)), default=0)
+        if level in (0, DIFFERENTIATED):
             return function(*arguments)
         stacked = _unbatched(arguments, level)
         n = max(len(tensor) for tensor in _tensors(stacked))
-        return _batched(function(*stacked), level, n)
+        return _batched(called(*stacked), level, n)  # called again, since one vmap may be inside another
 
     return called if READS_VMAP else function  # type: ignore[return-value]
 
@@ -54,6 +55,32 @@ def at_once(function: Function) -> Function:
 def differs_by_client(tensor: Tensor) -> bool:
     """Tell whether, under vmap, each client has its own value of a tensor; False if this torch does not tell."""
     return READS_VMAP and is_batchedtensor(tensor)
+
+
+def depth() -> int:
+    """Return how many vmaps and other transformations of torch.func the caller is in; 0 if this torch does not tell."""
+    return maybe_current_level() or 0 if READS_VMAP else 0
+
+
+def number(scalar: Tensor | float) -> Any:
+    """Return a scalar tensor as a Python number; under vmap, if its value differs, the tensor itself."""
+    return scalar if isinstance(scalar, Tensor) and differs_by_client(scalar) else float(scalar)
+
+
+def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict[str, Any]:
+    """Return what a function says of a tensor. Under vmap it is called for one value of the tensor after the other.
+
+    The function may do what vmap cannot, such as use NumPy.
+    """
+    if not differs_by_client(tensor):
+        return function(tensor)
+    level = _level(tensor)
+    found = [function(value) for value in _unbatched(tensor, level)]
+    columns = {name: [one[name] for one in found] for name in found[0]}
+    return {
+        name: _batched(tensor.new_tensor(column, dtype=torch.float64), level, len(found))
+        for name, column in columns.items()
+    }
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -64,13 +91,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _levels(tensor: Tensor) -> Iterator[int]:
-    """Yield the levels of vmap at which a tensor differs, and DIFFERENTIATED where a derivative is taken."""
-    while is_batchedtensor(tensor):
-        yield maybe_get_level(tensor)
-        tensor = get_unwrapped(tensor)
-    if is_gradtrackingtensor(tensor):
-        yield DIFFERENTIATED
+def _level(tensor: Tensor) -> int:
+    """Return the innermost level of vmap, 0 without one."""
+    if is_batchedtensor(tensor):
+        return maybe_get_level(tensor)
+    return DIFFERENTIATED if is_gradtrackingtensor(tensor) else 0
 
 
 def _unbatched(value: Any, level: int) -> Any:

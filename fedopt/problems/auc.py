@@ -24,6 +24,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import CLIENT_AUC, OBJECTIVE, Metric
+from fedopt.networks import number
 from fedopt.problems.scores import Scores
 from fedopt.problems.supervised import Supervised, SupervisedMinimax
 
@@ -114,4 +115,4 @@ class Auc(Ranking, SupervisedMinimax):
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
-        return {**self.test_metrics(*self.models(*point)), "objective": float(self._value(squares, gap, best))}
+        return {**self.test_metrics(*self.models(*point)), "objective": number(self._value(squares, gap, best))}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, cross_entropy, losses, tuned
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
-from fedopt.networks import Tuning
+from fedopt.networks import Tuning, number
 from fedopt.problems.classes import Minimisation
 from fedopt.problems.division import ScoredRows
 from fedopt.problems.function import function
@@ -111,8 +111,8 @@ class Classification(WithServer, Minimisation):
         of, weight = ScoredRows.of(self.train, split), self.world.tensor(split.example_weights(self.weights))
         outputs = tuned(self.predictions(of, common, None if common else own), self._tuning)
         batch = self._weighted({"train": Batch(outputs, of.y, weight, of.at(slice(None)))})
-        loss = float(losses(outputs, batch).double() @ batch.weight.double())
+        loss = number(losses(outputs, batch).double() @ batch.weight.double())
         if self.ridges is not None:
             squares = point[0] ** 2 if common or own is None else self.world.tensor(self.weights) @ own**2
-            loss += 0.5 * float(self.ridges @ squares)
+            loss += 0.5 * number(self.ridges @ squares)
         return {"train_loss": loss, **self.test_metrics(common, own, self._tuning)}

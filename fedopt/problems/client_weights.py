@@ -24,7 +24,7 @@ from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
-from fedopt.networks import Tuning
+from fedopt.networks import Tuning, number
 from fedopt.problems.personalised_regression import TEST_RMSE
 from fedopt.problems.supervised import Share, SupervisedBilevel
 from fedopt.randomness import Part
@@ -115,6 +115,6 @@ class ClientWeights(SupervisedBilevel):
         net = partial(self.net, point[1])
         return {
             "val_loss": self.client_loss("val", net, weights=self._shares),
-            "wrong_weight": float(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
+            "wrong_weight": number(self.mixture(point[0])[torch.from_numpy(self.wrong_clients)].sum()),
             **self.test_metrics(net),
         }

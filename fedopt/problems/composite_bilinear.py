@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedopt.data import of_finite
 from fedopt.metrics import Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.policeman_burglar import DUALITY_GAP
 from fedopt.problems.projections import box
@@ -93,4 +94,4 @@ class CompositeBilinear(Minimax):
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]
         entries = torch.cat([x, y])
         gap = self.lam * entries.abs().sum() + self._b @ y + self.D * sum(reached)
-        return {"duality_gap": float(gap), "non_zeros": float(of_finite(entries != 0, entries).double().mean())}
+        return {"duality_gap": number(gap), "non_zeros": number(of_finite(entries != 0, entries).double().mean())}

@@ -14,6 +14,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE
+from fedopt.networks import number
 from fedopt.problems.classes import Hierarchical, Rows
 
 
@@ -58,4 +59,4 @@ class ImplicitToy(Hierarchical):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         (x,) = point
         y = x.clamp(min=0)
-        return {"objective": float(self.f2(x, y, None)), "distance": float(torch.linalg.norm(x + 1))}
+        return {"objective": number(self.f2(x, y, None)), "distance": number(torch.linalg.norm(x + 1))}

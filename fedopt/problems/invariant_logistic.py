@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedopt.data import of_finite
 from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Conditional, Rows
 from fedopt.problems.keyed import normal
 from fedopt.randomness import Part
@@ -87,7 +88,7 @@ class InvariantLogistic(Conditional):
         margins = everything.a @ point[0]
         wrong = of_finite(margins.sign() != everything.b, margins)
         return {
-            "objective": float(objective),
-            "gradient_norm": float(torch.linalg.norm(gradient)),
-            "error": 100 * float(everything.weight @ wrong),
+            "objective": number(objective),
+            "gradient_norm": number(torch.linalg.norm(gradient)),
+            "error": 100 * number(everything.weight @ wrong),
         }

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedopt.data import Batch, Batches, LabelledData, Model
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, TRAIN_LOSS, Metric
-from fedopt.networks import flat
+from fedopt.networks import flat, number
 from fedopt.problems import alone
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function
@@ -173,5 +173,5 @@ class LinearRegression(Table, Minimisation):
         A, c, halves = self._moments
         models = x.expand(self.clients, -1) if common or own is None else own.to(x)
         losses = 0.5 * torch.einsum("id,ide,ie->i", models, A, models) - torch.sum(c * models, 1) + halves
-        values = {**self.test_metrics(common, own), "train_loss": float(self._p @ losses)}
-        return {**values, "distance": float(torch.linalg.norm(x - self._x))} if common else values
+        values = {**self.test_metrics(common, own), "train_loss": number(self._p @ losses)}
+        return {**values, "distance": number(torch.linalg.norm(x - self._x))} if common else values

@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Compositional, Rows
 from fedopt.problems.function import function
 from fedopt.randomness import Part
@@ -104,11 +105,11 @@ class Mco(Compositional):
         """
         x = point[0]
         objective = self._objective(x)
-        distance = min(torch.linalg.norm(x - self.planted), torch.linalg.norm(x + self.planted))
+        distance = torch.minimum(torch.linalg.norm(x - self.planted), torch.linalg.norm(x + self.planted))
         return {
-            "objective": float(objective),
-            "distance": float(distance),
-            "suboptimality": float(objective - self._objective_at_planted),
+            "objective": number(objective),
+            "distance": number(distance),
+            "suboptimality": number(objective - self._objective_at_planted),
         }
 
     def _objective(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedopt.data import Logits, tuned
 from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY, CLIENT_RMSE, Metric, interval
-from fedopt.networks import Tuning
+from fedopt.networks import Tuning, each
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
 from fedopt.problems.division import ScoredRows
@@ -166,7 +166,8 @@ class ScoresModels(Problem):
 
     def _scores(self, prefix: str, outputs: Tensor, of: ScoredRows) -> dict[str, float]:
         """Return the scores that are among the metrics, by name. outputs: for the examples ``of``."""
-        values = {f"{prefix}_{name}": value for name, value in self.scorer.scores(outputs, of.y).items()}
+        scores = each(lambda outputs: self.scorer.scores(outputs, of.y), outputs)
+        values = {f"{prefix}_{name}": value for name, value in scores.items()}
         return {name: value for name, value in values.items() if name in self.scored}
 
     def client_scores(self, outputs: Tensor, tuning: Tuning = None, means_only: bool = False) -> Values:

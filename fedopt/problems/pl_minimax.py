@@ -21,6 +21,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_Y, HYPERGRADIENT_NORM, OBJECTIVE
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax
 from fedopt.problems.function import function
 from fedopt.problems.quadratics import Outer, Reduced, gaussian, isometry, spd
@@ -90,4 +91,4 @@ class PlMinimax(Reduced, Minimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. The objective is max_y f(x, y)."""
         _, y_s = self.solution()
-        return {**super().evaluate(*point), "distance_y": float(torch.linalg.norm(point[1] - y_s))}
+        return {**super().evaluate(*point), "distance_y": number(torch.linalg.norm(point[1] - y_s))}

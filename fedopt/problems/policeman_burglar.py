@@ -18,6 +18,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.projections import simplex
 from fedopt.randomness import Part
@@ -69,4 +70,4 @@ class PolicemanBurglar(Minimax):
         x, y = point[:2]
         wealth = self.sample(0, {"train": self.pooled()})
         most = (wealth * (self._escapes @ torch.softmax(x, 0))).max()
-        return {"duality_gap": float(most - (self._escapes @ (wealth * y)).min())}
+        return {"duality_gap": number(most - (self._escapes @ (wealth * y)).min())}

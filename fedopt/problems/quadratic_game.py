@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.function import function, written_for
 from fedopt.problems.quadratics import isometry, of_client
@@ -99,4 +100,4 @@ class QuadraticGame(Minimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         known = torch.cat(self._solution)
         off = torch.linalg.norm(torch.cat(point[:2]) - known)
-        return {"relative_distance": float((off / torch.linalg.norm(known)) ** 2), "distance": float(off)}
+        return {"relative_distance": number((off / torch.linalg.norm(known)) ** 2), "distance": number(off)}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE, Metric
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax
 from fedopt.problems.function import function
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
@@ -104,8 +105,8 @@ class QuadraticMinimax(Quadratic, Minimax):
         off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}
         off_x, off_y = off["distance"]
         return {
-            "objective": float(self.f(x, best, self._mean)),
-            "distance_x": float(torch.linalg.norm(off_x)),
-            "distance_y": float(torch.linalg.norm(off_y)),
-            **{name: float(torch.linalg.norm(torch.cat(both))) for name, both in off.items()},
+            "objective": number(self.f(x, best, self._mean)),
+            "distance_x": number(torch.linalg.norm(off_x)),
+            "distance_y": number(torch.linalg.norm(off_y)),
+            **{name: number(torch.linalg.norm(torch.cat(both))) for name, both in off.items()},
         }

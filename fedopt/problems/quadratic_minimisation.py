@@ -14,6 +14,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE, WORST_LOSS
+from fedopt.networks import number
 from fedopt.problems.classes import Minimisation
 from fedopt.problems.function import function
 from fedopt.problems.quadratics import Outer, Reduced, gaussian, spd
@@ -60,4 +61,4 @@ class QuadraticMinimisation(Reduced, Minimisation):
         found = super().evaluate(*point)
         del found["hypergradient_norm"]
         losses = torch.func.vmap(self.f, in_dims=(None, 0))(point[0], Sample(**self.per_client))
-        return {**found, "worst_loss": float(losses.max())}
+        return {**found, "worst_loss": number(losses.max())}

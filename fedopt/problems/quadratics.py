@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
-from fedopt.networks import at_once
+from fedopt.networks import at_once, number
 from fedopt.problems.classes import Problem, Rows
 from fedopt.problems.function import written_for
 from fedopt.randomness import Part
@@ -214,9 +214,9 @@ class Reduced(Quadratic):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, hypergradient = point[0], self.hypergradient(point[0])
         return {
-            "objective": float(0.5 * x @ (hypergradient + self._outer.constant) + self._outer.value),
-            "distance": float(torch.linalg.norm(x - self._x)),
-            "hypergradient_norm": float(torch.linalg.norm(hypergradient)),
+            "objective": number(0.5 * x @ (hypergradient + self._outer.constant) + self._outer.value),
+            "distance": number(torch.linalg.norm(x - self._x)),
+            "hypergradient_norm": number(torch.linalg.norm(hypergradient)),
         }
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedopt.data import Batches, cross_entropy
 from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS
+from fedopt.networks import number
 from fedopt.problems.classes import KnownOuter, LocalCompositional
 from fedopt.problems.supervised import Supervised
 
@@ -58,9 +59,9 @@ class _Robust(Supervised):
         losses = torch.tensor(of_clients, dtype=torch.float64)
         return {
             **self.test_metrics(logits),
-            "objective": self.lam * float(torch.logsumexp(losses / self.lam, 0) - np.log(self.clients)),
-            "train_loss": float(losses.mean()),
-            "worst_loss": float(losses.max()),
+            "objective": self.lam * number(torch.logsumexp(losses / self.lam, 0) - np.log(self.clients)),
+            "train_loss": number(losses.mean()),
+            "worst_loss": number(losses.max()),
         }
 
 

@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
+from fedopt.networks import number
 from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.function import function
 from fedopt.randomness import Part
@@ -65,10 +66,10 @@ class Saddle(Minimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. The objective is max_y f(x, y)."""
         x, y = point[:2]
-        distance = float(torch.linalg.norm(x))
+        distance = number(torch.linalg.norm(x))
         return {
             "objective": 0.5 * (self.lam + self._t**2) * distance**2,
             "distance": distance,
             "distance_x": distance,
-            "distance_y": float(torch.linalg.norm(y)),
+            "distance_y": number(torch.linalg.norm(y)),
         }

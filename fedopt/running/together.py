@@ -18,7 +18,7 @@ from fedopt.errors import first_line, of_machine
 from fedopt.federation import Federation, Ledger, ranks
 from fedopt.federation.engines import Vectorised, largest_stack
 from fedopt.federation.ledger import size_in_bytes
-from fedopt.federation.varied import Alone, Separate, Varied, together
+from fedopt.federation.varied import Alone, Place, Separate, Varied
 from fedopt.running.assemble import Experiment, assemble, participation_of
 from fedopt.running.failure import reason
 from fedopt.running.loop import (
@@ -144,17 +144,16 @@ def run(
         groups.setdefault(key_of(algorithm), []).append(number)
     most, why = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients), _cannot(e)
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
-    stacks = [_Stack(e, [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
+    stacks = [_Stack(e, Place(), [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
     while stacks:
         stack = stacks.pop()
         try:
-            if len(stack.outcomes) == 1:
-                raise Alone("no other configuration has the same choices and takes the same branches")
-            if why:
-                raise Alone(why)
+            if why or len(stack.outcomes) == 1:
+                raise Alone(why or "no other configuration has the same choices and takes the same branches")
             stacks += stack.advanced()
         except Separate as error:
-            parts = (stack.only(np.flatnonzero(error.answers == answer).tolist()) for answer in (True, False))
+            branch = np.unique(error.answers, return_inverse=True)[1]
+            parts = (stack.only(np.flatnonzero(branch == one)) for one in range(branch.max() + 1))
             stacks += [part for part in parts if part.outcomes]
         except Exception as error:  # such as torch's about an operation that vmap cannot do
             for n in stack.going:
@@ -190,21 +189,21 @@ def key_of(value: Any) -> Any:
     return value
 
 
-def merged(values: Sequence[Any]) -> Any:
+def merged(values: Sequence[Any], place: Place) -> Any:
     """Return one value with a `Varied` in place of each real number that differs. The values have equal keys."""
     first = values[0]
     if isinstance(first, float):
-        return Varied(np.array(values)) if len({*values}) > 1 else first
+        return Varied(np.array(values), place) if len({*values}) > 1 else first
     if is_dataclass(first) and not isinstance(first, type):
         new = copy(first)
         for name in vars(first):
-            object.__setattr__(new, name, merged([getattr(value, name) for value in values]))
+            object.__setattr__(new, name, merged([getattr(value, name) for value in values], place))
         return new
     if isinstance(first, list | tuple):
-        parts = [merged(parts) for parts in zip(*values, strict=True)]
+        parts = [merged(parts, place) for parts in zip(*values, strict=True)]
         return first._make(parts) if hasattr(first, "_make") else type(first)(parts)
     if isinstance(first, dict):
-        return {name: merged([value[name] for value in values]) for name in first}
+        return {name: merged([value[name] for value in values], place) for name in first}
     return first
 
 
@@ -212,12 +211,14 @@ def merged(values: Sequence[Any]) -> Any:
 class _Stack:
     """Configurations that are computed together.
 
-    e: the experiment, with the ledger of this stack. algorithms, outcomes, progress: of each configuration.
+    e: the experiment, with the ledger of this stack. place: the index of the configuration that is computed, under vmap.
+    algorithms, outcomes, progress: of each configuration.
     state: the leaves and the structure of all states as one, in which each tensor has a leading dimension; None before it
         begins.
     """
 
     e: Experiment
+    place: Place
     algorithms: Sequence[Algorithm]
     outcomes: Sequence[Outcome]
     progress: Sequence[Progress] = ()
@@ -226,7 +227,7 @@ class _Stack:
     def __post_init__(self) -> None:
         self.e = replace(self.e, federation=self.federation())
         self.progress = self.progress or [Progress() for _ in self.outcomes]
-        self.merged = merged(self.algorithms)
+        self.merged = merged(self.algorithms, self.place)
         self.age = self.losses = (
             0  # rounds of this stack, and those in which it was slower than its configurations alone
         )
@@ -247,7 +248,9 @@ class _Stack:
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
         of_each = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(self.e, *of_each, self.state and ([_at(leaf, going) for leaf in self.state[0]], self.state[1]))
+        return _Stack(
+            self.e, self.place, *of_each, self.state and ([_at(leaf, going) for leaf in self.state[0]], self.state[1])
+        )
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
@@ -264,8 +267,8 @@ class _Stack:
             nonlocal found
             rest = iter(mine)
             state = tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-            with together(place):
-                found = tree_flatten(call(self.merged, state))
+            self.place.index = place
+            found = tree_flatten(call(self.merged, state))
             return [leaf for leaf in found[0] if isinstance(leaf, Tensor)]
 
         places = torch.arange(len(self.outcomes), device=self.e.device)
@@ -346,7 +349,8 @@ class _Stack:
             point = measured_at(self.e, point_of(replace(self.e, algorithm=algorithm), state, self.progress[0].round))
             finite = torch.stack([v.isfinite().all() for v in point]).all()
             values = self.e.problem.evaluate(*point)
-            return [torch.where(finite, values[metric.name], torch.nan) for metric in self.e.problem.metrics]
+            in_double = (torch.as_tensor(values[metric.name], dtype=torch.float64) for metric in self.e.problem.metrics)
+            return [torch.where(finite, value, torch.nan) for value in in_double]
 
         try:
             of_all = self.computed(of_one)[0]
@@ -373,5 +377,5 @@ def _at(leaf: Any, places: Any) -> Any:
     """Return a leaf of the state of a stack for one configuration, or for several."""
     if isinstance(leaf, Varied):
         values = leaf.values[places]
-        return float(values) if np.ndim(values) == 0 else Varied(values)
+        return float(values) if np.ndim(values) == 0 else Varied(values, leaf.place)
     return leaf[places] if isinstance(leaf, Tensor) else leaf
