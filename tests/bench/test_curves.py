@@ -52,7 +52,7 @@ def best_of(search):
 
 
 def test_the_table_has_the_curves_of_all_trials(searched):
-    """Equal to those of the standalone runs: counts exactly, metrics to 1e-10. Only the defaults and the best trial have a folder."""
+    """They equal those of standalone runs, metrics to 1e-10. Only the defaults and the best trial have folders."""
     table = pd.read_csv(searched / "fedavg" / "curves.csv.gz")
     assert {*table["trial"]} == {*range(1, 7)}
     best = best_of(searched)
@@ -111,7 +111,7 @@ from fedopt.algorithms.fedavg import FedAvg
 
 class Mine(FedAvg):
     def step(self, state, problem, fed):
-        if self.eta > 0.1:
+        if self.momentum > 0.1:
             raise ValueError("too large")
         return super().step(state, problem, fed)
 """
@@ -124,12 +124,12 @@ def test_a_trial_that_raises_has_failed_and_the_others_go_on(monkeypatch, capsys
     (tmp_path / "my" / "algo").mkdir(parents=True)
     head = "_target_: mine_of_curves.Mine\neta: 0.05\ngamma: 1\nmomentum: 0\ntau: 1\nB: null\nmu: 0\n"
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(head)
-    words = ["algo=mine", *WORDS[1:], "--config-dir", "my", "--out", "out"]
+    words = ["algo=mine", WORDS[1], "algo.momentum=log(0.01,0.3)", *WORDS[3:], "--config-dir", "my", "--out", "out"]
     assert tune(monkeypatch, *words) == 0
     out, err = capsys.readouterr()
     assert err == ""
     table = pd.read_csv(tmp_path / "out" / "trials.csv")
-    assert ((table["status"] == "failed") == (table["algo.eta"] > 0.1)).all()
+    assert ((table["status"] == "failed") == (table["algo.momentum"] > 0.1)).all()
     assert 0 < table["status"].eq("failed").sum() < 6
     lines = re.findall(r"^\[.*trials 1 to 6.*", out, re.MULTILINE)
     assert len(lines) == 2

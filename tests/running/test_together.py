@@ -67,7 +67,8 @@ def assert_equal(found, alone, tolerance=1e-10):
 
 
 @pytest.mark.parametrize(
-    ("algo", "problem"), [pytest.param(*p, marks=[] if p in SAMPLE else pytest.mark.full) for p in sorted(with_variants())]
+    ("algo", "problem"),
+    [pytest.param(*p, marks=[] if p in SAMPLE else pytest.mark.full) for p in sorted(with_variants())],
 )
 def test_together_is_alone(algo, problem):
     """In eight rounds with cohorts, minibatches and uneven work, with five configurations that differ in all real-valued keys."""
