@@ -216,4 +216,4 @@ def test_a_table_that_unpacks_to_much_is_refused_unread(monkeypatch, tmp_path):
 def test_results_are_not_taken_from_elsewhere_without_a_word(capsys, tmp_path):
     """Where a folder has none, a note says whose they are."""
     released(tmp_path)
-    assert f"{tmp_path}: has no {TABLE}, so the results that come with fedopt are ranked" in capsys.readouterr().err
+    assert f"{tmp_path}: has no {TABLE}; the results that come with fedopt are ranked" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from fedopt.bench import Entries, tasks
 from fedopt.bench.pages import PHASE
 from fedopt.bench.rank import FIRM
 from fedopt.bench.release import COLUMNS, TABLE, read_table, rounded
-from fedopt.bench.space import words_of
+from fedopt.bench.space import overrides_of
 from fedopt.bench.suite import CURRENCIES
 from fedopt.commands import bench
 from fedopt.config import CONF, certainty
@@ -130,7 +130,7 @@ def test_a_row_is_given_again_by_its_config(folder, done):
     row = table[(table["method"] == "twin") & (table["kind"] == "report")].iloc[-1]
     (task,) = tasks(["toy"], [str(folder)])
     point = entries.points(task, entries["twin"])[row["point"]]
-    assert " ".join(words_of(point)) == row["words"]
+    assert " ".join(overrides_of(point)) == row["words"]
     e = assemble(compose([*task.command(entries["twin"], point), f"seed={row['seed']}"], [str(folder)]))
     values = {m.row["round"]: m.row["distance"] for m in loop(e, *begin(e)) if m.row}
     assert rounded(pd.Series([values[row["step"]]]))[0] == row["value"]
@@ -185,8 +185,8 @@ def test_a_task_that_changed_after_its_runs(old, new, monkeypatch, capsys, folde
     mine = written(tmp_path / "my")
     (mine / "bench" / "toy.yaml").write_text(TOY.replace(old, new))
     for verb, said in (
-        ("rank", "followed other rules than its files have now"),
-        ("run", "its runs followed other rules"),
+        ("rank", "the rules in its files have changed since the runs of"),
+        ("run", "have changed since its runs"),
     ):
         assert command(monkeypatch, verb, *WORDS, *options_of(mine, done)) == 2
         err = capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_mistakes(monkeypatch, capsys, folder, tmp_path, words, line):
     [
         (("bytes: 1000, ", ""), "its budget must have comm_rounds, bytes"),
         (("Lx: 1, ", ""), "its smoothness Lx and Ly"),
-        (("one: toy sgd", "one: nobody"), "two of its entries"),
+        (("one: toy sgd", "one: nobody"), "two entries of the task"),
         (("board: minimisation", "board: x/../../../outside"), "cannot be a name"),
         (("entries: [toy sgd", "entries: [../toy"), "cannot be a name"),
     ],
