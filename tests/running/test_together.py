@@ -17,9 +17,12 @@ from fedopt.running import at_once, loop, together
 from fedopt.running.together import Outcome, merged, run
 from fedopt.testing.harness import LESS, class_at, fields, names, small, usual_pairs, with_variants
 
-# They run alone if all their real-valued keys differ. drfa draws its cohorts by what it has learnt; the number of local steps of
-# proxskip_gda depends on p; a step of f2sa reads lam as a number
-ALONE = {"drfa", "proxskip_gda", "f2sa"}
+# They run alone if all their real-valued keys differ, for these reasons. docs/tune.md shows them
+ALONE = {
+    "drfa": "each configuration samples other cohorts",
+    "proxskip_gda": "the number of local steps depends on `p`",
+    "f2sa": "a step reads `lam` as a number",
+}
 FACTORS = (1.0, 0.97, 0.9, 0.8, 0.75)
 SAMPLE = sorted(usual_pairs())[::12]
 UNLIKE = ("train_seconds",)  # columns that a stack shares
