@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
@@ -23,10 +23,8 @@ from fedopt.running.assemble import Experiment, assemble, participation_of
 from fedopt.running.failure import reason
 from fedopt.running.loop import Progress, Row, begin, due, evaluate, loop, measured_at, noted, point_of, share_spent
 
-TRIED = (
-    1,
-    2,
-)  # the rounds of a stack that one configuration also does alone, to compare the times; round 0 is a slow one
+TRIED = 1, 2  # rounds of a stack that one configuration also does alone, to compare the times; the first one is slow
+EVALUATED = 4 * 2**20  # bytes of the variables of the configurations that are evaluated together
 
 
 @dataclass
@@ -38,18 +36,14 @@ class Outcome:
         status: How the run ended: finished, diverged or failed. It is empty until then.
         error: What failed, in one line.
         alone: Why it was run alone; empty if it was computed together with others to the end.
-        share: The fraction of its work that is done.
+        done: The fraction of its work that is done.
     """
 
     rows: list[Row] = field(default_factory=list)
     status: str = ""
     error: str = ""
     alone: str = ""
-    share: float = 0.0
-
-    def end(self, status: str, error: str = "") -> None:
-        """Note how the run ended."""
-        self.status, self.error, self.share = status, error, 1.0
+    done: float = 0.0
 
 
 def at_once(configs: Sequence[Composed], heard: Callable[[float], None] = lambda share: None) -> list[Outcome]:
@@ -70,10 +64,10 @@ def at_once(configs: Sequence[Composed], heard: Callable[[float], None] = lambda
             participation_of(config, e.original.clients)
             algorithms[number] = config.parts["algo"]
         except Exception as error:
-            outcomes[number].end("failed", reason(blamed(error) or error))
+            outcomes[number] = Outcome([], "failed", reason(blamed(error) or error), done=1.0)
     if e is not None:
         some = [outcomes[number] for number in algorithms]
-        run(e, [*algorithms.values()], some, lambda: heard(sum(one.share for one in outcomes) / len(outcomes)))
+        run(e, [*algorithms.values()], some, lambda: heard(sum(one.done for one in outcomes) / len(outcomes)))
     return outcomes
 
 
@@ -91,12 +85,12 @@ def run(
         outcomes: The outcome of each, which changes in place.
         heard: A function that is called when they have changed.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, algorithm in enumerate(algorithms):
         groups.setdefault(key_of(algorithm), []).append(number)
     most, why = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients), _cannot(e)
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
-    stacks = [_Stack(e, Place(), [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
+    stacks = [_Stack(e, [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
     while stacks:
         stack = stacks.pop()
         try:
@@ -105,7 +99,7 @@ def run(
             stacks += stack.advanced()
         except Separate as error:
             branch = np.unique(error.answers, return_inverse=True)[1]
-            parts = (stack.only(np.flatnonzero(branch == one)) for one in range(branch.max() + 1))
+            parts = (stack.only(np.flatnonzero(branch == one).tolist()) for one in range(branch.max() + 1))
             stacks += [part for part in parts if part.outcomes]
         except Exception as error:  # such as torch's about an operation that vmap cannot do
             for n in stack.going:
@@ -124,64 +118,61 @@ def _cannot(e: Experiment) -> str:
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
 
-def key_of(value: Any) -> Any:
-    """Return a key that is equal for values that differ only in real numbers, other than amounts of local work."""
+def mapped(function: Callable[[float], Any], value: Any) -> Any:
+    """Return a value, such as an algorithm, with ``function(number)`` in place of each real number; local work stays as it is."""
     if isinstance(value, float):
-        return float
-    if isinstance(value, Work):
-        return repr(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), tuple((name, key_of(part)) for name, part in sorted(vars(value).items()))
+        return function(value)
     if isinstance(value, list | tuple):
-        return type(value), tuple(map(key_of, value))
-    if isinstance(value, dict):
-        return dict, tuple((name, key_of(part)) for name, part in value.items())
+        parts = [mapped(function, part) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type | Work):
+        value = copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(value, name, mapped(function, part))
     return value
 
 
-def merged(values: Sequence[Any], place: Place) -> Any:
-    """Return one value with a `Varied` in place of each real number that differs. The values have equal keys."""
-    first = values[0]
-    if isinstance(first, float):
-        return Varied(np.array(values), place) if len({*values}) > 1 else first
-    if is_dataclass(first) and not isinstance(first, type):
-        new = copy(first)
-        for name in vars(first):
-            object.__setattr__(new, name, merged([getattr(value, name) for value in values], place))
-        return new
-    if isinstance(first, list | tuple):
-        parts = [merged(parts, place) for parts in zip(*values, strict=True)]
-        return first._make(parts) if hasattr(first, "_make") else type(first)(parts)
-    if isinstance(first, dict):
-        return {name: merged([value[name] for value in values], place) for name in first}
-    return first
+def key_of(algorithm: Algorithm) -> str:
+    """Return a text that is equal for algorithms that differ only in real numbers."""
+    return repr(mapped(lambda number: 0.0, algorithm))
+
+
+def merged(algorithms: Sequence[Algorithm], place: Place) -> Any:
+    """Return one algorithm with a `Varied` in place of each real number that differs. The algorithms have equal keys."""
+    numbers: list[list[float]] = [[] for _ in algorithms]
+    for algorithm, found in zip(algorithms, numbers, strict=True):
+        mapped(found.append, algorithm)
+    columns = iter(np.array(numbers).T)
+
+    def one(number: float) -> Any:
+        values = next(columns)
+        return Varied(values, place) if np.ptp(values) else number
+
+    return mapped(one, algorithms[0])
 
 
 @dataclass
 class _Stack:
     """Configurations that are computed together.
 
-    e: the experiment, with the ledger of this stack. place: the index of the configuration that is computed, under vmap.
-    algorithms, outcomes, progress: of each configuration.
-    state: the leaves and the structure of all states as one, in which each tensor has a leading dimension; None before it
-        begins.
+    e: the experiment, with the ledger of this stack. algorithms, outcomes, progress: of each configuration.
+    state: the states of all, as one state in which each tensor has a leading dimension; () before it begins.
     """
 
     e: Experiment
-    place: Place
     algorithms: Sequence[Algorithm]
     outcomes: Sequence[Outcome]
     progress: Sequence[Progress] = ()
-    state: tuple[list[Any], Any] | None = None
+    state: Any = ()
 
     def __post_init__(self) -> None:
         self.e = replace(self.e, federation=self.federation())
         self.progress = self.progress or [Progress() for _ in self.outcomes]
+        self.place = Place()
         self.merged = merged(self.algorithms, self.place)
-        self.age = self.losses = (
-            0  # rounds of this stack, and those in which it was slower than its configurations alone
-        )
-        self.measures = True  # whether the metrics of all configurations can be computed together
+        self.age = self.losses = 0  # rounds of this stack; those in which it was slower than its configurations alone
+        # How many configurations are evaluated together, which bounds memory; 1 if the problem cannot evaluate several
+        self.measured = EVALUATED // size_in_bytes(self.e.problem.start())
 
     def federation(self) -> Federation:
         """Return the federation with a ledger of its own."""
@@ -197,33 +188,25 @@ class _Stack:
     def only(self, numbers: Sequence[int]) -> "_Stack":
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
-        of_each = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(
-            self.e, self.place, *of_each, self.state and ([_at(leaf, going) for leaf in self.state[0]], self.state[1])
-        )
+        of_each: Any = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
+        return _Stack(self.e, *of_each, tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
-        leaves, structure = self.state or tree_flatten(())
-        return tree_unflatten([_at(leaf, n) for leaf in leaves], structure)
+        return tree_map(lambda leaf: leaf[n], self.state)
 
-    def computed(self, call: Callable[[Algorithm, Any], Any]) -> tuple[list[Any], Any]:
-        """Return the leaves and the structure of ``call(algorithm, state)`` for all configurations together."""
-        leaves, structure = self.state or tree_flatten(())
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found: Any = None
+    def computed(self, call: Callable[[Algorithm, Any], Any], at_once: int | None = None) -> Any:
+        """Return ``call(algorithm, state)`` for all configurations, with a leading dimension of each tensor.
 
-        def one(place: Tensor, mine: list[Tensor]) -> list[Tensor]:
-            nonlocal found
-            rest = iter(mine)
-            state = tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-            self.place.index = place
-            found = tree_flatten(call(self.merged, state))
-            return [leaf for leaf in found[0] if isinstance(leaf, Tensor)]
+        at_once: the largest number of configurations that are computed together; None for all.
+        """
 
-        places = torch.arange(len(self.outcomes), device=self.e.device)
-        rest = iter(torch.func.vmap(one)(places, tensors))
-        return [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in found[0]], found[1]
+        def one(index: Tensor, state: Any) -> Any:
+            self.place.begin(index)
+            return call(self.merged, state)
+
+        indices = torch.arange(len(self.outcomes), device=self.e.device)
+        return torch.func.vmap(one, chunk_size=at_once)(indices, self.state)
 
     def advanced(self) -> list["_Stack"]:
         """Take metrics if they are due, and do a round. Return the stack that continues: [] if all configurations have ended.
@@ -231,26 +214,27 @@ class _Stack:
         Once half of them have ended, it is a new stack of the others.
         """
         clock = self.progress[0]
-        if self.state is None:
+        if not self.state:
             self._timed(lambda algorithm, _: algorithm.init(self.e.problem))
         share = share_spent(self.e, clock)
         if due(self.e, clock, share >= 1):
             self._evaluate()
         for n in self.going:
-            self.outcomes[n].share = share
-            if share >= 1:
-                self.outcomes[n].end("finished")
+            self.outcomes[n].done = min(share, 1.0)
+            self.outcomes[n].status = "finished" if share >= 1 else ""
         if 2 * len(self.going) <= len(self.outcomes):
             return [self.only(self.going)] if self.going else []
         self._round(clock.round)
         return [self]
 
     def _round(self, r: int) -> None:
+        """Do round r. Raises Alone if the first rounds show that the configurations are faster alone."""
         federation, alone = self.federation(), 0.0
         federation.engine = Vectorised()
         if self.age in TRIED:
             started = time.perf_counter()
-            self.algorithms[0].step(self.of(0), self.e.problem, self.federation().at(r))
+            n = self.going[0]
+            self.algorithms[n].step(self.of(n), self.e.problem, self.federation().at(r))
             alone = time.perf_counter() - started
         seconds = self._timed(lambda algorithm, state: algorithm.step(state, self.e.problem, federation.at(r)))
         self.e.federation.ledger = federation.ledger
@@ -272,7 +256,7 @@ class _Stack:
 
     def _evaluate(self) -> None:
         """Take the metrics of each configuration, and note which ones diverge."""
-        values = self._metrics() if self.measures else None
+        values = self._metrics() if self.measured > 1 else None
         for n in self.going:
             progress, outcome = self.progress[n], self.outcomes[n]
             progress.points = self.progress[0].points
@@ -282,7 +266,7 @@ class _Stack:
                 row = noted(self.e, progress, {name: of_all[n] for name, of_all in values.items()})[0]
             outcome.rows.append(row)
             if progress.diverged:
-                outcome.end("diverged")
+                outcome.status, outcome.done = "diverged", 1.0
 
     def _metrics(self) -> dict[str, list[float]] | None:
         """Return the metrics of all configurations; None if the problem's cannot be computed together."""
@@ -295,9 +279,9 @@ class _Stack:
             return [torch.where(finite, value, torch.nan) for value in in_double]
 
         try:
-            of_all = self.computed(of_one)[0]
-        except Exception:  # float() of a tensor, for instance
-            self.measures = False
+            of_all = self.computed(of_one, self.measured)
+        except Exception:  # such as of float() of a tensor
+            self.measured = 1
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
@@ -306,19 +290,11 @@ class _Stack:
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         outcome.alone = why
         try:
-            state, progress = begin(e) if self.state is None else (self.of(0), self.progress[0])
+            state, progress = (self.of(0), self.progress[0]) if self.state else begin(e)
             for moment in loop(e, state, progress):
                 outcome.rows += [moment.row] if moment.row else []
-                outcome.share = min(moment.spent, 1.0)
+                outcome.done = 1.0 if moment.status else min(moment.spent, 1.0)
                 heard()
-            outcome.end(moment.status or "finished")
+            outcome.status = moment.status or ""
         except Exception as error:
-            outcome.end("failed", reason(blamed(error) or error))
-
-
-def _at(leaf: Any, places: Any) -> Any:
-    """Return a leaf of the state of a stack for one configuration, or for several."""
-    if isinstance(leaf, Varied):
-        values = leaf.values[places]
-        return float(values) if np.ndim(values) == 0 else Varied(values, leaf.place)
-    return leaf[places] if isinstance(leaf, Tensor) else leaf
+            outcome.status, outcome.error, outcome.done = "failed", reason(blamed(error) or error), 1.0
