@@ -189,7 +189,7 @@ class _Stack:
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
         of_each: Any = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(self.e, *of_each, tree_map(lambda leaf: leaf[going], self.state))
+        return _Stack(self.e, *of_each, state=tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
