@@ -85,20 +85,20 @@ class Stack(Job):
         """
         from fedopt.running import at_once, reason
 
-        left = dict(self.points)
+        left, done = dict(self.points), list["Computed"]()
 
-        def keep(outcomes: Sequence["Computed"], every: bool = False) -> None:
+        def keep(share: float, every: bool = False) -> None:
             """Add the trials that have ended to the table. every: if false, only those that ran alone."""
-            pairs = zip(self.points, outcomes, strict=True)
+            pairs = zip(self.points, done, strict=True)
             new = [(n, one) for n, one in pairs if n in left and (every or (one.alone and one.status))]
             if new:
                 add_rows(self.folder / TABLE, [row for n, one in new for row in self._rows(n, left.pop(n), one)])
             if bar:
-                bar.move(sum(one.share for one in outcomes) / len(outcomes))
+                bar.move(share)
 
         try:
-            done = at_once(self.configs, keep, processes)
-            keep(done, every=True)
+            at_once(self.configs, keep, done, processes)
+            keep(1.0, every=True)
         except Exception as error:
             return Outcome("failed", reason(error))
         counts = Counter(one.status for one in done)

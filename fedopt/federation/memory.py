@@ -1,7 +1,8 @@
 """What clients keep from round to round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,5 +104,11 @@ class Memory:
         return self.rows(np.arange(len(self)))
 
 
+def _from_leaves(leaves: Iterable[Any], context: None) -> Any:
+    """Return the memory with these rows. torch.func.vmap puts numbers in place of tensors, and gets them back."""
+    (rows,) = leaves
+    return Memory(rows) if isinstance(rows, Tensor) else rows
+
+
 # To functions of trees it is one tensor
-register_pytree_node(Memory, lambda memory: ([memory.tensor()], None), lambda leaves, _: Memory(next(iter(leaves))))
+register_pytree_node(Memory, lambda memory: ([memory.tensor()], None), _from_leaves)

@@ -27,18 +27,19 @@ class Alone(Exception):
 
 
 class Place:
-    """The index of the configuration that is computed, under vmap: a scalar tensor.
+    """Which configuration is computed, under vmap."""
 
-    Attributes:
-        index: The index. It is set when vmap begins.
-    """
-
-    index: Tensor
+    def begin(self, index: Tensor) -> None:
+        """Set the index of the configuration, a scalar tensor of the vmap that has begun."""
+        self._index, self._known = index, dict[Any, tuple[Tensor, np.ndarray]]()
 
     def of(self, values: np.ndarray, like: Tensor) -> Tensor:
         """Return the configuration's entry of ``values`` as a scalar tensor with the type and the device of ``like``."""
         real = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
-        return torch.from_numpy(values).to(like.device, real)[self.index]
+        key = id(values), real, like.device
+        if key not in self._known:
+            self._known[key] = torch.from_numpy(values).to(like.device, real)[self._index], values
+        return self._known[key][0]
 
 
 class Varied:
@@ -72,21 +73,12 @@ class Varied:
     def __bool__(self) -> bool:
         return _agreed(self.values != 0)
 
-    def __neg__(self) -> "Varied":
-        return Varied(-self.values, self.place)
-
-    def __abs__(self) -> "Varied":
-        return Varied(np.abs(self.values), self.place)
-
     __hash__ = None  # type: ignore[assignment]
 
     def __float__(self) -> float:
         if len(np.unique(self.values)) > 1:
             raise Separate(self.values)
         return float(self.values[0])
-
-    def __int__(self) -> int:
-        return int(float(self))
 
     @classmethod
     def __torch_function__(
@@ -112,11 +104,14 @@ def _agreed(answers: np.ndarray) -> bool:
     raise Separate(answers)
 
 
-def _operator(name: str, swap: bool = False) -> Callable[[Varied, Any], Any]:
-    return lambda self, other: self._with(getattr(operator, name), other, swap)
+def _add(name: str) -> None:
+    operation = getattr(operator, name)
+    setattr(Varied, f"__{name}__", lambda self, other: self._with(operation, other))
+    setattr(Varied, f"__r{name}__", lambda self, other: self._with(operation, other, swap=True))
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Varied, f"__{_name}__", _operator(_name))
-for _name in ("add", "sub", "mul", "truediv", "pow"):
-    setattr(Varied, f"__r{_name}__", _operator(_name, swap=True))
+for _name in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"):  # no __rlt__ is ever called
+    _add(_name)
+for _name in ("neg", "abs"):
+    _alone = getattr(operator, _name)
+    setattr(Varied, f"__{_name}__", lambda self, operation=_alone: Varied(operation(self.values), self.place))

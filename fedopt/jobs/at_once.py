@@ -3,16 +3,13 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fedopt.config import Composed
 from fedopt.console import Bar
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Done, Local
 from fedopt.results import RunFolder
-
-if TYPE_CHECKING:
-    from fedopt.running import Outcome
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -40,14 +37,14 @@ class AtOnce(Local):
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         from fedopt.running import at_once
 
-        def heard(outcomes: "Sequence[Outcome]") -> None:
-            bar.move(sum(one.share for one in outcomes) / len(outcomes))
+        def move(share: float) -> None:
+            bar.move(share)
 
         left = dict.fromkeys(jobs)
         begun = {job for job in jobs if RunFolder(job.folder).used or job.composed.nodes["keep"] == "best"}
         for group in alike({job: job.composed for job in jobs if job not in begun}):
             started = monotonic()
-            done = at_once([job.composed for job in group], heard, fallback=False) if len(group) > 1 else []
+            done = at_once([job.composed for job in group], move, fallback=False) if len(group) > 1 else []
             together = {job: one for job, one in zip(group, done, strict=bool(done)) if one.at_end}
             seconds = (monotonic() - started) / max(len(together), 1)
             for job, one in together.items():

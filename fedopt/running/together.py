@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
@@ -35,10 +35,8 @@ from fedopt.running.loop import (
     share_spent,
 )
 
-TRIED = (
-    1,
-    2,
-)  # the rounds of a stack that one configuration also does alone, to compare the times; round 0 is a slow one
+TRIED = 1, 2  # rounds of a stack that one configuration also does alone, to compare the times; the first one is slow
+EVALUATED = 4 * 2**20  # bytes of the variables of the configurations that are evaluated together
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Outcome:
         status: How the run ended: finished, diverged or failed. It is empty until then.
         error: What failed, in one line.
         alone: Why it was run alone; empty if it was computed together with others to the end.
-        share: The fraction of its work that is done.
+        done: The fraction of its work that is done.
         at_end: The state, progress and ledger at the end, if it was computed together with others to the end.
         others: How many others it was computed with.
     """
@@ -59,9 +57,15 @@ class Outcome:
     status: str = ""
     error: str = ""
     alone: str = ""
-    share: float = 0.0
+    done: float = 0.0
     at_end: tuple[Any, Progress, Ledger] | None = None
     others: int = 0
+
+    def fail(self, error: Exception) -> None:
+        """Note that the run failed. Raises the error if it is one of the machine, which says nothing about the configuration."""
+        if of_machine(error):
+            raise error
+        self.status, self.error, self.done = "failed", reason(blamed(error) or error), 1.0
 
     def moments(self, e: Experiment, progress: Progress) -> Iterator[Moment]:
         """Yield the evaluations of a configuration that was computed together with others, as `loop` does.
@@ -73,24 +77,14 @@ class Outcome:
             yield Moment(row["round"], None, 0.0, row, False, None)
         state, there, e.federation.ledger = self.at_end
         vars(progress).update(vars(there))
-        yield Moment(
-            progress.round, state, 1.0, self.rows[-1], False, "finished" if self.status == "finished" else "diverged"
-        )
-
-    def end(self, status: str, error: str = "") -> None:
-        """Note how the run ended."""
-        self.status, self.error, self.share = status, error, 1.0
-
-    def fail(self, error: Exception) -> None:
-        """Note that the run failed. An error of the machine is raised again, because it says nothing about the configuration."""
-        if of_machine(error):
-            raise error
-        self.end("failed", reason(blamed(error) or error))
+        status = "finished" if self.status == "finished" else "diverged"
+        yield Moment(progress.round, state, 1.0, self.rows[-1], False, status)
 
 
 def at_once(
     configs: Sequence[Composed],
-    heard: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
+    heard: Callable[[float], None] = lambda share: None,
+    outcomes: list[Outcome] | None = None,
     processes: int = 1,
     fallback: bool = True,
 ) -> list[Outcome]:
@@ -101,14 +95,16 @@ def at_once(
 
     Args:
         configs: The configurations, all with the same seed.
-        heard: A function that is called with all outcomes so far, at each round.
+        heard: A function that is called with the fraction of the work that is done.
+        outcomes: An empty list, to which the outcomes are added at the start. It shows them while they change.
         processes: The number of processes that share the machine.
         fallback: Whether to run alone what cannot be computed together. If not, its outcome has no status.
 
     Raises:
         Exception: An error of the machine, such as a full memory.
     """
-    outcomes, algorithms = [Outcome() for _ in configs], dict[int, Algorithm]()
+    outcomes, algorithms = [] if outcomes is None else outcomes, dict[int, Algorithm]()
+    outcomes += [Outcome() for _ in configs]
     e: Experiment | None = None
     for number, config in enumerate(configs):
         try:
@@ -119,7 +115,7 @@ def at_once(
             outcomes[number].fail(error)
     if e is not None:
         some = [outcomes[number] for number in algorithms]
-        run(e, [*algorithms.values()], some, lambda: heard(outcomes), fallback)
+        run(e, [*algorithms.values()], some, lambda: heard(sum(one.done for one in outcomes) / len(outcomes)), fallback)
     return outcomes
 
 
@@ -127,7 +123,7 @@ def run(
     e: Experiment,
     algorithms: Sequence[Algorithm],
     outcomes: Sequence[Outcome],
-    heard: Callable[[], object] = lambda: None,
+    heard: Callable[[], None] = lambda: None,
     fallback: bool = True,
 ) -> None:
     """Run an experiment with each of several configurations of its algorithm.
@@ -137,14 +133,14 @@ def run(
         algorithms: The configurations.
         outcomes: The outcome of each, which changes in place.
         heard: A function that is called when they have changed.
-        fallback: As of `at_once`.
+        fallback: As in `at_once`.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, algorithm in enumerate(algorithms):
         groups.setdefault(key_of(algorithm), []).append(number)
     most, why = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients), _cannot(e)
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
-    stacks = [_Stack(e, Place(), [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
+    stacks = [_Stack(e, [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
     while stacks:
         stack = stacks.pop()
         try:
@@ -153,7 +149,7 @@ def run(
             stacks += stack.advanced()
         except Separate as error:
             branch = np.unique(error.answers, return_inverse=True)[1]
-            parts = (stack.only(np.flatnonzero(branch == one)) for one in range(branch.max() + 1))
+            parts = (stack.only(np.flatnonzero(branch == one).tolist()) for one in range(branch.max() + 1))
             stacks += [part for part in parts if part.outcomes]
         except Exception as error:  # such as torch's about an operation that vmap cannot do
             for n in stack.going:
@@ -174,64 +170,61 @@ def _cannot(e: Experiment) -> str:
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
 
-def key_of(value: Any) -> Any:
-    """Return a key that is equal for values that differ only in real numbers, other than amounts of local work."""
+def mapped(function: Callable[[float], Any], value: Any) -> Any:
+    """Return a value, such as an algorithm, with ``function(number)`` in place of each real number; local work stays as it is."""
     if isinstance(value, float):
-        return float
-    if isinstance(value, Work):
-        return repr(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), tuple((name, key_of(part)) for name, part in sorted(vars(value).items()))
+        return function(value)
     if isinstance(value, list | tuple):
-        return type(value), tuple(map(key_of, value))
-    if isinstance(value, dict):
-        return dict, tuple((name, key_of(part)) for name, part in value.items())
+        parts = [mapped(function, part) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type | Work):
+        value = copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(value, name, mapped(function, part))
     return value
 
 
-def merged(values: Sequence[Any], place: Place) -> Any:
-    """Return one value with a `Varied` in place of each real number that differs. The values have equal keys."""
-    first = values[0]
-    if isinstance(first, float):
-        return Varied(np.array(values), place) if len({*values}) > 1 else first
-    if is_dataclass(first) and not isinstance(first, type):
-        new = copy(first)
-        for name in vars(first):
-            object.__setattr__(new, name, merged([getattr(value, name) for value in values], place))
-        return new
-    if isinstance(first, list | tuple):
-        parts = [merged(parts, place) for parts in zip(*values, strict=True)]
-        return first._make(parts) if hasattr(first, "_make") else type(first)(parts)
-    if isinstance(first, dict):
-        return {name: merged([value[name] for value in values], place) for name in first}
-    return first
+def key_of(algorithm: Algorithm) -> str:
+    """Return a text that is equal for algorithms that differ only in real numbers."""
+    return repr(mapped(lambda number: 0.0, algorithm))
+
+
+def merged(algorithms: Sequence[Algorithm], place: Place) -> Any:
+    """Return one algorithm with a `Varied` in place of each real number that differs. The algorithms have equal keys."""
+    numbers: list[list[float]] = [[] for _ in algorithms]
+    for algorithm, found in zip(algorithms, numbers, strict=True):
+        mapped(found.append, algorithm)
+    columns = iter(np.array(numbers).T)
+
+    def one(number: float) -> Any:
+        values = next(columns)
+        return Varied(values, place) if np.ptp(values) else number
+
+    return mapped(one, algorithms[0])
 
 
 @dataclass
 class _Stack:
     """Configurations that are computed together.
 
-    e: the experiment, with the ledger of this stack. place: the index of the configuration that is computed, under vmap.
-    algorithms, outcomes, progress: of each configuration.
-    state: the leaves and the structure of all states as one, in which each tensor has a leading dimension; None before it
-        begins.
+    e: the experiment, with the ledger of this stack. algorithms, outcomes, progress: of each configuration.
+    state: the states of all, as one state in which each tensor has a leading dimension; () before it begins.
     """
 
     e: Experiment
-    place: Place
     algorithms: Sequence[Algorithm]
     outcomes: Sequence[Outcome]
     progress: Sequence[Progress] = ()
-    state: tuple[list[Any], Any] | None = None
+    state: Any = ()
 
     def __post_init__(self) -> None:
         self.e = replace(self.e, federation=self.federation())
         self.progress = self.progress or [Progress() for _ in self.outcomes]
+        self.place = Place()
         self.merged = merged(self.algorithms, self.place)
-        self.age = self.losses = (
-            0  # rounds of this stack, and those in which it was slower than its configurations alone
-        )
-        self.measures = True  # whether the metrics of all configurations can be computed together
+        self.age = self.losses = 0  # rounds of this stack; those in which it was slower than its configurations alone
+        # How many configurations are evaluated together, which bounds memory; 1 if the problem cannot evaluate several
+        self.measured = EVALUATED // size_in_bytes(self.e.problem.start())
 
     def federation(self) -> Federation:
         """Return the federation with a ledger of its own."""
@@ -247,33 +240,25 @@ class _Stack:
     def only(self, numbers: Sequence[int]) -> "_Stack":
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
-        of_each = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(
-            self.e, self.place, *of_each, self.state and ([_at(leaf, going) for leaf in self.state[0]], self.state[1])
-        )
+        of_each: Any = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
+        return _Stack(self.e, *of_each, state=tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
-        leaves, structure = self.state or tree_flatten(())
-        return tree_unflatten([_at(leaf, n) for leaf in leaves], structure)
+        return tree_map(lambda leaf: leaf[n], self.state)
 
-    def computed(self, call: Callable[[Algorithm, Any], Any]) -> tuple[list[Any], Any]:
-        """Return the leaves and the structure of ``call(algorithm, state)`` for all configurations together."""
-        leaves, structure = self.state or tree_flatten(())
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found: Any = None
+    def computed(self, call: Callable[[Algorithm, Any], Any], at_once: int | None = None) -> Any:
+        """Return ``call(algorithm, state)`` for all configurations, with a leading dimension of each tensor.
 
-        def one(place: Tensor, mine: list[Tensor]) -> list[Tensor]:
-            nonlocal found
-            rest = iter(mine)
-            state = tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-            self.place.index = place
-            found = tree_flatten(call(self.merged, state))
-            return [leaf for leaf in found[0] if isinstance(leaf, Tensor)]
+        at_once: the largest number of configurations that are computed together; None for all.
+        """
 
-        places = torch.arange(len(self.outcomes), device=self.e.device)
-        rest = iter(torch.func.vmap(one)(places, tensors))
-        return [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in found[0]], found[1]
+        def one(index: Tensor, state: Any) -> Any:
+            self.place.begin(index)
+            return call(self.merged, state)
+
+        indices = torch.arange(len(self.outcomes), device=self.e.device)
+        return torch.func.vmap(one, chunk_size=at_once)(indices, self.state)
 
     def advanced(self) -> list["_Stack"]:
         """Take metrics if they are due, and do a round. Return the stack that continues: [] if all configurations have ended.
@@ -281,13 +266,13 @@ class _Stack:
         Once half of them have ended, it is a new stack of the others.
         """
         clock = self.progress[0]
-        if self.state is None:
+        if not self.state:
             self._timed(lambda algorithm, _: algorithm.init(self.e.problem))
         share = share_spent(self.e, clock)
         if due(self.e, clock, share >= 1):
             self._evaluate()
         for n in self.going:
-            self.outcomes[n].share = share
+            self.outcomes[n].done = min(share, 1.0)
             if share >= 1:
                 self._end(n, "finished")
         if 2 * len(self.going) <= len(self.outcomes):
@@ -296,11 +281,13 @@ class _Stack:
         return [self]
 
     def _round(self, r: int) -> None:
+        """Do round r. Raises Alone if the first rounds show that the configurations are faster alone."""
         federation, alone = self.federation(), 0.0
         federation.engine = Vectorised()
         if self.age in TRIED:
             started = time.perf_counter()
-            self.algorithms[0].step(self.of(0), self.e.problem, self.federation().at(r))
+            n = self.going[0]
+            self.algorithms[n].step(self.of(n), self.e.problem, self.federation().at(r))
             alone = time.perf_counter() - started
         seconds = self._timed(lambda algorithm, state: algorithm.step(state, self.e.problem, federation.at(r)))
         self.e.federation.ledger = federation.ledger
@@ -322,7 +309,7 @@ class _Stack:
 
     def _evaluate(self) -> None:
         """Take the metrics of each configuration, and note which ones diverge."""
-        values = self._metrics() if self.measures else None
+        values = self._metrics() if self.measured > 1 else None
         for n in self.going:
             progress, outcome = self.progress[n], self.outcomes[n]
             progress.points = self.progress[0].points
@@ -335,12 +322,10 @@ class _Stack:
                 self._end(n, "diverged")
 
     def _end(self, n: int, status: str) -> None:
+        """Note how a configuration ended, and where."""
         outcome = self.outcomes[n]
-        outcome.at_end, outcome.others = (
-            (self.of(n), copy(self.progress[n]), self.e.federation.ledger),
-            len(self.outcomes) - 1,
-        )
-        outcome.end(status)
+        outcome.status, outcome.done, outcome.others = status, 1.0, len(self.outcomes) - 1
+        outcome.at_end = self.of(n), copy(self.progress[n]), self.e.federation.ledger
 
     def _metrics(self) -> dict[str, list[float]] | None:
         """Return the metrics of all configurations; None if the problem's cannot be computed together."""
@@ -353,29 +338,21 @@ class _Stack:
             return [torch.where(finite, value, torch.nan) for value in in_double]
 
         try:
-            of_all = self.computed(of_one)[0]
-        except Exception:  # float() of a tensor, for instance
-            self.measures = False
+            of_all = self.computed(of_one, self.measured)
+        except Exception:  # such as of float() of a tensor
+            self.measured = 1
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
-    def alone(self, heard: Callable[[], object]) -> None:
+    def alone(self, heard: Callable[[], None]) -> None:
         """Run the one configuration of this stack by itself, from where it is."""
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         try:
-            state, progress = begin(e) if self.state is None else (self.of(0), self.progress[0])
+            state, progress = (self.of(0), self.progress[0]) if self.state else begin(e)
             for moment in loop(e, state, progress):
                 outcome.rows += [moment.row] if moment.row else []
-                outcome.share = min(moment.spent, 1.0)
+                outcome.done = 1.0 if moment.status else min(moment.spent, 1.0)
                 heard()
-            outcome.end(moment.status or "finished")
+            outcome.status = moment.status or ""
         except Exception as error:
             outcome.fail(error)
-
-
-def _at(leaf: Any, places: Any) -> Any:
-    """Return a leaf of the state of a stack for one configuration, or for several."""
-    if isinstance(leaf, Varied):
-        values = leaf.values[places]
-        return float(values) if np.ndim(values) == 0 else Varied(values, leaf.place)
-    return leaf[places] if isinstance(leaf, Tensor) else leaf

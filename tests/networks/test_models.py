@@ -604,3 +604,32 @@ def test_a_problem_that_forgets_the_mode(monkeypatch):
 def test_a_network_whose_last_layer_nobody_can_split_off():
     with pytest.raises(UserError, match=r"nn.Sequential of two or more layers that ends with nn.Linear"):
         small("fednest", "hyper_representation", "problem.model=support.networks.Normed")
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax", "mlp"])
+@pytest.mark.parametrize("shared", ["nothing", "examples", "parameters", "tuning"])
+def test_gradients_under_two_vmaps(name, shared):
+    """As where several configurations are computed for several clients: each argument may be of one level, of both or of none."""
+    model, generator = models.build(name, [5], (7,), 4, seed=0), torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def loss(flat, x, y, weight, scale, shift):
+        return torch.nn.functional.cross_entropy(model(flat, x) * scale + shift, y, reduction="none") @ weight
+
+    y = torch.randint(4, (3, 6), generator=generator)
+    arguments = [normal(2, 3, model.dim), normal(3, 6, 7), y, normal(2, 3, 6).abs(), normal(2, 4), normal(2, 4)]
+    configurations, clients = [0, None, None, 0, 0, 0], [0, 0, 0, 0, None, None]
+    for place in {"nothing": [], "examples": [3], "parameters": [0], "tuning": [4, 5]}[shared]:
+        arguments[place] = arguments[place][0]
+        configurations[place] = None
+
+    def gradient(flat, x, y, weight, scale, shift):
+        return model.gradient(flat, batch_of(x, y, weight), (scale, shift))
+
+    found, expected = (
+        torch.func.vmap(torch.func.vmap(of, tuple(clients)), tuple(configurations))(*arguments)
+        for of in (gradient, torch.func.grad(loss))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
