@@ -19,6 +19,7 @@ from fedopt.console import Bar
 from fedopt.errors import UserError, first_line
 from fedopt.files import BROKEN, LARGEST, read_bytes, write_atomically
 from fedopt.jobs import Job, Outcome
+from fedopt.results import cell
 
 if TYPE_CHECKING:
     from fedopt.running import Outcome as Computed
@@ -110,7 +111,4 @@ class Stack(Job):
         """Return the rows of a trial for the table."""
         about = {"trial": str(number), "seed": str(self.composed.nodes["seed"]), **point}
         about |= {"status": one.status, "error": one.error, "alone": one.alone}
-        return [
-            about | {name: f"{v:.10g}" if isinstance(v, float) else str(v) for name, v in row.items()}
-            for row in one.rows or [{}]
-        ]
+        return [about | {name: cell(value) for name, value in row.items()} for row in one.rows or [{}]]

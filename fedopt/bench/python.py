@@ -18,14 +18,14 @@ from fedopt.jobs import Local
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` returns.
+    """The result of `tune`.
 
     Args:
         best: algorithm -> the overrides of its best trial, to be added to those of the search; [] if the defaults are best.
             Algorithms without a value are absent.
         trials: One row per trial.
         winners: One row per algorithm that has a value.
-        folder: The folder with all runs and ``tuned/<algorithm>.yaml``. Pass it as a config folder to use the tuned values.
+        folder: The folder of the search. As a config folder it provides the tuned values in ``tuned/<algorithm>.yaml``.
         remarks: The reasons to trust the best values less, such as a value at an edge of its range.
     """
 
@@ -37,7 +37,7 @@ class Tuning:
 
 
 def tune(
-    words: str | Sequence[str],
+    overrides: str | Sequence[str],
     *,
     output_dir: str | Path,
     metric: str | None = None,
@@ -49,34 +49,39 @@ def tune(
     sampler: str = "tpe",
     seed: int = 0,
 ) -> Tuning:
-    """Search for good hyperparameters of each method, as ``fedopt tune`` does. Repeat the call to resume a stopped search.
+    """Search for good hyperparameters of algorithms, as ``fedopt tune`` does. Repeat the call to resume a stopped search.
 
-    All methods get the same number of trials, the same seeds and the same budget per run.
+    All algorithms get the same number of trials, the same seeds and the same budget per run. Trials that differ only in real
+    numbers are computed together, which is faster. The defaults and the best trial are also run alone, and the results contain
+    the values of these runs.
 
     Args:
-        words: The command's arguments, as a list or as one string with shell quoting: ``algo=NAME,... problem=NAME``, other
+        overrides: The command's arguments, as a list or as one string with shell quoting: ``algo=NAME,... problem=NAME``, other
             settings, and ranges such as ``algo.eta=log(0.001,1)``. Without a range, the keys with a 'tuned as' comment in the
             algorithm's file are searched.
         output_dir: The folder of the search.
         metric: The metric to optimise. None: the problem's first metric on validation data, else its first metric.
-        budget: The budget of each run, such as ``comm_rounds=300``. Required for several methods, unless ``words`` set it.
-        jobs: The number of runs at the same time.
+        budget: The budget of each run, such as ``comm_rounds=300``. Required for several algorithms, unless ``overrides`` set it.
+        jobs: The number of parallel processes.
         folders: Your config folders.
-        trials: The number of points to try for each method, besides its defaults.
-        seeds: The number of runs of each trial; the trial's value is their median.
+        trials: The number of points to try for each algorithm, in addition to its defaults.
+        seeds: The number of seeds of each trial. The trial's value is the median.
         sampler: How points are chosen: tpe, sobol, random or grid.
         seed: The seed of the sampler.
 
     Returns:
-        The best values and all trials. A method none of whose trials has a value is in ``trials`` only.
+        The best values and all trials. An algorithm without a value is only in ``trials``.
 
     Raises:
-        UserError: There is a mistake in the arguments, or the folder holds another search.
+        UserError: An argument is invalid, or the folder holds another search.
         Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
+
+    Example:
+        ``fedopt.tune("algo=fedbio problem=quadratic_bilevel", budget="comm_rounds=100", output_dir="search").winners``
     """
     need("fedopt.tune", "optuna", "tune")
-    given = shlex.split(words) if isinstance(words, str) else [*words]
+    given = shlex.split(overrides) if isinstance(overrides, str) else [*overrides]
     folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed)
     with TURN:
         from fedopt.running import restored  # which imports torch

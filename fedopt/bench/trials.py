@@ -211,11 +211,9 @@ class Search:
     def runs(self, number: int, point: Point) -> list[Job]:
         """Return the standalone runs of a trial, one per seed."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
-        places = {seed: self.place(number, seed) for seed in self.seeds}
-        return [
-            Job(place, first.changed(seed=seed, output_dir=str(place)), f"{self.algo} trial {number}, seed {seed}")
-            for seed, place in places.items()
-        ]
+        places, title = {seed: self.place(number, seed) for seed in self.seeds}, f"{self.algo} trial {number}, seed"
+        changed = {seed: first.changed(seed=seed, output_dir=str(place)) for seed, place in places.items()}
+        return [Job(places[seed], one, f"{title} {seed}") for seed, one in changed.items()]
 
     def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
         """Yield the jobs that compute trials together, with each seed, as far as the table lacks them."""
@@ -237,9 +235,8 @@ class Search:
         """
         self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.table)}
         if self.place(self.planned, FIRST_SEED).exists() or any(number >= self.planned for number, _ in self.ends):
-            raise UserError(
-                f"{self.folder.parent}: holds a search of {self.algo} with more trials; give as many by --trials"
-            )
+            more = f"holds a search of {self.algo} with more trials"
+            raise UserError(f"{self.folder.parent}: {more}; give as many by --trials")
         self.done = []
         while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
             self.done.append(trial)

@@ -46,13 +46,11 @@ def planned_searches(
         refuse_mistyped(overrides)
         raise UserError("a search needs algo=NAME,... and one problem=NAME")
     if taken := [text for text in overrides if key_of(text) in ("seed", "output_dir", "resume", "from")]:
-        raise UserError(
-            f"{taken[0]}: leave this out; a search has its own folders, and its own seeds from {FIRST_SEED} on, which "
-            f"reports must not use"
-        )
-    if budget and not re.fullmatch(r"(budget\.)?\w+=\S+", budget):
-        raise UserError(f"--budget {budget}: must be KEY=VALUE, such as --budget comm_rounds=300")
-    fixed += [f"budget.{budget.removeprefix('budget.')}"] if budget else []
+        raise UserError(f"{taken[0]}: leave this out; a search has its own folders, and seeds from {FIRST_SEED} on")
+    if budget:
+        if not re.fullmatch(r"(budget\.)?\w+=\S+", budget):
+            raise UserError(f"--budget {budget}: must be KEY=VALUE, such as --budget comm_rounds=300")
+        fixed.append(f"budget.{budget.removeprefix('budget.')}")
     fixed += [] if any(key_of(text).startswith("eval.") for text in fixed) else [f"eval.points={POINTS}"]
     algos = [*dict.fromkeys(named[-1].split(","))]
     if len(algos) > 1 and not any(key_of(text).startswith("budget.") for text in fixed):
@@ -74,21 +72,14 @@ def planned_searches(
 
 
 def _search(
-    composed: Composed,
-    fixed: Sequence[str],
-    given: Mapping[str, Range],
-    metric: str | None,
-    how: How,
-    folder: Path,
+    composed: Composed, fixed: Sequence[str], given: Mapping[str, Range], metric: str | None, how: How, folder: Path
 ) -> Search:
     """Return the search of one algorithm. composed: its defaults. Other arguments: as of `planned_searches`."""
     from fedopt.running.assemble import assemble  # imports torch
 
     algo, values, taken = composed.chosen["algo"], flat(composed.nodes), {*map(key_of, fixed)}
-    ranges = {key: of_key for key, of_key in given.items() if key in values}
-    if not ranges:
-        by_role = default_ranges(composed)
-        ranges = {key: of_key for key, of_key in by_role.items() if key not in taken}
+    by_role = {} if {*given} & {*values} else default_ranges(composed)
+    ranges = {key: of_key for key, of_key in (by_role or given).items() if key in values and key not in taken}
     if not ranges:
         file = file_of("algo", algo, composed.folders)
         why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step'"
@@ -134,8 +125,7 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
             for search in searches:
                 search.update()
             refuse_unfinished(failed)
-            # Trials other than the defaults may have values that the algorithm refuses
-            for job, (_, why) in failed.items():
+            for job, (_, why) in failed.items():  # only the defaults must not be refused by the algorithm
                 if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
                     raise UserError(f"{job.folder}: {why}")
         for search in searches:
@@ -153,9 +143,8 @@ def _together(search: Search) -> str:
 def refuse_unfinished(bad: Mapping[Job, Outcome]) -> None:
     """Raise Unfinished if runs did not finish. bad: job -> outcome of the jobs that failed, as `run_all` returns it."""
     if lost := [f"{job.folder}: {outcome.text}" for job, outcome in bad.items() if not job.settled]:
-        raise Unfinished(
-            f"{counted(len(lost), 'run')} did not finish; repeat the command to resume. The first: {lost[0]}"
-        )
+        many = f"{counted(len(lost), 'run')} did not finish"
+        raise Unfinished(f"{many}; repeat the command to resume. The first: {lost[0]}")
 
 
 def _check(jobs: Iterable[Job]) -> None:
@@ -193,9 +182,7 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
             was, asked = sorted(then.items() - values.items()), sorted(values.items() - then.items())
             if was or asked:
                 texts = (", ".join(f"{key}={value}" for key, value in one) or "none" for one in (was, asked))
-                other = f"with other {part} ({', not '.join(texts)})"
-                raise UserError(
-                    f"{folder}: holds a search of {search.algo} {other}; choose another folder with --out DIR"
-                )
+                other = f"holds a search of {search.algo} with other {part} ({', not '.join(texts)})"
+                raise UserError(f"{folder}: {other}; choose another folder with --out DIR")
         before[search.algo] = now
     return before

@@ -20,4 +20,5 @@ from fedopt.results.identity import refuse_other as refuse_other
 from fedopt.results.identity import refuse_other_data as refuse_other_data
 from fedopt.results.identity import stamp as stamp
 from fedopt.results.metrics_file import MetricsFile as MetricsFile
+from fedopt.results.metrics_file import cell as cell
 from fedopt.results.metrics_file import rows_hash as rows_hash

@@ -46,7 +46,7 @@ class MetricsFile:
         if self.columns != list(row):
             lacking = f"has the columns {', '.join(self.columns)}, and this run has {', '.join(row)}"
             raise UserError(f"{self.path}: {lacking}; choose another output_dir")
-        self._write(",".join(f"{v:.10g}" if isinstance(v, float) else str(v) for v in row.values()))
+        self._write(",".join(map(cell, row.values())))
 
     def _write(self, line: str) -> None:
         """Write one line unbuffered, so that a killed process loses nothing. Undo it if the disk takes only a part."""
@@ -82,6 +82,11 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def cell(value: Any) -> str:
+    """Return a value as it is written in metrics.csv."""
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def rows_hash(path: Path, size: int) -> str:

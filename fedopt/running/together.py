@@ -77,7 +77,7 @@ class Outcome:
             yield Moment(row["round"], None, 0.0, row, False, None)
         state, there, e.federation.ledger = self.at_end
         vars(progress).update(vars(there))
-        status = "finished" if self.status == "finished" else "diverged"
+        status: Any = self.status
         yield Moment(progress.round, state, 1.0, self.rows[-1], False, status)
 
 
