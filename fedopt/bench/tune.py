@@ -78,8 +78,9 @@ def _search(
     from fedopt.running.assemble import assemble  # imports torch
 
     algo, values, taken = composed.chosen["algo"], flat(composed.nodes), {*map(key_of, fixed)}
-    by_role = {} if {*given} & {*values} else default_ranges(composed)
-    ranges = {key: of_key for key, of_key in (by_role or given).items() if key in values and key not in taken}
+    ranges = {key: of_key for key, of_key in given.items() if key in values}
+    by_role = {} if ranges else default_ranges(composed)
+    ranges = ranges or {key: of_key for key, of_key in by_role.items() if key not in taken}
     if not ranges:
         file = file_of("algo", algo, composed.folders)
         why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step'"

@@ -634,7 +634,7 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
         ),
         (
             ["algo=mine", "problem=quadratic_minimisation", "--config-dir", "conf"],
-            "mine: the comment of none of its keys says what it is tuned as; write it in conf/algo/mine.yaml, such as "
+            "mine: no comment in conf/algo/mine.yaml says what a key is tuned as; write one, such as "
             "'eta: 0.1 # step size; tuned as a step'",
         ),
         (["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"], "algo.eta=0: a step is tuned"),
