@@ -88,7 +88,8 @@ def run(
     groups: dict[str, list[int]] = {}
     for number, algorithm in enumerate(algorithms):
         groups.setdefault(key_of(algorithm), []).append(number)
-    most, why = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients), _cannot(e)
+    most = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients)
+    why = _cannot(e) or ("the variables of all clients fill a stack" if most == 1 else "")
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
     stacks = [_Stack(e, [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
     while stacks:
@@ -188,8 +189,8 @@ class _Stack:
     def only(self, numbers: Sequence[int]) -> "_Stack":
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
-        of_each: Any = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(self.e, *of_each, state=tree_map(lambda leaf: leaf[going], self.state))
+        parts: list[Any] = [[part[n] for n in going] for part in (self.algorithms, self.outcomes, self.progress)]
+        return _Stack(self.e, parts[0], parts[1], parts[2], tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
