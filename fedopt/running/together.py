@@ -15,7 +15,7 @@ from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
 from fedopt.config import Composed, Work
 from fedopt.errors import first_line
-from fedopt.federation import Federation, ranks
+from fedopt.federation import Federation
 from fedopt.federation.engines import Vectorised, largest_stack
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.federation.varied import Alone, Place, Separate, Varied
@@ -85,9 +85,9 @@ def run(
         outcomes: The outcome of each, which changes in place.
         heard: A function that is called when they have changed.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}  # those that differ only in real numbers
     for number, algorithm in enumerate(algorithms):
-        groups.setdefault(key_of(algorithm), []).append(number)
+        groups.setdefault(repr(mapped(lambda value: 0.0, algorithm)), []).append(number)
     most = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients)
     why = _cannot(e) or ("the variables of all clients fill a stack" if most == 1 else "")
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
@@ -114,8 +114,6 @@ def _cannot(e: Experiment) -> str:
         return f"torch.vmap cannot run this problem ({e.problem.one_by_one})"
     if not e.federation.participation.punctual:
         return "late clients answer messages of one configuration"
-    if ranks.count() > 1:
-        return "several ranks compute the clients of one configuration"
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
 
@@ -133,13 +131,8 @@ def mapped(function: Callable[[float], Any], value: Any) -> Any:
     return value
 
 
-def key_of(algorithm: Algorithm) -> str:
-    """Return a text that is equal for algorithms that differ only in real numbers."""
-    return repr(mapped(lambda number: 0.0, algorithm))
-
-
 def merged(algorithms: Sequence[Algorithm], place: Place) -> Any:
-    """Return one algorithm with a `Varied` in place of each real number that differs. The algorithms have equal keys."""
+    """Return one algorithm with a `Varied` in place of each real number that differs. Nothing else may differ."""
     numbers: list[list[float]] = [[] for _ in algorithms]
     for algorithm, found in zip(algorithms, numbers, strict=True):
         mapped(found.append, algorithm)
