@@ -1,4 +1,4 @@
-"""Algorithms and problems of one's own: `fedopt new`, and mistakes in them, which are answered with the file and the line."""
+"""Custom algorithms and problems: `fedopt new`, and errors in them, which are reported with the file and the line."""
 
 import itertools
 import re
@@ -30,7 +30,8 @@ from fedopt.results.folder import LEFT_OVER
 from fedopt.testing.conftest import pytest_configure
 from fedopt.testing.harness import small
 
-PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("own-*.md")))  # which show the templates
+GUIDES = ("custom", "own-algorithm", "method-recipes", "own-problem", "problem-examples")
+PAGE = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in GUIDES)  # which show the templates, or link to them
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
@@ -479,7 +480,7 @@ def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp
         assert text.count(right) == 1, right
         text = text.replace(right, other)
     path.write_text(text)
-    import_module(f"test_{name}").test_a_stopped_run_is_resumed_and_read_back(tmp_path)
+    import_module(f"test_{name}").test_resume(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -497,8 +498,8 @@ def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("my_*")), ids=lambda path: path.name)
-def test_the_page_shows_the_templates(path):
-    assert f"<!-- generated: template {path.name} -->" in PAGE
+def test_a_guide_shows_the_template_or_links_to_it(path):
+    assert f"<!-- generated: template {path.name} -->" in PAGE or f"](../fedopt/templates/{path.stem}.py)" in PAGE
     assert len(path.read_text().splitlines()) <= 55
 
 
