@@ -1,4 +1,4 @@
-"""`fedopt new algo NAME` and `fedopt new problem NAME`: write the files of your own algorithm or problem, ready to run."""
+"""`fedopt new algo NAME` and `fedopt new problem NAME`: write the files of a custom algorithm or problem, ready to run."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
+EXAMPLES = {  # (kind, problem class): name of the template, and the overrides that run it
     ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
     ("algo", "bilevel"): ("my_nest", "algo=my_nest problem=quadratic_bilevel"),
     ("algo", "minimax"): ("my_sgda", "algo=my_sgda problem=quadratic_minimax"),
@@ -23,7 +23,7 @@ EXAMPLES = {  # by what is begun and the class of problems: the example that the
     ("problem", "minimax"): ("my_groups", "algo=local_sgda problem=my_groups algo.eta_x=0.02 algo.eta_y=0.02"),
     ("problem", "compositional"): ("my_risk", "algo=fedmsa problem=my_risk algo.alpha=0.05"),
 }
-TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
+TESTED = EXAMPLES["algo", "minimisation"][1]  # the overrides in test_own.py
 
 
 def new(arguments: list[str]) -> None:
@@ -34,17 +34,17 @@ def new(arguments: list[str]) -> None:
     Raises UserError for a name or class that cannot be used.
     """
     parser = Parser(prog="fedopt new")
-    parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
-    parser.add_argument("name", help="its name, such as my_sgd")
-    parser.add_argument("--class", dest="problems", default="minimisation", help="the class of problems")
-    given = parser.parse_args(arguments)
-    kind, name = given.kind, given.name
-    if (kind, given.problems) not in EXAMPLES:
-        classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
+    parser.add_argument("kind", choices=["algo", "problem"], help="what to create")
+    parser.add_argument("name", help="name of the module and of the option, such as my_sgd")
+    parser.add_argument("--class", dest="problems", default="minimisation", help="problem class (default: minimisation)")
+    parsed = parser.parse_args(arguments)
+    kind, name = parsed.kind, parsed.name
+    if (kind, parsed.problems) not in EXAMPLES:
+        classes = ", ".join(problems for of, problems in EXAMPLES if of == kind)
         raise UserError(
-            f"--class {given.problems}: there is no template of {kind} for this class; choose one of {classes}"
+            f"--class {parsed.problems}: there is no {kind} template for this class; choose one of {classes}"
         )
-    example, command = EXAMPLES[kind, given.problems]
+    example, command = EXAMPLES[kind, parsed.problems]
     found, home = project.project(), project.home()
     conf = os.path.relpath(found.config_dir, home) if found else project.Project().config_dir
     files = {
@@ -54,9 +54,9 @@ def new(arguments: list[str]) -> None:
     }
     _check(kind, name, files)
     texts = {path: (TEMPLATES / template).read_text(encoding="utf-8") for path, template in files.items()}
-    words = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
-    for path, word in product(texts, words):
-        texts[path] = texts[path].replace(word, words[word])
+    renamed = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
+    for path, old in product(texts, renamed):
+        texts[path] = texts[path].replace(old, renamed[old])
     texts |= {} if found else {Path(project.NAME): project.TEXT}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +70,10 @@ def new(arguments: list[str]) -> None:
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
         raise UserError(
-            f"{name}: a name must have small letters, digits and _ only, and begin with a letter, such as my_{kind}"
+            f"{name}: use lower-case letters, digits and _ only, and begin with a letter, such as my_{kind}"
         )
     if taken := [str(path) for path in files if path.exists()]:
-        raise UserError(f"{taken[0]} exists already, and is not overwritten; choose another name")
+        raise UserError(f"{taken[0]} already exists and is not overwritten; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
         raise UserError(
             f"{name}: fedopt has {kind}={name}, or a Python module of this name is installed; choose another name"
