@@ -503,18 +503,15 @@ def test_a_guide_shows_the_template_or_links_to_it(path):
     assert len(path.read_text().splitlines()) <= 55
 
 
-@pytest.mark.parametrize("pair", [("fednest", "quadratic_bilevel"), ("fedavg", "classification")])
-def test_pieces_of_a_step_on_the_page(pair):
-    e = small(*pair)
-    start = e.problem.start()
-    state = SimpleNamespace(x=start[0], y=start[-1])
-    kinds = {"np": np, "torch": torch, "Steps": Steps, "self": SimpleNamespace(B=4, eta=lambda r: 0.1)}
-    names = {**kinds, "problem": e.problem, "fed": e.federation.at(0), "s": state}
-    vectors, _, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
-    exec(vectors if "bilevel" in pair[1] else random, names)
-    found = names["y"] if "bilevel" in pair[1] else names["g"]
-    assert found.shape == start[-1].shape
-    assert found.norm() > 0
+def test_random_directions_on_the_page():
+    e = small("fedavg", "classification")
+    (x,) = e.problem.start()
+    kinds = {"np": np, "torch": torch, "Steps": Steps, "self": SimpleNamespace(B=4)}
+    names = {**kinds, "fed": e.federation.at(0), "s": SimpleNamespace(x=x)}
+    _, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
+    exec(random, names)
+    assert names["g"].shape == x.shape
+    assert names["g"].norm() > 0
 
 
 def test_general_derivatives_on_the_page():
