@@ -6,7 +6,7 @@ from fedopt import Metric, Minimax, simplex
 
 @dataclass(eq=False)
 class MyGroups(Minimax):
-    """Minimise over the coefficients x, and maximise over the weights y of the groups (in the simplex), the weighted squared error."""
+    """Minimise the error of the worst group of examples; x has the coefficients, y the weights of the groups (in the simplex)."""
 
     d: int
     examples: int

@@ -31,7 +31,9 @@ from fedopt.testing.conftest import pytest_configure
 from fedopt.testing.harness import small
 
 GUIDES = ("custom", "own-algorithm", "method-recipes", "own-problem", "problem-examples")
-PAGE = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in GUIDES)  # which show the templates, or link to them
+PAGE = "".join(
+    (ROOT / "docs" / f"{name}.md").read_text() for name in GUIDES
+)  # which show the templates, or link to them
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
