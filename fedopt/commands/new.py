@@ -36,9 +36,7 @@ def new(arguments: list[str]) -> None:
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to create")
     parser.add_argument("name", help="name of the module and of the option, such as my_sgd")
-    parser.add_argument(
-        "--class", dest="problems", default="minimisation", help="problem class (default: minimisation)"
-    )
+    parser.add_argument("--class", dest="problems", default="minimisation", help="problem class, such as bilevel")
     parsed = parser.parse_args(arguments)
     kind, name = parsed.kind, parsed.name
     if (kind, parsed.problems) not in EXAMPLES:
