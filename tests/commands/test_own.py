@@ -487,7 +487,7 @@ def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("taken", "taken.py"), ("random", "installed"), ("Mine", "lower-case letters"), ("mco", "fedopt has")],
+    [("taken", "taken.py"), ("random", "installed"), ("Mine", "lower-case letters"), ("mco", "of fedopt")],
 )
 def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
