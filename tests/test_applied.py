@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
         for block in blocks(ROOT / "docs" / "hospitals.md"):
             for command in block.commands if block.language == "bash" else ():
                 words = shlex.split(command)
-                if words[0] == "fedopt" and words[1] != "export" and "output_dir=splits" not in words:
+                if words[0] == "fedopt" and words[1] not in ("export", "compare") and "output_dir=splits" not in words:
                     do = fedopt.sweep if words[1] == "-m" else fedopt.run
                     do([word for word in words[1:] if word != "-m"], quiet=True)
     return where
