@@ -51,7 +51,7 @@ def test_one_key(monkeypatch, capsys):
     assert row(fedopt(monkeypatch, capsys, "--help", "algo=fednest", "algo.beta"), "algo.beta")[-1] == "step size of y"
     result = fedopt(monkeypatch, capsys, "algo.beta", "-h")
     lines = [line.split("  ") for line in result.out.splitlines()]
-    meanings = {line[0]: line[-1].split(", ") for line in lines if len(line) > 1}
+    meanings = {line[0]: line[-1].strip().split(", ") for line in lines if len(line) > 1}
     assert "fednest" in meanings["step size of y"]
     assert "fedmsa" in meanings["step size of the sequences z^n: one for all, or a list"]
     budget = fedopt(monkeypatch, capsys, "--help", "budget")
