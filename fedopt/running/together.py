@@ -72,10 +72,7 @@ def at_once(configs: Sequence[Composed], heard: Callable[[float], None] = lambda
 
 
 def run(
-    e: Experiment,
-    algorithms: Sequence[Algorithm],
-    outcomes: Sequence[Outcome],
-    heard: Callable[[], None] = lambda: None,
+    e: Experiment, algorithms: Sequence[Algorithm], outcomes: Sequence[Outcome], heard: Callable[[], object]
 ) -> None:
     """Run an experiment with each of several configurations of its algorithm.
 
@@ -279,7 +276,7 @@ class _Stack:
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
-    def alone(self, why: str, heard: Callable[[], None]) -> None:
+    def alone(self, why: str, heard: Callable[[], object]) -> None:
         """Run the one configuration of this stack by itself, from where it is. why: why it is alone."""
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         outcome.alone = why
