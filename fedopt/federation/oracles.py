@@ -95,7 +95,6 @@ class Oracles(Derivatives):
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
         self._problem = problem
-        self._overwrites = depth() < 2  # in-place products are not for a vmap inside another
         self._overwritable = deque[Tensor](maxlen=OWN)  # what the last steps returned; the next steps may overwrite it
 
     @for_problems(Minimisation)
@@ -159,8 +158,9 @@ class Oracles(Derivatives):
         return self._owned(moved(point, direction, step))
 
     def _owned(self, point: Tensor) -> Tensor:
-        # A point that is the same for all clients of a stack has no memory for what each of them writes
-        if self._overwrites and not self._owns(point) and (not self._stacked or differs_by_client(point)):
+        # A point that is the same for all clients of a stack has no memory for what each of them writes. In-place products
+        # are not for a vmap inside another
+        if depth() < 2 and not self._owns(point) and (not self._stacked or differs_by_client(point)):
             self._overwritable.append(point)
         return point
 

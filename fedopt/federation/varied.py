@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,9 @@ class Varied:
             found = operation(others, self.values) if swap else operation(self.values, others)
         return _agreed(found) if found.dtype == bool else Varied(found, self.place)
 
+    def __neg__(self) -> "Varied":
+        return Varied(-self.values, self.place)
+
     def __bool__(self) -> bool:
         return _agreed(self.values != 0)
 
@@ -104,14 +108,6 @@ def _agreed(answers: np.ndarray) -> bool:
     raise Separate(answers)
 
 
-def _add(name: str) -> None:
-    operation = getattr(operator, name)
-    setattr(Varied, f"__{name}__", lambda self, other: self._with(operation, other))
-    setattr(Varied, f"__r{name}__", lambda self, other: self._with(operation, other, swap=True))
-
-
 for _name in ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"):  # no __rlt__ is ever called
-    _add(_name)
-for _name in ("neg", "abs"):
-    _alone = getattr(operator, _name)
-    setattr(Varied, f"__{_name}__", lambda self, operation=_alone: Varied(operation(self.values), self.place))
+    setattr(Varied, f"__{_name}__", partialmethod(Varied._with, getattr(operator, _name)))
+    setattr(Varied, f"__r{_name}__", partialmethod(Varied._with, getattr(operator, _name), swap=True))

@@ -76,11 +76,8 @@ def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict
         return function(tensor)
     level = _level(tensor)
     found = [function(value) for value in _unbatched(tensor, level)]
-    columns = {name: [one[name] for one in found] for name in found[0]}
-    return {
-        name: _batched(tensor.new_tensor(column, dtype=torch.float64), level, len(found))
-        for name, column in columns.items()
-    }
+    rows = tensor.new_tensor([[*one.values()] for one in found], dtype=torch.float64)
+    return dict(zip(found[0], _batched(rows, level, len(found)), strict=True))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
 from fedopt.config import Composed, Work
 from fedopt.errors import first_line, of_machine
-from fedopt.federation import Federation, Ledger, ranks
+from fedopt.federation import Federation, Ledger
 from fedopt.federation.engines import Vectorised, largest_stack
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.federation.varied import Alone, Place, Separate, Varied
@@ -123,7 +123,7 @@ def run(
     e: Experiment,
     algorithms: Sequence[Algorithm],
     outcomes: Sequence[Outcome],
-    heard: Callable[[], None] = lambda: None,
+    heard: Callable[[], object],
     fallback: bool = True,
 ) -> None:
     """Run an experiment with each of several configurations of its algorithm.
@@ -135,10 +135,11 @@ def run(
         heard: A function that is called when they have changed.
         fallback: As in `at_once`.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}  # those that differ only in real numbers
     for number, algorithm in enumerate(algorithms):
-        groups.setdefault(key_of(algorithm), []).append(number)
-    most, why = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients), _cannot(e)
+        groups.setdefault(repr(mapped(lambda value: 0.0, algorithm)), []).append(number)
+    most = largest_stack(size_in_bytes(e.problem.start()) * e.problem.clients)
+    why = _cannot(e) or ("the variables of all clients fill a stack" if most == 1 else "")
     cut = [part for group in groups.values() for part in np.array_split(group, -(-len(group) // most))]
     stacks = [_Stack(e, [algorithms[n] for n in part], [outcomes[n] for n in part]) for part in cut]
     while stacks:
@@ -165,8 +166,6 @@ def _cannot(e: Experiment) -> str:
         return f"torch.vmap cannot run this problem ({e.problem.one_by_one})"
     if not e.federation.participation.punctual:
         return "late clients answer messages of one configuration"
-    if ranks.count() > 1:
-        return "several ranks compute the clients of one configuration"
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
 
@@ -184,13 +183,8 @@ def mapped(function: Callable[[float], Any], value: Any) -> Any:
     return value
 
 
-def key_of(algorithm: Algorithm) -> str:
-    """Return a text that is equal for algorithms that differ only in real numbers."""
-    return repr(mapped(lambda number: 0.0, algorithm))
-
-
 def merged(algorithms: Sequence[Algorithm], place: Place) -> Any:
-    """Return one algorithm with a `Varied` in place of each real number that differs. The algorithms have equal keys."""
+    """Return one algorithm with a `Varied` in place of each real number that differs. Nothing else may differ."""
     numbers: list[list[float]] = [[] for _ in algorithms]
     for algorithm, found in zip(algorithms, numbers, strict=True):
         mapped(found.append, algorithm)
@@ -240,8 +234,8 @@ class _Stack:
     def only(self, numbers: Sequence[int]) -> "_Stack":
         """Return a stack of those of these configurations that have not ended."""
         going = [n for n in self.going if n in numbers]
-        of_each: Any = ([of_all[n] for n in going] for of_all in (self.algorithms, self.outcomes, self.progress))
-        return _Stack(self.e, *of_each, state=tree_map(lambda leaf: leaf[going], self.state))
+        parts: list[Any] = [[part[n] for n in going] for part in (self.algorithms, self.outcomes, self.progress)]
+        return _Stack(self.e, parts[0], parts[1], parts[2], tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
         """Return the state of one configuration."""
@@ -344,7 +338,7 @@ class _Stack:
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
-    def alone(self, heard: Callable[[], None]) -> None:
+    def alone(self, heard: Callable[[], object]) -> None:
         """Run the one configuration of this stack by itself, from where it is."""
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         try:
