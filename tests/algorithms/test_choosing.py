@@ -22,20 +22,20 @@ def recommended():
     """What each row tries its methods on, what falls there, and each method."""
     for number, row in enumerate(SOURCE["rows"]):
         for algo in re.findall(r"`(\w+)`", row["row"][TAKE]):
-            for words, falls in row["tried"].items():
-                problem = words.split()[0].partition("=")[2]
-                yield pytest.param(algo, words.split(), falls, id=f"{number}-{algo}-{problem}")
+            for overrides, falls in row["tried"].items():
+                problem = overrides.split()[0].partition("=")[2]
+                yield pytest.param(algo, overrides.split(), falls, id=f"{number}-{algo}-{problem}")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-@pytest.mark.parametrize(("algo", "words", "falls"), [*recommended()])
-def test_recommended_methods_beat_doing_nothing(algo, words, falls, seed):
+@pytest.mark.parametrize(("algo", "overrides", "falls"), [*recommended()])
+def test_recommended_methods_beat_doing_nothing(algo, overrides, falls, seed):
     """On a small problem of the row, as a user starts it: its metrics fall from those of the start, which doing nothing keeps."""
-    e = assemble(compose([f"algo={algo}", f"seed={seed}", *words, "hardware.dtype=float64", "hardware.threads=1"]))
+    e = assemble(compose([f"algo={algo}", f"seed={seed}", *overrides, "hardware.dtype=float64", "hardware.threads=1"]))
     first, *_, last = iterate(e, SOURCE["rounds"])
     before, after = (e.original.evaluate(*e.algorithm.output(state)) for state in (first, last))
-    kept = KEPT[(KEPT["algo"] == algo) & (KEPT["words"] == " ".join(words)) & (KEPT["seed"] == seed)].set_index(
+    kept = KEPT[(KEPT["algo"] == algo) & (KEPT["overrides"] == " ".join(overrides)) & (KEPT["seed"] == seed)].set_index(
         "metric"
     )
     for metric, share in falls.items():
