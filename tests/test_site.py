@@ -196,6 +196,18 @@ def test_nothing_is_cut(site, browser):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [("algorithms/fedmsa", "algo.damping"), ("problems/mco", "problem.lam"), ("keys", "participation.cohort_from"),
+     ("methods", "communication rounds"), ("papers/fedmsa", "Reasons"), ("experiments", "subtracts the difference")],
+)  # fmt: skip
+def test_the_site_has_the_blocks_that_git_lacks(page, text, site):
+    shown = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert text in shown
+    assert text not in re.search(r"(?s)<!-- generated: .*", (DOCS / f"{page}.md").read_text(encoding="utf-8"))[0]
+
+
+@pytest.mark.slow
 def test_public_names_are_linked(site):
     """Each is in the index with an entry of its own, and types lead to it."""
     page = (site / "api.html").read_text(encoding="utf-8")
