@@ -198,7 +198,7 @@ def test_nothing_is_cut(site, browser):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "text"),
-    [("algorithms/fedmsa", "algo.iterate"), ("problems/mco", "problem.lam"), ("keys", "participation.cohort_from"),
+    [("algorithms/fedmsa", "type or values"), ("problems/mco", "problem.lam"), ("keys", "participation.cohort_from"),
      ("methods", "communication rounds"), ("papers/fedmsa", "Reasons"), ("experiments", "subtracts the difference")],
 )  # fmt: skip
 def test_the_site_has_the_blocks_that_git_lacks(page, text, site):
