@@ -1,4 +1,4 @@
-"""The columns of a table: which are texts, have empty cells, or look like something that is no feature."""
+"""Checks of the columns of a table: texts, empty cells, and columns that are probably not features."""
 
 from itertools import combinations
 from pathlib import Path
@@ -17,9 +17,13 @@ CORRELATION, AUC = 0.95, 0.99  # above these, a feature nearly determines the la
 
 
 def refuse_cells(table: pd.DataFrame, wrong: pd.DataFrame, path: Path, why: str) -> None:
-    """Raise UserError if a cell is wrong; the message names the first one.
+    """Raise UserError if any cell is invalid; the message names the first one.
 
-    table: the cells. wrong: [rows, columns] of bool. path: the file. why: what is wrong, and the remedy.
+    Args:
+        table: The cells.
+        wrong: Boolean table ``[rows, columns]``, true for invalid cells.
+        path: The file, for the message.
+        why: What is wrong with these cells and how to fix it, for the message.
     """
     if len(cells := np.argwhere(np.asarray(wrong))):
         row, column = cells[0]
@@ -28,10 +32,17 @@ def refuse_cells(table: pd.DataFrame, wrong: pd.DataFrame, path: Path, why: str)
 
 
 def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
-    """Return the features as numbers, [rows, columns], nan for empty cells.
+    """Convert features to numbers.
+
+    Args:
+        table: The feature columns.
+        path: The file, for the message.
+
+    Returns:
+        The numbers, ``[rows, columns]``, with nan for empty cells.
 
     Raises:
-        UserError: Cells are no finite numbers. The message lists all such columns, and how texts are encoded.
+        UserError: Some cells are not finite numbers. The message lists all such columns and explains how to encode texts.
     """
     found = table.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     listed, encoded = list[str](), list[str]()
@@ -50,7 +61,13 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
 
 
 def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
-    """Raise UserError if features, [rows, columns], have empty cells (nan). The message lists all such columns."""
+    """Raise UserError if a feature has empty cells. The message lists all such columns.
+
+    Args:
+        x: Features, ``[rows, columns]``, with nan for empty cells.
+        names: Names of the columns.
+        path: The file, for the message.
+    """
     empty = np.isnan(x)
     if empty.any():
         listed = some([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
@@ -62,9 +79,13 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
 
 
 def noted(data: LabelledData, label: str) -> list[str]:
-    """Return notes on features that may be none, judged by the training rows: constants, identifiers, other outcomes.
+    """Return notes on columns that are probably not features: constants, identifiers, and columns that reveal the label.
 
-    label: the label's name.
+    Only the training rows are examined.
+
+    Args:
+        data: The data set.
+        label: Name of the label column, for the notes.
     """
     found = dict[str, list[str]]()
     every = -(-len(data.y_train) // MOST_ROWS)
@@ -81,14 +102,29 @@ def noted(data: LabelledData, label: str) -> list[str]:
 
 
 def _identifies(values: np.ndarray) -> bool:
-    """Return whether all values differ, and are whole numbers or rise or fall throughout, as do numbers of patients and times."""
+    """Return whether a column looks like an identifier, such as a patient number or a time.
+
+    All its values are different, and they are integers, increasing throughout or decreasing throughout.
+
+    Args:
+        values: The values of the column, ``[n]``.
+    """
     steps = np.diff(values)
     whole = (values == np.rint(values)).all() and len(np.unique(values)) == len(values)
     return bool(whole or (steps > 0).all() or (steps < 0).all())
 
 
 def _determines(values: np.ndarray, labels: np.ndarray, real: bool) -> bool:
-    """Return whether a feature nearly determines the labels, [n]: by its correlation, or by a threshold between any two classes."""
+    """Return whether a feature nearly determines the label.
+
+    It does so for a regression if its correlation with the target (of values or of ranks) is close to 1 or -1, and for a
+    classification if a threshold separates any two classes.
+
+    Args:
+        values: The feature, ``[n]``.
+        labels: Classes or targets, ``[n]``.
+        real: Whether the labels are regression targets.
+    """
     if real and len(np.unique(values)) == 2:
         return _separates(labels, values == values.max())
     if real:
@@ -100,9 +136,11 @@ def _determines(values: np.ndarray, labels: np.ndarray, real: bool) -> bool:
 
 
 def _separates(values: np.ndarray, of: np.ndarray) -> bool:
-    """Return whether values, [n], separate the rows of one kind from the others: by the area under the ROC curve.
+    """Return whether a threshold on a feature nearly separates two groups of rows, judged by the area under the ROC curve.
 
-    of: [n] of bool. There must be some of both.
+    Args:
+        values: The feature, ``[n]``.
+        of: Boolean array ``[n]``, true for the rows of the first group. Both groups must have rows.
     """
     ones, others = of.sum(), (~of).sum()
     area = (pd.Series(values).rank()[of].sum() - ones * (ones + 1) / 2) / max(ones * others, 1)

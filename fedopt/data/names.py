@@ -1,4 +1,4 @@
-"""Names of clients and of classes: each name gets one spelling, and names that look alike are refused."""
+"""Normalised names of clients and classes. Different names that look the same are rejected."""
 
 import re
 import unicodedata
@@ -14,20 +14,23 @@ _NUMBER = re.compile(r"\+?0*(\d+)(\.0*)?", re.ASCII)
 
 
 def spelt(name: str) -> str:
-    """Return a name without blanks at its ends, and with accents in Unicode's composed form (NFC)."""
+    """Normalise a name: strip blanks at both ends and compose accents (Unicode NFC)."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def identifiers(values: np.ndarray, where: str) -> np.ndarray:
-    """Return the names, equal ones in one spelling: as int64 if all are whole numbers (such as 7, +7, 7.0), else as texts.
+    """Normalise names, such that equal names are written in the same way.
 
     Args:
-        values: ``[n]`` texts or whole numbers.
-        where: Where the names are, for messages.
+        values: Names or integers, ``[n]``.
+        where: Where the names come from, for messages.
+
+    Returns:
+        The names, ``[n]``: int64 if all are integers (such as 7, +7 or 7.0), otherwise texts.
 
     Raises:
-        UserError: A name is empty or too long, or two differ only in capitals, blanks, the width of letters, or zeros of a
-            number (7 and 007).
+        UserError: A name is empty or too long, or two names differ only in case, blanks, character width or leading zeros
+            (7 and 007).
     """
     if values.dtype.kind in "iu":
         return values
@@ -47,14 +50,17 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the class index of each label, [n], and the names of the classes, sorted as `identifiers` sorts.
+    """Number the classes.
 
     Args:
-        labels: ``[n]`` texts or numbers.
-        where: Where the labels are, for messages.
+        labels: Class names or numbers, ``[n]``.
+        where: Where the labels come from, for messages.
+
+    Returns:
+        The class index of each label, ``[n]``, and the names of the classes in sorted order.
 
     Raises:
-        UserError: Labels are fractions, or `identifiers` refuses them.
+        UserError: A label is a fraction, or `identifiers` rejects it.
     """
     classes, numbers = np.unique(identifiers(labels, where), return_inverse=True)
     names = tuple(map(str, classes.tolist()))

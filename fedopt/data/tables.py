@@ -1,4 +1,4 @@
-"""CSV files: tables of features, one column of which is the class."""
+"""Data sets in CSV files: one column contains the class or the target, others contain the features."""
 
 import csv
 import gzip
@@ -28,27 +28,31 @@ SHOWN = 8  # columns in a message
 
 @dataclass(frozen=True, config=_config)
 class Csv:
-    """A table as text, also compressed (.gz), with the column names in its first line.
+    """A table in a text file, optionally compressed (.gz), with the column names in its first line.
 
-    Features must be numbers. The data's notes tell what was guessed, such as the separator, and which columns look wrong.
+    Features must be numbers. The notes of the data list what was guessed, such as the separator, and suspicious columns.
 
     Args:
         path: The file.
-        label: The column of the class. Classes are numbered in the order of their names or numbers.
-        real: Whether that column has real numbers instead, the targets of a regression.
-        features: The columns that are features. None: all columns besides label, client and split.
-        drop: Columns that are not features. None: none.
-        missing: What to do with empty cells of features: refuse the table, or fill in means (`LabelledData.filled`).
-        client: The column that names the client of each row, for `ByColumn`.
-        split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
-        test: That fraction.
-        split_seed: The seed of that draw.
-        stratify: Whether the draw takes that fraction of each class of each client, up to rounding. Real targets have no classes.
-        pixels: As in `LabelledData`.
-        separator: The character between cells. None: a tab in a .tsv, else a comma; if the first line has none, whichever of
-            ; tab | it has.
-        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number has a point; else a point.
-        encoding: The text's encoding. None: UTF-8, or Latin-1 if it is not valid UTF-8.
+        label: Column of the class. Classes are numbered in the order of their names or numbers.
+        real: Whether this column contains real numbers, the targets of a regression, instead of classes.
+        features: Columns used as features. None: all columns except label, client and split.
+        drop: Columns that are not used as features. None: none.
+        missing: What to do with empty cells of features: ``refuse`` the table, or fill in the ``mean``
+            (`LabelledData.filled`).
+        client: Column that names the client of each row, for `ByColumn`.
+        split: Column with the values ``train``, ``val`` or ``test``. None: a random fraction of the rows is used for
+            testing.
+        test: This fraction.
+        split_seed: Seed of the random choice of test rows.
+        stratify: Whether the fraction is taken from each class of each client, up to rounding. Regression targets are not
+            stratified.
+        pixels: How inputs are scaled for models (see `LabelledData`).
+        separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
+            contain it, the first of ; tab | that it contains.
+        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number contains a point,
+            otherwise a point.
+        encoding: Encoding of the text. None: UTF-8, or Latin-1 if the text is not valid UTF-8.
     """
 
     path: str
@@ -105,12 +109,20 @@ class Csv:
 
     @property
     def _roles(self) -> dict[str, str]:
-        """The columns of the label, the clients and the split, by key; without those that are not given."""
+        """The columns of the label, the client and the split, by key; columns that are not set are left out."""
         columns = {"label": self.label, "client": self.client, "split": self.split}
         return {key: column for key, column in columns.items() if column is not None}
 
     def _features(self, table: pd.DataFrame, path: Path) -> list[str]:
-        """Return the names of the features. Raises UserError if there are none, or a column is missing or has two roles."""
+        """Return the names of the feature columns.
+
+        Args:
+            table: The table.
+            path: The file, for messages.
+
+        Raises:
+            UserError: There are no features, a named column does not exist, or a column has two roles.
+        """
         roles, dropped = self._roles, self.drop or []
         features = self.features or [column for column in table.columns if column not in roles.values()]
         features = [column for column in features if column not in dropped]
@@ -129,7 +141,17 @@ class Csv:
         return features
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
-        """Return the table, and notes on what was guessed. Raises UserError if the file is no table with names of columns."""
+        """Read the table.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The table, and notes on what was guessed.
+
+        Raises:
+            UserError: The file is not a table with column names.
+        """
         text, notes = self._text(path)
         first = text.partition("\n")[0]
         separator = self.separator or ("\t" if ".tsv" in path.suffixes else ",")
@@ -168,7 +190,17 @@ class Csv:
         return table, notes
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
-        """Return the text, uncompressed if the name of the file ends in .gz, and notes. Raises UserError if there is none."""
+        """Read the text of the file, decompressed if its name ends in .gz.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The text, and notes on what was guessed.
+
+        Raises:
+            UserError: The file does not exist or cannot be read.
+        """
         try:
             content = read_bytes(path)
             content = gzip.decompress(content) if path.suffix == ".gz" else content
