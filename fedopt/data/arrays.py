@@ -20,11 +20,11 @@ from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
-MOST_MAGNITUDE = 1e15  # of a feature or a target: sums of squares stay within float32
+MOST_MAGNITUDE = 1e15  # largest feature or target: sums of squares fit in float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
-ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # of an .npz
+ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # the arrays that fedopt reads from an .npz file
 
 
 def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
@@ -55,7 +55,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
             unread = ", ".join(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
-    except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
+    except Exception as error:  # zipfile, zlib and numpy raise many different exceptions for damaged files
         hint = "if the file is damaged, copy it again; save texts with .astype('U'), not as objects"
         raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); {hint}") from None
     if missing := [key for key in KEYS if key not in arrays]:
@@ -193,7 +193,7 @@ def checked(
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
-            raise UserError(f"{path}: {VALIDATES} must have values true or false, and both must occur")
+            raise UserError(f"{path}: {VALIDATES} must contain true and false, and no other values")
         validates = validates.astype(bool)
     y, y_test, class_names = _labels(arrays["y_train"], arrays["y_test"], class_names, path)
     notes = _class_notes(y, y_test, class_names, path) if y.dtype.kind != "f" else ()
@@ -277,7 +277,7 @@ def _labels(
         wanted = "give texts or whole numbers for classes, or floating-point numbers as targets"
         raise UserError(f"{path}: y_train is {y.dtype}, and y_test {y_test.dtype}; {wanted}")
     if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
-        raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; mend them")
+        raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; correct them")
     return y.astype(np.float64), y_test.astype(np.float64), class_names
 
 
@@ -306,13 +306,13 @@ def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool
         fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
     if not fits or not x.size:
         raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
-    if floating:  # in this machine's byte order; half precision would overflow
+    if floating:  # native byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-        known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0, inf stays too large
+        known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0; inf stays too large
         if (wrong := ~(np.abs(known) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
             why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"
-            raise UserError(f"{where}: {which} {why}; remove or mend them")
+            raise UserError(f"{where}: {which} {why}; remove or correct them")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
         raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first or last")
     if tokens:

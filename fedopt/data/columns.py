@@ -9,9 +9,9 @@ import pandas as pd
 from fedopt.data.labelled import LabelledData
 from fedopt.errors import MOST_NAMED, UserError, some
 
-MOST_VALUES = 20  # texts of a column that get a column each
-LEAST_ROWS = 30  # fewer say too little about a column
-MOST_ROWS = 10_000  # that are compared with the labels
+MOST_VALUES = 20  # largest number of different texts for which one-hot encoding is suggested
+LEAST_ROWS = 30  # with fewer rows, a column is not examined
+MOST_ROWS = 10_000  # largest number of rows that are compared with the labels
 LEAST_OF_CLASS = 5
 CORRELATION, AUC = 0.95, 0.99  # above these, a feature nearly determines the label
 
@@ -54,7 +54,7 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
             if len(wrong) == table[name].count() and len(texts) <= MOST_VALUES:
                 encoded.append(name)
     if listed:
-        how = f"mend such cells, encode texts before (pandas.get_dummies(table, columns={encoded}, dtype=int)), "
+        how = f"correct these cells, encode texts first (pandas.get_dummies(table, columns={encoded}, dtype=int)), "
         how += "name the clients' column with dataset.client, or leave columns out with dataset.drop=[...]"
         raise UserError(f"{path}: columns have cells that are not finite numbers: {some(listed, MOST_NAMED)}; {how}")
     return found
@@ -73,7 +73,7 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
         listed = some([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
         raise UserError(
             f"{path}: {empty.any(1).sum():,} of {len(x):,} rows have empty cells: {listed}; set dataset.missing=mean, which "
-            "fills in the mean of the client's own training rows, fill in values before, or leave columns out with "
+            "fills in the mean of the client's own training rows, fill in values yourself, or leave columns out with "
             "dataset.drop=[...]"
         )
 
@@ -95,9 +95,9 @@ def noted(data: LabelledData, label: str) -> list[str]:
         if len(values) and values.min() == values.max():
             found.setdefault("have the same value in all training rows", []).append(name)
         elif len(values) >= LEAST_ROWS and _identifies(values):
-            found.setdefault("have a different value in each row, as identifiers do", []).append(name)
+            found.setdefault("have a different value in each row, like identifiers", []).append(name)
         elif len(values) >= LEAST_ROWS and _determines(values[::every], labels[::every], data.real):
-            found.setdefault(f"nearly determine {label}, as other outcomes do", []).append(name)
+            found.setdefault(f"nearly determine {label}, like another outcome", []).append(name)
     return [f"some columns {why}; leave them out with dataset.drop=[{','.join(names)}]" for why, names in found.items()]
 
 
@@ -129,7 +129,7 @@ def _determines(values: np.ndarray, labels: np.ndarray, real: bool) -> bool:
         return _separates(labels, values == values.max())
     if real:
         ranks = pd.Series(values).rank(), pd.Series(labels).rank()
-        with np.errstate(invalid="ignore"):  # of equal labels
+        with np.errstate(invalid="ignore"):  # for constant labels
             return max(abs(np.corrcoef(*pair)[0, 1]) for pair in ((values, labels), ranks)) > CORRELATION
     pairs = combinations(np.unique(labels), 2)
     return all(_separates(values[of := np.isin(labels, pair)], labels[of] == pair[0]) for pair in pairs)

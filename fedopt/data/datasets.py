@@ -22,8 +22,8 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
-SHIPPED = Path(__file__).parent  # the folder of the data that come with fedopt
-DOWNLOADED = {  # the folder of torchvision's, the shape of an image, and where the data are from
+SHIPPED = Path(__file__).parent  # folder of the data sets included in fedopt
+DOWNLOADED = {  # torchvision's folder, shape of an image, source of the data
     "fashion_mnist": ("FashionMNIST", "28, 28", "github.com/zalandoresearch/fashion-mnist"),
     "cifar10": ("cifar-10-batches-py", "32, 32, 3", "www.cs.toronto.edu/~kriz/cifar.html"),
 }
@@ -80,14 +80,14 @@ class Torchvision:
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()
         above = next(folder for folder in path.parents if folder.exists())
-        socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
+        socket.setdefaulttimeout(20)  # do not hang if the network drops packets
         try:
-            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # nothing is left
+            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # leaves no partial files
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Path(work, path.name).rename(path)
-        except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
+        except Exception as error:  # torchvision raises many different exceptions
             what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and cannot be downloaded"
             _, shape, source = DOWNLOADED[self.name]
             raise UserError(

@@ -11,12 +11,12 @@ from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
 from fedopt.networks import Batch, Tuning
 
-PIECE = 2**22  # numbers that are normalised at once
-Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
-Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
+PIECE = 2**22  # size of the pieces in which inputs are normalised
+Logits = Callable[[Tensor], Tensor]  # function from inputs [B, features] to logits [B, classes]
+Batches = Mapping[str, Batch]  # a sample: one batch per split, by name
 
 
-Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
+Values = Callable[[Batch], tuple[Tensor, ...]]  # function from a batch to tensors [B]
 
 
 def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
@@ -85,7 +85,7 @@ class Examples:
 
     normalisation: (
         tuple[np.ndarray, np.ndarray] | None
-    )  # mean and deviation of each channel or column, None for token ids
+    )  # mean and standard deviation of each channel or column; None for token ids
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         self.y = world.tensor(y) if data.real else torch.from_numpy(y).to(world.device)
@@ -97,11 +97,11 @@ class Examples:
         scale, ones = 1 / std, (1,) * (x.ndim - 2)
         factor, shift = (world.tensor(v).view(-1, *ones) for v in (scale, -mean * scale))
         self.x = torch.empty(x.shape, dtype=world.dtype, device=world.device)
-        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # examples at once, which bounds memory
+        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # process the examples in pieces, to bound memory
         for part in (slice(start, start + step) for start in range(0, len(x), step)):
             if x.dtype == np.uint8:
                 self.x[part] = (world.tensor(x[part]) * factor).add_(shift)
-            else:  # in double: a column may be large beside its deviation
+            else:  # in double precision: a column's mean may be much larger than its deviation
                 self.x[part] = world.tensor((x[part] - mean.reshape(-1, *ones)) * scale.reshape(-1, *ones))
         self.x = self.x.flatten(1)
 
@@ -116,7 +116,7 @@ class Examples:
             weight: Weights of the examples, ``[B]``.
             keys: The key of the dropout masks, as a tuple with one element; empty for no dropout.
         """
-        # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
+        # F.embedding copies rows; under vmap, index_select copies single numbers, which is ten times slower
         return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows, keys)
 
     @torch.no_grad()
@@ -139,7 +139,7 @@ class Examples:
         for start in range(0, len(rows), 2048):
             index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
             of_piece = [value.double() @ weight for value in values(self.batch(index, weight))]
-            # In place: a number kept of each piece would lie where its activations were, and the next ones need other memory
+            # Accumulate in place: keeping one small tensor per piece would fragment the memory of the activations
             sums = [total.add_(more) for total, more in zip(sums, of_piece, strict=True)] if sums else of_piece
         return list(map(float, sums))
 

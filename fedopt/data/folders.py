@@ -16,7 +16,7 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # for some others, Pillow runs external programs
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
@@ -98,7 +98,7 @@ class Folder:
                 if opened.mode[0] in "IF":
                     raise ValueError("it has more than 8 bits per pixel; dataset=npz reads arrays of any numbers")
                 image = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
-        except Exception as error:  # pillow has many ways to say that a file is broken, or a bomb
+        except Exception as error:  # Pillow raises many different exceptions for damaged files
             raise UserError(f"{file}: cannot be read as an image ({first_line(error)}); replace or remove it") from None
         if self.size is None:
             return image

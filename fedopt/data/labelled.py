@@ -11,8 +11,8 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, some
 
 Pixels = Literal["standardised", "unit", "raw"]
-SHOWN = 4  # of names in a note
-LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
+SHOWN = 4  # names shown in a note
+LEAST_RANGE = 1e-12  # a range below this, relative to the widest column (at most 1), is rounding
 
 
 class Validation(NamedTuple):
@@ -108,7 +108,7 @@ class LabelledData:
         """
         if self.fills is None:
             return self
-        import pandas as pd  # the reader of a table has it already
+        import pandas as pd  # already imported by the reader of tables
 
         train = self.without_validation()
         parts = [
@@ -173,7 +173,7 @@ class LabelledData:
             x, constant = self.x_train.astype(np.float64, copy=False), self._constant
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
-        if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
+        if self.x_train.dtype == np.uint8:  # exact, without a larger copy of the data
             counts = np.zeros((channels, 256), dtype=np.int64)
             for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
                 counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
@@ -193,13 +193,13 @@ class LabelledData:
         axes = (0, *range(2, self.x_train.ndim))
         least, most = (
             of(self.x_train, axes).astype(np.float64) for of in (np.fmin.reduce, np.fmax.reduce)
-        )  # not of nan
+        )  # fmin and fmax ignore nan
         eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
         range_of = most - least
         own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
         return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
 
-    def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
+    def resplit(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """Pool all examples and split them at random into new training and test examples.
 
         The data must have no validation marks; call `without_validation` first.
@@ -212,10 +212,10 @@ class LabelledData:
             UserError: Only one of the training and test sets names its clients, or missing values are filled in.
         """
         if self.fills is not None:
-            why = "dataset.missing=mean takes means of the training rows that the data set names"
+            why = "dataset.missing=mean uses means of the data set's training rows, which would change"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            why = "only one of the training and the test examples have owners, so that they cannot be pooled"
+            why = "only the training or only the test examples name their clients, so that they cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])

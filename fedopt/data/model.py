@@ -24,14 +24,14 @@ from fedopt.data.names import spelt
 from fedopt.errors import UserError, nearest, some
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
-from fedopt.networks import Normalised, Tuning, flat, own
+from fedopt.networks import Normalised, Tuning, custom, flat
 
 FORMAT = "fedopt model 1"
-LINEAR = ("linear", "softmax")  # the networks that are one matrix, and perhaps an intercept
+LINEAR = ("linear", "softmax")  # networks that consist of one linear layer
 NUMBERS = {"means": "mean", "deviations": "std", "coefficients": "network.1.0.weight", "intercept": "network.1.0.bias"}
-NUMBERS |= {"scale": "scale", "shift": "shift"}  # in JSON: the tensor of a linear model
-AT_ONCE = 2048  # examples, which bounds memory
-SHOWN, MOST_SHOWN = 4, 300  # columns, and letters of an error, in a message
+NUMBERS |= {"scale": "scale", "shift": "shift"}  # name in the JSON file: tensor of the model
+AT_ONCE = 2048  # examples that are predicted together; bounds memory
+SHOWN, MOST_SHOWN = 4, 300  # columns and characters of an error that are shown in a message
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -132,7 +132,7 @@ class Model(Normalised):
             UserError: The examples are invalid (see `predict`), or the model is a regression.
         """
         if not self.card.classes:
-            raise UserError("a regression has no classes, and no probabilities; use predict")
+            raise UserError("a regression model has no class probabilities; use predict")
         outputs = self._outputs(examples)
         if self.scale is not None and self.shift is not None:
             outputs = tuned(outputs, (self.scale, self.shift))
@@ -204,7 +204,7 @@ class Model(Normalised):
         by_name = names and hasattr(examples, "columns")
         x = _of_frame(examples, names) if by_name else np.asarray(examples)
         if self.mean is None:
-            return x  # token ids
+            return x  # the inputs are token ids
         x = x.astype(np.float64, copy=False)
         if self.card.fill is not None:
             x = np.where(np.isnan(x), self.card.fill, x)
@@ -230,7 +230,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     Raises:
         UserError: A column is missing or occurs more than once.
     """
-    import pandas as pd  # not at the top: it takes half a second
+    import pandas as pd  # imported here because it takes half a second
 
     frame = frame.rename(columns=lambda column: spelt(str(column)))
     there = frame.columns.tolist()
@@ -264,7 +264,7 @@ def load_model(path: str | Path) -> Model:
         content = read_bytes(file, LARGEST_JSON if in_json else memory() // 3, links=True)
         entries, tensors = _of_json(content) if in_json else _of_safetensors(content)
         if entries.pop("format", None) != FORMAT:
-            raise ValueError(f"it does not say {FORMAT}")
+            raise ValueError(f"its format is not {FORMAT}")
         return _built(TypeAdapter(Card).validate_json(json.dumps(entries)), tensors)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; `fedopt export RUN` writes one") from None
@@ -273,8 +273,8 @@ def load_model(path: str | Path) -> Model:
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (*BROKEN, AttributeError, SafetensorError, RuntimeError, MemoryError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
-        why = " ".join(said.split())[:MOST_SHOWN]  # torch has several lines
-    raise UserError(f"{path}: is no model that can be read ({why}); write it again with `fedopt export RUN`")
+        why = " ".join(said.split())[:MOST_SHOWN]  # torch's messages have several lines
+    raise UserError(f"{path}: is not a model that fedopt can read ({why}); write it again with `fedopt export RUN`")
 
 
 def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -332,11 +332,11 @@ def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
             setattr(model, name, torch.empty(shape, device="meta"))
     model.load_state_dict(tensors, assign=True)
     if any(values and len(values) != card.shape[0] for values in (card.features, card.fill)):
-        raise ValueError("its features do not fit the shape of an example")
+        raise ValueError("its feature names do not match the shape of an example")
     if not all(tensor.isfinite().all() for tensor in tensors.values()) or (
         "std" in tensors and tensors["std"].min() <= 0
     ):
-        raise ValueError("it has numbers that are not finite, or deviations that are not positive")
+        raise ValueError("it contains numbers that are not finite, or standard deviations that are not positive")
     return model
 
 
@@ -352,7 +352,7 @@ def _network(card: Card, outputs: int) -> nn.Module:
     model, widths = card.network["model"], card.network.get("widths", [])
     if isinstance(model, dict) or "." in model:
         with_project()
-        return own.maker(model, 0)[0]()
+        return custom.maker(model, 0)[0]()
     with torch.device("meta"):
         net = flat.build(model, widths, card.shape, outputs, 0, dropout=card.network.get("dropout", 0.0))
         return net.trained(net.initial)

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedopt.errors import UserError
 
-LONGEST = 1000  # letters of a name
-_WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})(\.0*)?", re.ASCII)  # 7, +7, 7.0; but 007 is a code
+LONGEST = 1000  # largest length of a name
+_WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})(\.0*)?", re.ASCII)  # matches 7, +7 and 7.0, but not 007, which is a code
 _NUMBER = re.compile(r"\+?0*(\d+)(\.0*)?", re.ASCII)
 
 
@@ -64,7 +64,7 @@ def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...
     """
     classes, numbers = np.unique(identifiers(labels, where), return_inverse=True)
     names = tuple(map(str, classes.tolist()))
-    with suppress(ValueError):  # texts
+    with suppress(ValueError):  # the names are texts
         if fractions := [name for name in names if not float(name).is_integer()]:
             raise UserError(
                 f"{where} has fractions such as {fractions[0]}; it must hold classes: whole numbers or texts"

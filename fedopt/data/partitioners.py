@@ -23,8 +23,8 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded, read_text
 
 _config = ConfigDict(extra="forbid")
-Labels = np.ndarray | None  # the class of each example, [count]
-Parts = list[np.ndarray]  # the rows of each client
+Labels = np.ndarray | None  # class of each example, [count]
+Parts = list[np.ndarray]  # example indices of each client
 
 
 class Partitioner(Protocol):
@@ -44,7 +44,7 @@ class Partitioner(Protocol):
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
 
 
-def check_division(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
+def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
     """Raise UserError unless ``parts`` is a partition of the indices 0, ..., count - 1.
 
     Args:
@@ -75,17 +75,17 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
 def _check(clients: int, count: int, least: int) -> None:
     """Raise UserError if there are fewer than ``clients * least`` examples."""
     if count < clients * least:
-        few = f"{count} examples are less than {least} for each client"
+        few = f"{count} examples are fewer than {least} for each client"
         raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     """Return the labels. Raise UserError if they are None, because the partitioner needs classes."""
     if labels is None:
-        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
+        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # the name on the command line
         raise UserError(
-            f"partitioner={name} divides by class, and these data have no classes; use partitioner=iid, "
-            "or, in a problem of your own, self.world.split(n, labels=CLASSES)"
+            f"partitioner={name} partitions by class, and these data have no classes; use partitioner=iid, "
+            "or, in a custom problem, self.world.split(n, labels=CLASSES)"
         )
     return labels
 
@@ -220,7 +220,7 @@ class ByColumn:
         if labels is None:
             raise UserError(
                 "partitioner=by_column: this problem does not name the client of each example; use partitioner=iid, or, in a "
-                "problem of your own, self.world.split(n, owners=NAMES), such as self.world.load().owners"
+                "custom problem, self.world.split(n, owners=NAMES), such as self.world.load().owners"
             )
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
@@ -249,7 +249,7 @@ class Shards:
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         labels = _labels(labels, self)
-        shard = -(-least // self.per_client)  # the least size of a shard: a client may get the smaller ones only
+        shard = -(-least // self.per_client)  # minimum size of a shard: a client may get only small ones
         _check(self.clients, count, shard * self.per_client)
         by_class = np.lexsort((rng.random(count), labels))
         shards = np.array_split(by_class, self.clients * self.per_client)
@@ -297,7 +297,7 @@ class Dirichlet:
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
         """Sample the clients' shares of one class, ``[clients]``, with sum 1."""
         gammas = rng.standard_gamma(self.alpha, self.clients)
-        if not gammas.any():  # alpha so small that all of them underflowed
+        if not gammas.any():  # all values underflowed because alpha is very small
             gammas[rng.integers(self.clients)] = 1
         return gammas / gammas.sum()
 

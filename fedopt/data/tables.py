@@ -23,7 +23,7 @@ from fedopt.files import decoded, expanded, read_bytes
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-SHOWN = 8  # columns in a message
+SHOWN = 8  # columns shown in a message
 
 
 @dataclass(frozen=True, config=_config)
@@ -76,14 +76,14 @@ class Csv:
         table, notes = self._read(path)
         features = self._features(table, path)
         of_roles = table[list(self._roles.values())]
-        refuse_cells(of_roles, of_roles.isna(), path, "is empty; remove such rows, or fill in a value")
+        refuse_cells(of_roles, of_roles.isna(), path, "is empty; remove these rows, or fill in values")
         columns = {"x": numbers(table[features], path)}
         if self.missing == "refuse":
             refuse_empty(columns["x"], features, path)
         classes = tuple[str, ...]()
         if self.real:
             target = table[[self.label]].apply(pd.to_numeric, errors="coerce")
-            remedy = "is not a finite number; mend the cell, or leave out dataset.real=true"
+            remedy = "is not a finite number; correct the cell, or leave out dataset.real=true"
             refuse_cells(table[[self.label]], ~np.isfinite(target), path, remedy)
             columns["y"] = target.to_numpy(np.float64)[:, 0]
         else:
@@ -93,7 +93,7 @@ class Csv:
         if self.split is not None:
             split = table[self.split].map(spelt).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
-                why = f"has {other[0]} in {path}; each row must say train, val or test"
+                why = f"has {other[0]} in {path}; each row must have train, val or test"
                 raise UserError(f"dataset.split={self.split}: {why}")
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
@@ -128,7 +128,7 @@ class Csv:
         features = [column for column in features if column not in dropped]
         if not features:
             others = ", ".join([*roles.values(), *dropped])
-            raise UserError(f"{path}: has no columns besides {others}; it must have features too")
+            raise UserError(f"{path}: has no columns except {others}; add feature columns")
         named = [*roles.items(), *(("features", name) for name in features), *(("drop", name) for name in dropped)]
         used = [column for _, column in named]
         for key, column in named:
@@ -162,9 +162,9 @@ class Csv:
         if self.decimal is None and separator == ";" and re.search(r"\d,\d", text) and not re.search(r"\d\.\d", text):
             decimal = ","
             notes.append("numbers are read with decimal commas")
-        refuse_larger(path, len(text) + 10 * text.count(separator))  # a number needs about 50 bytes
+        refuse_larger(path, len(text) + 10 * text.count(separator))  # reading a number takes about 50 bytes
         cells = csv.reader(StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-        rows = filter(None, cells)  # pandas would fill short rows, and shift the cells of long ones
+        rows = filter(None, cells)  # pandas would pad short rows and shift the cells of long ones
         texts = dict.fromkeys([name for key, name in self._roles.items() if key != "label" or not self.real], str)
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "header": 0}
         try:
@@ -175,17 +175,17 @@ class Csv:
                 if len(row) != len(names):
                     has = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
                     raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
-            del cells, rows  # they hold the text once more
+            del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
                 raise ValueError("it has no rows below the names")
         except (ValueError, csv.Error) as error:
             why = first_line(error)
-            raise UserError(f"{path}: must be a CSV with a line of column names, and rows as long ({why})") from None
+            raise UserError(f"{path}: must be a CSV with a line of column names, and rows of the same length ({why})") from None
         if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
             shown = ", ".join(names[:3])
             notes.append(
-                f"the first line is read as column names, but looks like values ({shown}); if it is, add names"
+                f"the first line is read as column names, but looks like values ({shown}); if so, add column names"
             )
         return table, notes
 

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from fedopt.data.labelled import DatasetSource, LabelledData
-from fedopt.data.partitioners import ByColumn, Partitioner, check_division
+from fedopt.data.partitioners import ByColumn, Partitioner, check_partition
 from fedopt.data.ragged import Ragged, cut
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
 
-BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
+BYTES_AN_EXAMPLE = 100  # minimum memory per example while a problem is built
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ class World:
         """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
             raise UserError(
-                "this problem makes its own data, and so needs a number of clients; use partitioner=iid partitioner.clients=N"
+                "this problem generates its own data and needs a number of clients; use partitioner=iid partitioner.clients=N"
             )
         return clients
 
@@ -70,7 +70,7 @@ class World:
         """Convert an array to a tensor of type ``dtype`` on the device."""
         return torch.from_numpy(np.require(array, requirements="W")).to(
             self.device, self.dtype
-        )  # pandas gives locked ones
+        )  # pandas returns read-only arrays
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
         """Load the data set.
@@ -134,7 +134,7 @@ class World:
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):
             parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
-        check_division(self.partitioner, parts, count, least)
+        check_partition(self.partitioner, parts, count, least)
         names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
             return {"train": Ragged(parts, names)}
@@ -144,7 +144,7 @@ class World:
             for name, rows_of_clients in splits.items():
                 if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "since the data mark which are for validation; give each client both, or choose another partitioner"
+                    why = "which the data mark; give each client training and validation examples, or change the partitioner"
                     raise UserError(f"client {client} has no examples in the split {name}, {why}")
             return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
         own = Ragged(parts)
@@ -152,7 +152,7 @@ class World:
         if stratified is None:
             rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
             for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
-                rng.shuffle(rows)  # in place, and so in own.rows
+                rng.shuffle(rows)  # shuffles in place, and thus in own.rows
         else:
             places = keyed_rng(stratified, Purpose.SPLIT, exchange=1).permutation(count)
             strata = np.zeros(count) if labels is None else labels

@@ -1,6 +1,7 @@
-"""Trial runs of a user's module, on two examples, before training.
+"""Trial runs of a custom module on a few examples before training.
 
-They find out whether the output depends on the parameters and on one example only, and which parameters are trained.
+They check that the output depends on the parameters and on one example at a time, and find out which parameters are
+trained.
 """
 
 from collections.abc import Iterator
@@ -24,8 +25,12 @@ SHOWN = 5  # parameters in a message
 
 
 @contextmanager
-def mistakes_of(what: str) -> Iterator[None]:
-    """Turn any exception raised inside the context into a UserError that begins with ``what``. A UserError passes unchanged."""
+def user_errors(what: str) -> Iterator[None]:
+    """Turn any exception raised inside the context into a UserError with a prefix. A UserError passes unchanged.
+
+    Args:
+        what: Beginning of the message.
+    """
     try:
         yield
     except UserError:
@@ -35,13 +40,13 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """Try a network, and return remarks for the user. Set its attribute ``random`` to what the trial shows.
+    """Try a network, set its attribute ``random``, and return remarks for the user.
 
     Args:
         net: The network.
-        x: Some examples. Two suffice, except to tell which parameters are idle.
-        classes: The number of classes.
-        key: The config's key and value, for messages.
+        x: Some examples. Two are enough, except for finding parameters that are not trained.
+        classes: Number of classes.
+        key: The config key and its value, for messages.
 
     Raises:
         UserError: The network cannot be used.
@@ -52,12 +57,17 @@ def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
 
 
 def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
-    """Tell whether the module has dropout, and whether its outputs are probabilities.
+    """Find out whether a module has dropout and whether its outputs look like probabilities.
 
-    probe: the module. x: two examples. classes: their number of classes. key: for messages.
+    Args:
+        probe: The module.
+        x: Two examples.
+        classes: Number of classes.
+        key: The config key and its value, for messages.
 
-    Raises UserError if the outputs are not logits, or parameters or buffers change. Also raises it if an example's output
-    depends on the other examples, or on randomness other than dropout.
+    Raises:
+        UserError: The outputs are not logits; parameters or buffers change; or the output for an example depends on other
+            examples, or on randomness other than dropout.
     """
     state = {**dict(probe.named_parameters()), **dict(probe.named_buffers())}
     before, drawn = {name: value.clone() for name, value in state.items()}, 0
@@ -65,7 +75,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
     def logits(rows: list[int], training: bool) -> Tensor:
         nonlocal drawn
         given, wanted, dropout = x[rows], [len(rows), classes], Dropout(KEY)
-        guarded, inside = mistakes_of(f"{key} on a batch {list(given.shape)}"), dropout if training else nullcontext()
+        guarded, inside = user_errors(f"{key} on a batch {list(given.shape)}"), dropout if training else nullcontext()
         with torch.no_grad(), differentiable(probe), untouched(key, given, DROPPING), guarded, inside:
             out = probe.train(training)(given)
         drawn += dropout.drawn
@@ -90,9 +100,15 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Return a remark on the parameters that are not trained, if there are some.
+    """Return a remark about the parameters that no gradient reaches, if there are any.
 
-    Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters.
+    Args:
+        net: The network.
+        x: Some examples.
+        key: The config key and its value, for messages.
+
+    Raises:
+        UserError: No gradient reaches any parameter.
     """
     pieces = [piece.detach().requires_grad_() for piece in net.views(net.initial.float())]
     out = net.at(pieces, x, KEY).sum()
@@ -105,10 +121,14 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     return [f"no gradient reaches {some(idle, SHOWN)}, so that this is not trained"] if idle else []
 
 
-def why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Return why vmap cannot differentiate the network, at one point per client or at a shared point; empty if it can.
+def find_vmap_error(net: FlatModule, examples: Tensor) -> str:
+    """Return the reason why vmap cannot differentiate the network; empty if it can.
 
-    net: the network. examples: two of them.
+    Both forms are tried: one point per client, and a point shared by all clients.
+
+    Args:
+        net: The network.
+        examples: Two examples.
     """
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
     keys = [KEY.to(flat.device).expand(2)]

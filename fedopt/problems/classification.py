@@ -12,9 +12,9 @@ from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Minimisation
-from fedopt.problems.division import ScoredRows
 from fedopt.problems.function import function
 from fedopt.problems.loss_tuning import loss_of
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.server import WithServer
 
 

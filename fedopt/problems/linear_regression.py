@@ -59,7 +59,7 @@ class Table(Labelled):
     noise = 1.0
 
     def set_table(self, choice: str, held_out: float | None) -> None:
-        """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
+        """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `partition`."""
         validation = held_out is not None
         made = self.world.dataset is None
         data = self._made(held_out) if made else self.world.load(validation=validation, real=True)
@@ -68,7 +68,7 @@ class Table(Labelled):
                 f"problem={choice} needs a table of numbers [n, features], and y of numbers; choose "
                 "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             )
-        self.divide(data, held_out=held_out)
+        self.partition(data, held_out=held_out)
         for part in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
         self.local_set = self.test_set.known()

@@ -14,7 +14,7 @@ from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY,
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.scores import Scorer, Values
 
 PIECE = 2048  # rows that one model predicts at once

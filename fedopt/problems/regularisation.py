@@ -60,7 +60,7 @@ class Regularisation(Labelled, Bilevel):
                 "problem=regularisation weighs features, and token ids are not features; use "
                 "dataset.tokens=false, or another problem"
             )
-        self.divide(data, held_out=self.validation)
+        self.partition(data, held_out=self.validation)
         self.outputs = 1 if self.classes == 2 else self.classes
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
         x = np.log(rng.random(features if self.per == "feature" else self.outputs))

@@ -12,7 +12,7 @@ from fedopt.data import Batch, Examples, Ragged, cross_entropy
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.problems.classes import Weighting
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction, Share, Supervised
 from fedopt.randomness import Part
 
@@ -50,7 +50,7 @@ class WithServer(Supervised):
     def __post_init__(self) -> None:
         world, data = self.world, self.world.load()
         if self.test is not None:
-            data = data.redivided(self.test, world.rng(Part.REDIVISION))
+            data = data.resplit(self.test, world.rng(Part.REDIVISION))
         n = len(data.y_train)
         of_server = round(exact(self.server * n))
         for key, fraction, count in (("test", self.test, len(data.y_test)), ("server", self.server, of_server)):

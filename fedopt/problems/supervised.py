@@ -28,13 +28,12 @@ from fedopt.data import (
 )
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.networks import FlatModel, FlatModule, Tuning
+from fedopt.networks import FlatModel, FlatModule, Tuning, custom
 from fedopt.networks import flat as models
-from fedopt.networks import own as modules
 from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
-from fedopt.problems.division import divided
 from fedopt.problems.function import function
+from fedopt.problems.partition import partitioned
 from fedopt.problems.personal import Errors, Scorer, ScoresModels
 from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
@@ -52,7 +51,7 @@ def length(y: Tensor) -> Tensor:
 
 
 class Labelled(ScoresModels):
-    """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
+    """Problems about labelled examples. `partition` sets what they share; each problem sets `_start` itself.
 
     Attributes:
         classes: The number of classes; 0 if the targets are real numbers.
@@ -62,7 +61,7 @@ class Labelled(ScoresModels):
         alone: Whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares
             with. None: if clients have test examples, and the table is small enough for it.
 
-    The others are those of `Division`.
+    The others are those of `Partitioned`.
     """
 
     train: Examples
@@ -72,15 +71,15 @@ class Labelled(ScoresModels):
     _class_weight: Tensor | None = None
     _start: tuple[Tensor, ...]
 
-    def divide(
+    def partition(
         self,
         data: LabelledData,
         rows: np.ndarray | None = None,
         held_out: float | None = None,
         stratified: int | None = None,
     ) -> None:
-        """Divide the data among the clients, and choose what is measured of models. The arguments are those of `divided`."""
-        division = divided(self.world, data, rows, held_out, stratified)
+        """Divide the data among the clients, and choose what is measured of models. The arguments are those of `partitioned`."""
+        division = partitioned(self.world, data, rows, held_out, stratified)
         vars(self).update(division._asdict())
         self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
         self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
@@ -204,7 +203,7 @@ class Labelled(ScoresModels):
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Problems about a network on labelled examples. `set_up` sets what they share: the fields of `Division`, and these.
+    """Problems about a network on labelled examples. `set_up` sets what they share: the fields of `Partitioned`, and these.
 
     Attributes:
         net: The network, a function of parameters ``[dim]`` and inputs ``[B, features]``, which returns ``[B, classes]``.
@@ -248,12 +247,12 @@ class Supervised(Labelled):
         Raises:
             UserError: The network cannot have dropout, or cannot take token ids.
         """
-        self.divide(data, rows, held_out, stratified)
+        self.partition(data, rows, held_out, stratified)
         self.net = self._network(self.train, data, dropout)
         if data.real:
             self.net.dense = False  # what is written out for dense networks is of the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
-        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.alone
+        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.vmap_error
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
         ridge = getattr(self, "ridge", 0.0)
         self.ridges = ridge * self.net.penalised.to(self._start[0]) if ridge else None
@@ -268,7 +267,7 @@ class Supervised(Labelled):
         common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
             some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
-            return modules.build(self.model, examples.x[some], *common)
+            return custom.build(self.model, examples.x[some], *common)
         if data.tokens:
             raise UserError(
                 f"problem.model={self.model}: cannot take token ids; use a network of your own, "

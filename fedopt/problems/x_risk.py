@@ -23,7 +23,7 @@ from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
 from fedopt.problems.auc import TEST_AUC, Ranking, one_class
 from fedopt.problems.classes import Rows, Side, XRisk
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction
 
 TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")

@@ -313,7 +313,7 @@ def test_columns_are_left_out(tmp_path):
     for drop, said in (
         (["hospitl"], r"dataset\.drop=hospitl.*did you mean hospital"),
         (["label"], r"dataset\.label=label.*another role"),
-        (["age", "city", "income", "hospital"], "no columns besides label, age"),
+        (["age", "city", "income", "hospital"], "no columns except label, age"),
     ):
         with pytest.raises(UserError, match=said):
             csv(tmp_path, drop=drop).load()
@@ -365,7 +365,7 @@ def test_missing_values_without_clients_become_means_of_all_training_rows(gaps):
     np.testing.assert_allclose(data.fills[""], mean)
     assert list(data.fills) == [""]
     with pytest.raises(UserError, match=r"problem\.test=0\.5.*dataset\.test=0\.5"):
-        data.redivided(0.5, np.random.default_rng(0))
+        data.resplit(0.5, np.random.default_rng(0))
 
 
 def test_a_column_without_a_value_to_train_on_is_refused(gaps, tmp_path):

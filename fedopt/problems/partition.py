@@ -41,7 +41,7 @@ class ScoredRows(NamedTuple):
         return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
 
 
-class Division(NamedTuple):
+class Partitioned(NamedTuple):
     """The examples of a problem, divided among its clients. Its fields are attributes of the problem.
 
     Args:
@@ -61,13 +61,13 @@ class Division(NamedTuple):
     local_set: ScoredRows | None
 
 
-def divided(
+def partitioned(
     world: World,
     data: LabelledData,
     rows: np.ndarray | None = None,
     held_out: float | None = None,
     stratified: int | None = None,
-) -> Division:
+) -> Partitioned:
     """Divide the training examples among the clients, and say whose each test and validation example is.
 
     Args:
@@ -95,7 +95,7 @@ def divided(
         val_set = scored(Examples(*data.validation[:2], data, world), data.validation.owners)
     if splits["train"].names and data.owners_test is not None and (test_set.owner >= 0).any():
         local_set = test_set.known()
-    return Division(train, test, splits, test_set, val_set, local_set)
+    return Partitioned(train, test, splits, test_set, val_set, local_set)
 
 
 def _owners(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
