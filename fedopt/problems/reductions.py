@@ -1,4 +1,4 @@
-"""The reductions between the classes of problems."""
+"""Reductions of one problem class to another, such as of minimax problems to bilevel problems."""
 
 from abc import update_abstractmethods
 from collections.abc import Mapping
@@ -25,7 +25,11 @@ from fedopt.problems.classes import (
 
 
 class _Reduced(Problem):
-    """A problem in the form of another class. Everything is the original problem's, unless a reduction defines it."""
+    """A problem in the form of another class. What a reduction does not define is taken from the original problem.
+
+    Args:
+        original: The original problem.
+    """
 
     source: ClassVar[type[Problem]]
 
@@ -41,9 +45,11 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """A saddle point problem as a bilevel one with g_i = -f_i.
+    """A minimax problem as a bilevel problem::
 
-    Its hypergradient is grad_x f at y*(x), without an indirect part.
+        g_i = -f_i
+
+    Its hypergradient is grad_x f at y*(x); there is no indirect part.
     """
 
     source = Minimax
@@ -61,9 +67,11 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):
-    """A composition of two levels as a bilevel problem.
+    """A composition of two levels as a bilevel problem::
 
-    f_i(y) = f_i^1(y) and g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x).
+        f_i(y) = f_i^1(y)    g_i(x, y) = 1/2 |y - f_i^0(x)|^2
+
+    The solution of the lower level is y*(x) = F^0(x).
     """
 
     source = TwoLevel
@@ -83,7 +91,7 @@ class TwoLevelAsBilevel(_Reduced, Bilevel):
 
 
 class MinimisationAsCompositional(_Reduced, Compositional):
-    """A minimisation problem as a composition of one level, f_i^0 = f_i."""
+    """A minimisation problem as a composition with a single level, f_i^0 = f_i."""
 
     source = Minimisation
     dims = property(lambda self: (self.original.start()[0].numel(),))
@@ -93,9 +101,9 @@ class MinimisationAsCompositional(_Reduced, Compositional):
 
 
 class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
-    """Local compositions as a minimisation problem, with all levels on one sample.
+    """Local compositions as a minimisation problem: all levels are evaluated on the same sample.
 
-    The gradient is biased unless the sample is the client's full local data.
+    The gradient is biased unless the sample contains all of the client's examples.
     """
 
     source = LocalCompositional
@@ -107,9 +115,9 @@ class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
 
 
 class MinimisationAsBilevel(_Reduced, Bilevel):
-    """A minimisation problem as a bilevel one with y of dimension 0.
+    """A minimisation problem as a bilevel problem in which y has dimension 0.
 
-    Only the outer part of a method is left [FedNest Sec. 3.3].
+    Only the outer part of a method remains [FedNest, Sec. 3.3].
     """
 
     source = Minimisation
@@ -151,7 +159,11 @@ REDUCTIONS: tuple[type[_Reduced], ...] = (
 
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
-    """Return the names of the problem classes that an algorithm for `solves` covers, directly or through a reduction."""
+    """Return the names of the problem classes that an algorithm solves, directly or through a reduction.
+
+    Args:
+        solves: The problem classes that the algorithm declares.
+    """
     kinds = (*solves, *(reduction.source for reduction in REDUCTIONS if issubclass(reduction, solves)))
     return {name(c) for c in CLASSES if issubclass(c, kinds)}
 
@@ -159,8 +171,9 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
 def fits(cls: type) -> list[str]:
     """Return the names of the problem classes that a class fits, in the order of `CLASSES`.
 
-    cls: an algorithm's class, for the classes that it covers; or a problem's class, for the one class that it belongs to.
-        `Problem` itself gives all names.
+    Args:
+        cls: An algorithm's class, for the problem classes that it covers; or a problem's class, for the one class that it
+            belongs to. `Problem` itself fits all of them.
     """
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]
@@ -168,9 +181,14 @@ def fits(cls: type) -> list[str]:
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
-    """Return the problem if it is of a class in `solves`, else its reduction to one of them.
+    """Return the problem itself if an algorithm solves its class, otherwise its reduction to a class that the algorithm solves.
 
-    Raises UserError if there is no such reduction.
+    Args:
+        problem: The problem.
+        solves: The problem classes that the algorithm declares.
+
+    Raises:
+        UserError: There is no such reduction.
     """
     if isinstance(problem, solves):
         return problem

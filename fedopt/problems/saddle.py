@@ -1,8 +1,10 @@
-"""A saddle point problem with known solution [FedNest Sec. 4.3].
+"""A saddle point problem with known solution [FedNest, Sec. 4.3]::
 
-    f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,   A_i = t_i I,   sum_i b_i = 0
+    f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,    A_i = t_i I,    sum_i b_i = 0
 
-With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the solution is x* = 0, y* = 0.
+With t = mean t_i, the solution is x* = 0, y* = 0::
+
+    y*(x) = -t x,    max_y f(x, y) = (lam + t^2)/2 |x|^2
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +21,16 @@ from fedopt.randomness import Part
 
 @dataclass(eq=False)
 class Saddle(Minimax):
-    """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
+    """A quadratic saddle point problem with random terms::
 
-    d: the dimension of x and of y. lam: the factor of |x|^2 / 2 in f_i. x0: every coordinate of the start of both.
+        t_i ~ U(0, t_max),    b_i = b'_i - mean b',    b'_i ~ N(0, s^2 I)
+
+    Args:
+        d: Dimension of x and of y.
+        s: Standard deviation of the b'_i.
+        lam: Factor of |x|^2 / 2 in f_i.
+        t_max: Upper bound of the t_i.
+        x0: Initial value of every coordinate of x and y.
     """
 
     d: PositiveInt

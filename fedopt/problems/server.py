@@ -1,4 +1,4 @@
-"""Classification with examples for a server, and test examples for each client."""
+"""Base class of classification problems with examples on the server and test examples for each client."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,20 +22,22 @@ PRETRAIN_BATCH = 128
 
 @dataclass(eq=False)
 class WithServer(Supervised):
-    """Problems about a network on the examples of clients and of a server.
+    """Base class of problems about a network on the examples of clients and of a server.
 
-    test: the fraction of all examples for testing; None takes the data set's own test examples.
-    server: the fraction of the other examples that the server has, and no client.
-    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
-        rows need none.
-    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
-    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
-        them equally.
+    Args:
+        test: Fraction of all examples used for testing. None: the data set's own test examples.
+        server: Fraction of the other examples that only the server has.
+        own_test: Fraction of its examples that each client keeps for testing. None: none; not needed if the data name the
+            client of each test example.
+        pretrain: Number of SGD steps on the server's examples that lead to the initial parameters.
+        pretrain_step: Step size of these steps.
+        weighting: How clients count in the objective: by their numbers of examples (``samples``), so that f is a mean over
+            all examples, or equally (``uniform``).
 
     Attributes:
         server_examples: The `Examples` that only the server has.
-        own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's test
-            rows. None: the run's seed, without classes.
+        own_test_seed: Seed of a choice of ``own_test`` that is stratified by class. It is refused if the data name the
+            clients of test examples. None: the choice follows the run's seed and is not stratified.
     """
 
     test: Fraction | None
@@ -74,11 +76,11 @@ class WithServer(Supervised):
         self._start = (self._pretrained(),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """Return a batch of the server's examples, with equal weights, and with a key if the problem is random.
+        """Return a batch of the server's examples with equal weights, and with a key if the problem uses random numbers.
 
         Args:
-            rng: The generator to draw with.
-            size: How many are drawn, with replacement. None: all.
+            rng: Random generator.
+            size: Number of examples, sampled with replacement. None: all examples.
         """
         (x,), n = self._start, len(self.server_examples)
         at = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(x.device)
@@ -86,7 +88,7 @@ class WithServer(Supervised):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self) -> Tensor:
-        """Return the start after SGD on batches of the server's examples, [dim]."""
+        """Return the initial parameters after SGD on batches of the server's examples, ``[dim]``."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(self.pretrain):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
