@@ -193,9 +193,11 @@ def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Ten
 
 
 class Minimisation(Problem):
-    """Minimisation problems::
+    """Minimisation problems.
 
-    min_x sum_i p_i f_i(x)
+    The problem is::
+
+        min_x sum_i p_i f_i(x)
     """
 
     @abstractmethod
@@ -212,7 +214,9 @@ class Minimisation(Problem):
 
 
 class Conditional(Minimisation):
-    """Conditional stochastic problems, with an expectation inside a nonlinear function::
+    """Conditional stochastic problems, with an expectation inside a nonlinear function.
+
+    The problem is::
 
         min_x  sum_i p_i E_xi f_xi( E_{eta | xi} r(x; eta, xi) )
 
@@ -241,7 +245,9 @@ class Side(NamedTuple):
 
 
 class XRisk(Problem):
-    """Risks of pairs of examples that may belong to different clients::
+    """Risks of pairs of examples that may belong to different clients.
+
+    The problem is::
 
         min_x  E_z F( E_z' l(h(x; z) - h(x; z')) )
 
@@ -264,10 +270,9 @@ class XRisk(Problem):
 
 
 class Nested(Problem):
-    """Base class of problems whose outer objective ``f(x, y)`` depends on the solution y of an inner problem with objective
-    ``g``.
+    """Base class of problems whose outer objective ``f(x, y)`` depends on the solution y of an inner problem.
 
-    The hypergradient is::
+    With the inner objective ``g``, the hypergradient is::
 
         grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f
 
@@ -322,7 +327,9 @@ class Nested(Problem):
 
 
 class Bilevel(Nested):
-    """Bilevel problems with a lower level that all clients share::
+    """Bilevel problems with a lower level that all clients share.
+
+    The problem is::
 
         min_x  sum_i p_i f_i(x, y*(x))    with    y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y)
 
@@ -333,7 +340,9 @@ class Bilevel(Nested):
 
 
 class LocalBilevel(Nested):
-    """Bilevel problems in which each client has its own lower level::
+    """Bilevel problems in which each client has its own lower level.
+
+    The problem is::
 
         min_x  sum_i p_i f_i(x, y_i*(x))    with    y_i*(x) = argmin_y g_i(x, y)
 
@@ -343,9 +352,11 @@ class LocalBilevel(Nested):
 
 
 class Minimax(Problem):
-    """Minimax (saddle point) problems::
+    """Minimax (saddle point) problems.
 
-    min_x max_{y in Y}  sum_i p_i f_i(x, y)
+    The problem is::
+
+        min_x max_{y in Y}  sum_i p_i f_i(x, y)
     """
 
     variables = ("x", "y")
@@ -381,7 +392,9 @@ class Composition(Problem):
 
 
 class Compositional(Composition):
-    """Compositions of means over all clients::
+    """Compositions of means over all clients.
+
+    The problem is::
 
         min_x  F^N o ... o F^0 (x)    with    F^n = sum_i p_i f_i^n
 
@@ -397,9 +410,11 @@ class Compositional(Composition):
 
 
 class TwoLevel(Compositional):
-    """Compositions of two levels, which a reduction also makes accessible to bilevel algorithms::
+    """Compositions of two levels, which a reduction also makes accessible to bilevel algorithms.
 
-    min_x  F^1(F^0(x))
+    The problem is::
+
+        min_x  F^1(F^0(x))
     """
 
 
@@ -408,7 +423,9 @@ class KnownOuter(TwoLevel):
 
 
 class LocalCompositional(Composition):
-    """Compositions of each client's own functions::
+    """Compositions of each client's own functions.
+
+    The problem is::
 
         min_x  sum_i p_i f_i^N o ... o f_i^0 (x)
 
@@ -419,7 +436,9 @@ class LocalCompositional(Composition):
 
 
 class Hierarchical(Problem):
-    """Problems with an objective of the server and a lower level for each client::
+    """Problems with an objective of the server and a lower level for each client.
+
+    The problem is::
 
         min_x  f1(x) + sum_i p_i f2_i(x, y_i(x))    with    y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)
 

@@ -1,4 +1,6 @@
-"""A bilinear saddle point problem with l1 penalties and box constraints [FeDualEx, Bai & Bullins 2024]::
+"""A bilinear saddle point problem with l1 penalties and box constraints [FeDualEx, Bai & Bullins 2024].
+
+The problem is::
 
     min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
 

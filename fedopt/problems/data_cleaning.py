@@ -87,8 +87,8 @@ class DataCleaning(SupervisedBilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        ``detection_f1`` judges the rule that a training label is wrong if its x is below 0. It is 0 if no label is wrong and none
-        is distrusted, and otherwise::
+        ``detection_f1`` judges the rule that a training label is wrong if its x is below 0. It is 0 if no label is wrong and no
+        label is distrusted, and otherwise::
 
             2 (wrong labels that are distrusted) / (distrusted labels + wrong labels)
         """

@@ -23,7 +23,9 @@ class Second(NamedTuple):
 
 
 class function:
-    """Decorator for a function of a problem, to which faster derivatives can be added like a setter to a ``property``::
+    """Decorator for a function of a problem, to which faster derivatives can be added like a setter to a ``property``.
+
+    It is used as follows::
 
         @function
         def f(self, x, sample): ...  # f_i(x); this is enough

@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(WithServer, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The docstring of the module has the formulas.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module has the formulas.
 
     `WithServer` and `Supervised` describe the arguments that are not listed here.
 
@@ -139,7 +139,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
     def _classes_of(self, rows: np.ndarray) -> float:
         """Return the effective number of classes among examples: exp of the entropy of their labels.
 
-        It is k if k classes are equally frequent.
+        If k classes are equally frequent, this is k.
 
         Args:
             rows: Indices of the examples.

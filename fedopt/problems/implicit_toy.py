@@ -1,4 +1,6 @@
-"""The smallest hierarchical problem whose implicit function is neither smooth nor convex [ZO-HFL, appendix, eq. 2]::
+"""The smallest hierarchical problem whose implicit function is neither smooth nor convex [ZO-HFL, appendix, eq. 2].
+
+The functions are::
 
     f1 = 0,    f2_i(x, y) = 1/2 |x + 1 - y|^2,    h_i(x, y) = |y - x|^2 over y >= 0
     y_i(x) = max(x, 0)

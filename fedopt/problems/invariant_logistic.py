@@ -1,4 +1,6 @@
-"""Invariant logistic regression: labels do not change when the features are perturbed [Hu et al. 2020, Wu et al. 2023]::
+"""Invariant logistic regression: labels do not change when the features are perturbed [Hu et al. 2020, Wu et al. 2023].
+
+The problem is::
 
     min_x  E_{a, b} log(1 + exp(-b E_{eta | a}[eta]'x)) + lam sum_k gamma x_k^2 / (1 + gamma x_k^2)
     a ~ N(0, I),    b = sign(a'w),    eta ~ N(a, sigma^2 I)

@@ -132,7 +132,7 @@ class LossTuning(SupervisedBilevel):
         return tuning(point[0])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics of two outputs: the logits of y, which make the decision, and the tuned logits, which were trained.
+        """Return the metrics of two outputs: the logits of y, which decide, and the tuned logits, which enter the training loss.
 
         The probabilities of the tuned logits are calibrated for the training distribution.
 

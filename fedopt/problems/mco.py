@@ -1,4 +1,6 @@
-"""Risk-averse optimisation, a composition of three levels [FedMSA, Sec. 4; Balasubramanian et al. 2022]::
+"""Risk-averse optimisation, a composition of three levels [FedMSA, Sec. 4; Balasubramanian et al. 2022].
+
+The problem is::
 
     min_x  E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta),    U(x) = (b - (a'x)^2)^2
 

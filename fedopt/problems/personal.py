@@ -123,7 +123,7 @@ class ScoresModels(Problem):
         raise NotImplementedError(f"{type(self).__name__} does not say what a model predicts")
 
     def models(self, *point: Tensor) -> tuple[Logits | None, Tensor | None]:
-        """Return the common model, a function from inputs to outputs, and the parameters of the clients' own models, ``[M, d]``.
+        """Return the common model, a function from inputs to outputs, and the clients' own parameters, ``[M, d]``.
 
         Either is None if the method has no such model.
 

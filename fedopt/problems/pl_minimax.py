@@ -1,4 +1,6 @@
-"""A saddle point problem with closed forms that is not concave in y but satisfies the Polyak-Lojasiewicz condition::
+"""A saddle point problem with closed forms that is not concave in y but satisfies the Polyak-Lojasiewicz condition.
+
+The functions are::
 
     f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x - 1/2 u'D_i u - rho sum_j sin^2(z_j) + (e_i + noise)'y
     u = y - S x,    z = R u,    S'S = coupling^2 I,    sum_i e_i = 0

@@ -1,4 +1,6 @@
-"""The matrix game of a policeman and a burglar [Nemirovski 2013; ProxSkip-VIP, Zhang et al. 2024]::
+"""The matrix game of a policeman and a burglar [Nemirovski 2013; ProxSkip-VIP, Zhang et al. 2024].
+
+The problem is::
 
     min over p in the simplex, max over y in the simplex of   p'A y
     A_kj = w_j (1 - e^{-theta |j - k|})

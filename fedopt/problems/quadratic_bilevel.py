@@ -1,4 +1,6 @@
-"""A strongly convex quadratic bilevel problem with closed forms, recommended as the first test of a new method::
+"""A strongly convex quadratic bilevel problem with closed forms, recommended as the first test of a new method.
+
+The functions are::
 
     g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
     f_i(x, y) = 1/2 x'D_i x - (d_i + noise)'x + 1/2 y'F_i y - (e_i + noise)'y + x'G_i y

@@ -1,4 +1,6 @@
-"""A strongly convex quadratic composition of two levels, with closed forms::
+"""A strongly convex quadratic composition of two levels, with closed forms.
+
+The functions are::
 
     f_i^0(x) = A_i x + c_i + noise
     f_i^1(y) = 1/2 y'Q_i y - (e_i + noise)'y

@@ -1,4 +1,6 @@
-"""A strongly convex quadratic hierarchical problem with closed forms::
+"""A strongly convex quadratic hierarchical problem with closed forms.
+
+The functions are::
 
     f1(x)     = 1/2 |x|^2
     f2_i(y)   = 1/2 |y - d_i|^2

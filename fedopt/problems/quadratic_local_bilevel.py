@@ -1,4 +1,6 @@
-"""The quadratic bilevel problem in which each client has its own lower level, with closed forms::
+"""The quadratic bilevel problem in which each client has its own lower level, with closed forms.
+
+The problem is::
 
     min_x  sum_i p_i f_i(x, y_i*(x))    with    y_i*(x) = argmin_y g_i(x, y) = A_i^-1 (B_i x + c_i)
 

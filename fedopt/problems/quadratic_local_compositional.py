@@ -1,4 +1,6 @@
-"""The quadratic composition of two levels in which each client has its own composition::
+"""The quadratic composition of two levels in which each client has its own composition.
+
+The problem is::
 
     min_x  mean_i f_i^1(f_i^0(x))
 

@@ -1,4 +1,6 @@
-"""A strongly convex, strongly concave quadratic saddle point problem with closed forms [Fed-Norm-SGDA, Fig. 1]::
+"""A strongly convex, strongly concave quadratic saddle point problem with closed forms [Fed-Norm-SGDA, Fig. 1].
+
+The functions are::
 
     f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x + x'B_i y - 1/2 y'D_i y + (e_i + noise)'y
 

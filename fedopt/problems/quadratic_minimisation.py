@@ -1,4 +1,6 @@
-"""A strongly convex quadratic with known solution, for minimisation methods::
+"""A strongly convex quadratic with known solution, for minimisation methods.
+
+The functions are::
 
     f_i(x) = 1/2 x'A_i x - (c_i + noise)'x
 

@@ -45,7 +45,9 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """A minimax problem as a bilevel problem::
+    """A minimax problem as a bilevel problem.
+
+    The functions are::
 
         g_i = -f_i
 
@@ -67,7 +69,9 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):
-    """A composition of two levels as a bilevel problem::
+    """A composition of two levels as a bilevel problem.
+
+    The functions are::
 
         f_i(y) = f_i^1(y)    g_i(x, y) = 1/2 |y - f_i^0(x)|^2
 

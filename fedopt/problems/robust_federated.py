@@ -71,9 +71,11 @@ class _Robust(Supervised):
 
 @dataclass(eq=False)
 class RobustFederated(_Robust, LocalCompositional):
-    """The robust objective as a sum of local compositions, which is the paper's objective times lam exp(-c / lam)::
+    """The robust objective as a sum of local compositions, which is the paper's objective times lam exp(-c / lam).
 
-    f_k^0 = g_k - c,    f_k^1(u) = lam exp(u / lam)
+    The levels are::
+
+        f_k^0 = g_k - c,    f_k^1(u) = lam exp(u / lam)
     """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
@@ -82,7 +84,9 @@ class RobustFederated(_Robust, LocalCompositional):
 
 @dataclass(eq=False)
 class RobustFederatedGlobal(_Robust, KnownOuter):
-    """The robust objective as one composition of means over clients::
+    """The robust objective as one composition of means over clients.
+
+    The levels are::
 
         f_k^0 = exp((g_k - c) / lam) - 1,    f^1(u) = c + lam log(1 + u)
 

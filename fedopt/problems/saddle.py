@@ -1,4 +1,6 @@
-"""A saddle point problem with known solution [FedNest, Sec. 4.3]::
+"""A saddle point problem with known solution [FedNest, Sec. 4.3].
+
+The functions are::
 
     f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,    A_i = t_i I,    sum_i b_i = 0
 
@@ -21,7 +23,9 @@ from fedopt.randomness import Part
 
 @dataclass(eq=False)
 class Saddle(Minimax):
-    """A quadratic saddle point problem with random terms::
+    """A quadratic saddle point problem with random terms.
+
+    The problem is::
 
         t_i ~ U(0, t_max),    b_i = b'_i - mean b',    b'_i ~ N(0, s^2 I)
 
