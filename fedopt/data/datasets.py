@@ -82,9 +82,7 @@ class Torchvision:
         above = next(folder for folder in path.parents if folder.exists())
         socket.setdefaulttimeout(20)  # do not hang if the network drops packets
         try:
-            with TemporaryDirectory(
-                prefix=".download-", dir=None if found else above
-            ) as work:  # leaves no partial files
+            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # removed
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)

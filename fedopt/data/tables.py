@@ -181,9 +181,7 @@ class Csv:
                 raise ValueError("it has no rows below the names")
         except (ValueError, csv.Error) as error:
             why = first_line(error)
-            raise UserError(
-                f"{path}: must be a CSV with a line of column names, and rows of the same length ({why})"
-            ) from None
+            raise UserError(f"{path}: must be a CSV with column names, and rows of the same length ({why})") from None
         if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
             shown = ", ".join(names[:3])
             notes.append(

@@ -49,9 +49,9 @@ def build(
                 f"{key}: has no trainable parameters, or complex ones; it must have real parameters with requires_grad"
             )
         with user_errors(f"{key}: cannot be copied; use torch.nn.utils.parametrizations in place of hooks"):
-            deepcopy(module)  # as `Result.model` gives it
+            deepcopy(module)  # `Result.model` returns a copy
         net = FlatModule(module, input_shape, autocast)
-        net.copy = made  # of which no function is bound to the first one
+        net.copy = made  # creates a new module, with no functions bound to the first one
         net.remark = "; ".join(remarks(net, examples.detach().cpu().view(-1, *input_shape), classes, key))
     net.vmap_error = find_vmap_error(net, examples[[0, -1]])
     return net

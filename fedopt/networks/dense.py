@@ -139,7 +139,7 @@ class Dense:
             scale, shift = (part.unsqueeze(-1) for part in tuning)
             logits = logits * scale + shift
         weight = batch.weight.unsqueeze(-2)
-        d = torch.softmax(logits, -2) * weight  # and minus weight at y: d = weight (softmax - onehot(y))
+        d = torch.softmax(logits, -2) * weight  # minus weight at y, below: d = weight (softmax - onehot(y))
         at = batch.y.unsqueeze(-2).expand(*d.shape[:-2], 1, -1)
         d = d.scatter_add_(-2, at, -weight.expand_as(at))
         of_layers = [d if tuning is None else d * scale]

@@ -53,10 +53,10 @@ class FlatModel(Dense):
         self.initial = torch.cat([p.reshape(-1) for p in trained.values()])
         biases = [
             p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()
-        ]  # as PyTorch's
+        ]  # PyTorch's naming of biases
         of_each = zip(self.sizes, biases, strict=True)
         self.penalised = torch.cat([torch.full((size,), float(not bias)) for size, bias in of_each])
-        self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
+        self.flattens = not self.convolutional  # takes [B, features] for examples of any shape
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
         )
@@ -99,7 +99,7 @@ class FlatModel(Dense):
             elif isinstance(layer, nn.Conv2d):
                 x = F.conv2d(x, next(parameters), next(parameters), layer.stride, layer.padding)
             elif isinstance(layer, nn.ReLU):
-                x = torch.relu(x)  # never in place: derivatives need the input
+                x = torch.relu(x)  # not in place: derivatives need the input
             elif isinstance(layer, nn.Dropout):
                 x = x if dropout is None else dropout.of_numbers(x, layer.p)
             else:
@@ -240,5 +240,5 @@ def build(
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
             names = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name}: there is no such model; use {names}, or your own as PACKAGE.CLASS")
+            raise UserError(f"problem.model={name}: there is no such model; use {names}, or a custom PACKAGE.CLASS")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

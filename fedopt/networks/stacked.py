@@ -15,13 +15,13 @@ try:
         maybe_get_bdim,
         maybe_get_level,
     )
-except ImportError:  # private names, which another version of torch may not have
+except ImportError:  # private names, which other versions of torch may not have
     READS_VMAP = False
 else:
     READS_VMAP = True
 
-# Stands for a level where a derivative is taken, in which functions are called as they are; above every level, so that max()
-# picks it
+# The level of tensors whose derivative is taken, for which functions are called as they are. It exceeds every vmap level, so
+# that max() returns it
 DIFFERENTIATED = 2**31
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,7 +46,7 @@ def at_once(function: Function) -> Function:
             return function(*arguments)
         stacked = _unbatched(arguments, level)
         n = max(len(tensor) for tensor in _tensors(stacked))
-        return _batched(called(*stacked), level, n)  # called again, since one vmap may be inside another
+        return _batched(called(*stacked), level, n)  # recursive, because vmaps may be nested
 
     return called if READS_VMAP else function  # type: ignore[return-value]
 

@@ -16,7 +16,7 @@ except RuntimeError as error:
         raise
     for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[module]
-    _operators = torch.library.Library("torchvision", "DEF")  # kept: the operators live as long as it does
+    _operators = torch.library.Library("torchvision", "DEF")  # keep a reference: the operators live as long as it does
     for _name in ("nms", "qnms"):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision

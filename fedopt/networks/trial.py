@@ -15,13 +15,11 @@ from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
 from fedopt.randomness import untouched
 
-REMEDY = (
-    "a network must keep no state and take each example by itself: use nn.GroupNorm in place of BatchNorm, for instance"
-)
+REMEDY = "a network must keep no state and process each example separately, for instance with nn.GroupNorm instead of BatchNorm"
 DROPPING = "use nn.Dropout or F.dropout(x, p, self.training), and dropout=0 in attention and LSTMs"
-PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax"
-KEY = torch.zeros((), dtype=torch.int64)  # of dropout
-SHOWN = 5  # parameters in a message
+PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; remove the final softmax"
+KEY = torch.zeros((), dtype=torch.int64)  # key of the dropout masks
+SHOWN = 5  # parameters named in a message
 
 
 @contextmanager
@@ -84,11 +82,11 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
             raise UserError(f"{key}: returns {shape}; it must return the logits of the {classes} classes, {wanted}")
         return out
 
-    for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # masks may depend on the size of a batch
+    for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # dropout masks may depend on the batch size
         out, again, other = (logits(rows, training) for rows in ([0, 1], [0, 1], others))
         if not torch.equal(out, again):
             raise UserError(
-                f"{key}: returns different logits when it is called again, so that it has state or is random; {REMEDY}"
+                f"{key}: returns different logits when it is called again, so it has state or is random; {REMEDY}"
             )
         if changed := [name for name, value in state.items() if not torch.equal(value, before[name])]:
             raise UserError(f"{key}: {changed[0]} changes when it is called; {REMEDY}")
@@ -116,9 +114,9 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]
     if len(idle) == len(pieces):
         raise UserError(
-            f"{key}: no gradient reaches its parameters, so that nothing would be trained; remove detach() or no_grad()"
+            f"{key}: no gradient reaches its parameters, so nothing would be trained; remove detach() or no_grad()"
         )
-    return [f"no gradient reaches {some(idle, SHOWN)}, so that this is not trained"] if idle else []
+    return [f"no gradient reaches {some(idle, SHOWN)}, so this is not trained"] if idle else []
 
 
 def find_vmap_error(net: FlatModule, examples: Tensor) -> str:
@@ -136,6 +134,6 @@ def find_vmap_error(net: FlatModule, examples: Tensor) -> str:
     try:
         for points, dim in ((flat.expand(2, -1), 0), (flat, None)):
             torch.func.vmap(gradient, (dim, *[0] * (1 + len(keys))))(points, examples[:, None], *keys)
-    except Exception as error:  # torch.func has many ways to say so
+    except Exception as error:  # torch.func raises many different exceptions
         return first_line(error)
     return ""

@@ -14,11 +14,11 @@ import numpy as np
 
 from fedopt.metrics import EQUAL
 
-RATIOS = np.logspace(3, -3, 25)  # of ties the strongest is taken
+RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, which wins ties
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
-UNPENALISED = 1e6  # C of the classifier that is as good as unpenalised, and exists where classes can be separated
-MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # of all clients' rows times features: what takes about five seconds
+UNPENALISED = 1e6  # C of the "unpenalised" classifier, which thus exists for separable classes too
+MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # limits of rows x features and of clients, for about five seconds
 
 
 def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -30,7 +30,7 @@ def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
     """
     from sklearn.linear_model import RidgeCV  # slow to import
 
-    if len(t) == 1:  # nothing is left where one row is left out
+    if len(t) == 1:  # leave-one-out errors need two rows
         return np.append(np.zeros(x.shape[1]), t)
     model = RidgeCV(len(t) * RATIOS).fit(x, t)
     return np.append(model.coef_, model.intercept_)
@@ -65,7 +65,7 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
             models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # where classes can be separated
+            warnings.simplefilter("ignore", ConvergenceWarning)  # warned about for separable classes
             for its, model in zip(shares, models, strict=True):
                 its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
     return np.log(np.maximum(shares, 1e-300))

@@ -26,7 +26,7 @@ from fedopt.problems.classes import (
 )
 from fedopt.randomness import untouched
 
-# A function, its arguments, the shape of its result
+# a function, its arguments, and the shape of its result
 Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
@@ -58,16 +58,16 @@ def check(problem: Problem) -> None:
                 raise gives(function, found, f"a tensor {wanted}")
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
-        if dropping and not dropping[0].module.training:  # after the last function, which is g or f
+        if dropping and not dropping[0].module.training:  # after the last function in _calls, which is g or f
             raise WrongFunction(
                 function,
-                "calls its network without *batch.keys, so that dropout would be off in training; pass them on",
+                "calls its network without *batch.keys, so dropout would be off in training; pass them on",
             )
         if isinstance(problem, Nested) and not problem.direct:
             (x, y), by_x = start, problem.f
             if not torch.equal(by_x(x, y, sample), by_x(x + 1, y, sample)):
                 raise WrongFunction(
-                    by_x, "depends on x, and the class says direct = False; remove x from it, or direct = False"
+                    by_x, "depends on x, but the class has direct = False; do not use x in f, or delete direct = False"
                 )
 
 
@@ -180,5 +180,5 @@ def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype)
         dtype: The type of numbers (``hardware.dtype``).
     """
     if found.dtype != dtype:
-        remedy = "make tensors by self.world.tensor(array) or torch.zeros_like(x)"
+        remedy = "create tensors with self.world.tensor(array) or torch.zeros_like(x)"
         raise WrongFunction(function, f"returns {found.dtype}, and hardware.dtype is {dtype}; {remedy}")

@@ -19,7 +19,7 @@ from fedopt.data import Model, Ragged, World
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
-Rows = Mapping[str, tuple[Tensor, Tensor]]  # split -> (row indices of examples [B], their weights [B])
+Rows = Mapping[str, tuple[Tensor, Tensor]]  # for each split: row indices of examples [B], their weights [B]
 Weighting = Literal["samples", "uniform"]
 
 
@@ -134,7 +134,7 @@ class Problem(_InWorld, ABC):
             sample: A result of `sample`.
             key: The key, an integer tensor.
         """
-        raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
+        raise NotImplementedError(f"{type(self).__name__} has random = True, and must define keyed")
 
     def deploys(self, own: bool, common: bool) -> None:
         """Tell the problem which models the method of the run has, before ``metrics`` are read.
@@ -210,7 +210,7 @@ class Minimisation(Problem):
         Raises:
             UserError: The problem has no network with several layers.
         """
-        raise UserError(f"{type(self).__name__} has no last layer; give algo.own as a number, or algo.own=all")
+        raise UserError(f"{type(self).__name__} has no last layer; set algo.own to a number, or algo.own=all")
 
 
 class Conditional(Minimisation):
@@ -336,7 +336,7 @@ class Bilevel(Nested):
     `Nested` describes the attributes.
     """
 
-    variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
+    variables: Sequence[str] = ("x", "y", "v")  # v = [grad^2_yy g]^-1 grad_y f, a variable of some algorithms
 
 
 class LocalBilevel(Nested):
@@ -477,7 +477,7 @@ class Hierarchical(Problem):
         return y
 
 
-# In the order in which they are listed: an algorithm that solves several is listed under the first
+# In display order; an algorithm that solves several classes is listed under the first
 CLASSES: tuple[type[Problem], ...] = (
     Bilevel,
     LocalBilevel,

@@ -75,7 +75,7 @@ class ClientWeights(SupervisedBilevel):
             if np.max(named, initial=0) >= M:
                 raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
         if not len(targets) or not len(kept):
-            raise UserError("problem.omit, problem.target: no client is left to train, or to validate; leave one")
+            raise UserError("problem.omit, problem.target: no client is left for training or validation; omit fewer")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
@@ -85,7 +85,7 @@ class ClientWeights(SupervisedBilevel):
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))
         self.notes = [
             *self.notes,
-            f"problem.wrong redraws the training labels of {len(self.wrong_clients)} of {M} clients",
+            f"problem.wrong randomises the training labels of {len(self.wrong_clients)} of {M} clients",
         ]
         (y,) = self._start
         self._shares = np.isin(everyone, targets) / len(targets)

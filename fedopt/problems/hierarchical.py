@@ -103,7 +103,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
 
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
+        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same batch for all points
         y = self.net.descend(y, Batch(a, b, weight, rows), gamma, None, None, None, 1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
@@ -130,7 +130,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
-            if self.convolutional or self.one_by_one:  # which vmap makes slower, or cannot run
+            if self.convolutional or self.one_by_one:  # vmap would be slower, or is impossible
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
@@ -164,7 +164,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
         y = self.personal(x)
         f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        assert self.local_set is not None  # own_test is a fraction
+        assert self.local_set is not None  # because own_test is a fraction
         return {
             "objective": f1 + 0.5 * self.lam * squared,
             "server_loss": f1,

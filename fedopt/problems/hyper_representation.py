@@ -31,7 +31,7 @@ class HyperRepresentation(SupervisedBilevel):
     def __post_init__(self) -> None:
         self.set_up(self.world.load(validation=True), held_out=self.validation, dropout=self.dropout)
         self.body, self.head = self.net.split_last()
-        self.ridges = None if self.ridges is None else self.ridges[self.body.dim :]  # of y, the last layer
+        self.ridges = None if self.ridges is None else self.ridges[self.body.dim :]  # ridges of y, the last layer
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:

@@ -37,7 +37,7 @@ class ImplicitToy(Hierarchical):
 
     def __post_init__(self) -> None:
         world = self.world
-        self.splits = world.split(world.clients)  # one example a client, which says nothing
+        self.splits = world.split(world.clients)  # one placeholder example per client
         self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
 
     def solution(self) -> tuple[Tensor, ...]:
@@ -47,7 +47,7 @@ class ImplicitToy(Hierarchical):
         return (self._start,)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        return rows["train"][1]  # their weights, which nothing needs
+        return rows["train"][1]  # a placeholder: the functions need no data
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
         return None

@@ -85,7 +85,7 @@ class InvariantLogistic(Conditional):
 
     def f(self, x: Tensor, sample: Sample) -> Tensor:
         a, b, weight, keys = sample
-        for key in keys:  # the mean of `inner` normal eta is one normal number
+        for key in keys:  # the mean of `inner` normal eta is normal
             a = a + self.sigma / (self.inner or 1) ** 0.5 * normal(key, *a.shape).to(a)
         squares = self.gamma * x**2
         return weight @ F.softplus(-b * (a @ x)) + self.lam * torch.sum(squares / (1 + squares))

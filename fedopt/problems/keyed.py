@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedopt.networks import GOLDEN, mixed
 
-BITS = 24  # of a number, so that float32 holds them
+BITS = 24  # random bits of a number, exact in float32
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:

@@ -25,7 +25,7 @@ from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
 from fedopt.randomness import Part
 
-RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zero, as of columns that sum to one
+RANK = 1e-10  # relative rank tolerance; columns that sum to one make a Hessian singular
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 
 
@@ -93,7 +93,7 @@ class Table(Labelled):
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
         self.local_set = self.test_set.known()
         if not len(self.local_set.rows):
-            raise UserError(f"problem={choice}: no client has both training and test examples; divide them otherwise")
+            raise UserError(f"problem={choice}: no client has both training and test examples; use another partition")
 
     def _made(self, held_out: float | None) -> LabelledData:
         """Generate a table whose targets are linear in the features, with different coefficients for each client, plus noise."""

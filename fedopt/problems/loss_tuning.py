@@ -68,7 +68,7 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
     model = load_model(path)
     if model.scale is None or model.shift is None:
         raise UserError(
-            f"problem.loss={path}: is no model of problem=loss_tuning; export a run of it: fedopt export RUN"
+            f"problem.loss={path}: is not a model of problem=loss_tuning; export one with `fedopt export RUN`"
         )
     if [*map(str, model.classes_)] != [*classes]:
         known = f"its classes are {some(model.classes_, MOST_NAMED)}, and those of the data {some(classes, MOST_NAMED)}"
@@ -109,7 +109,7 @@ class LossTuning(SupervisedBilevel):
         if len(kept) < len(train):
             share = f"{len(kept):,} of {len(train):,} training examples"
             self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
-        balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
+        balance = 1 / (self.classes * self.class_shares("val"))  # equal weights of the classes' mean losses
         self.class_weight = self.world.tensor(balance)
         of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
         self._calibrated = Scores.of(

@@ -74,7 +74,7 @@ class Mco(Compositional):
 
     @function
     def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative, which the true one is not
+        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative
             return z[0] + self.lam * torch.sqrt(torch.relu(z[1]) + self.delta)
         a, b, weight = sample
         U = (b - (a @ z[: self.d]) ** 2) ** 2
@@ -95,7 +95,7 @@ class Mco(Compositional):
         (a, b, weight), x = sample, z[: self.d]
         inner = a @ x
         off = b - inner**2
-        U = off**2  # whose gradient is -4 off inner a
+        U = off**2  # its gradient is -4 off inner a
         if n == 0:
             return torch.cat([x, (weight @ U)[None]]), lambda v: v[:-1] - (4 * v[-1] * weight * off * inner) @ a
         excess = torch.relu(U - z[-1])

@@ -17,8 +17,8 @@ from fedopt.problems.classes import Problem
 from fedopt.problems.partition import ScoredRows
 from fedopt.problems.scores import Scorer, Values
 
-PIECE = 2048  # rows that one model predicts at once
-OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
+PIECE = 2048  # rows that one model predicts together
+OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated probabilities
 
 
 class Errors(Scorer):
@@ -34,7 +34,7 @@ class Errors(Scorer):
 
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
-        with np.errstate(invalid="ignore"):  # a client without examples
+        with np.errstate(invalid="ignore"):  # clients without examples
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
 
 
@@ -66,10 +66,10 @@ class ScoresModels(Problem):
         if not self.scored <= {*names}:
             if self.val_set and "val" not in self.splits:
                 self.notes = [*self.notes, f"{len(self.val_set.rows):,} examples for validation are not used"]
-            return  # the problem measures something else
+            return  # the problem has other metrics
         test = self.scorer.metrics("test", "test")
         val = self.scorer.metrics("val", "validation") if self.val_set else ()
-        val = tuple(metric for metric in val if metric.name not in names)  # which the problem measures itself
+        val = tuple(metric for metric in val if metric.name not in names)  # the problem computes the others itself
         of_common = self.scorer.metrics("common", "test") if own and common else ()
         of_common = tuple(replace(metric, label=f"{metric.label}, common model") for metric in of_common)
         rest = [metric for metric in self.metrics if metric.name not in self.scored]
@@ -103,7 +103,7 @@ class ScoresModels(Problem):
         Returns:
             Outputs, ``[2, n, outputs]``: of the models with a penalty, and of the models without.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what a client does alone")
+        raise NotImplementedError(f"{type(self).__name__} must define fit_alone")
 
     def parameters(self, *point: Tensor) -> Tensor:
         """Return the parameters of the common model at a point, ``[dim]``."""
@@ -120,7 +120,7 @@ class ScoresModels(Problem):
             model: Parameters of the model, ``[d]``.
             x: Inputs, ``[B, features]``.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what a model predicts")
+        raise NotImplementedError(f"{type(self).__name__} must define predicted")
 
     def models(self, *point: Tensor) -> tuple[Logits | None, Tensor | None]:
         """Return the common model, a function from inputs to outputs, and the clients' own parameters, ``[M, d]``.

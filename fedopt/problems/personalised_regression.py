@@ -57,7 +57,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         outer = reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero)).mean(self.weights)
         self._outer = outer._replace(value=outer.value + self._p @ self._halves)
         inverse = torch.linalg.pinv(self._outer.hessian, rtol=RANK, hermitian=True)
-        self._x = -inverse @ self._outer.constant  # of all minimisers, the one nearest to the start
+        self._x = -inverse @ self._outer.constant  # the minimiser nearest to the start
         self._least = float(self._outer.value + 0.5 * self._x @ self._outer.constant)
 
     def inner_solutions(self, x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
     def deploys(self, own: bool, common: bool) -> None:
-        super().deploys(True, True)  # y_i(x), whatever the method
+        super().deploys(True, True)  # every method has the own models y_i(x) and the common model x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics, all at the exact y_i(x)."""

@@ -44,7 +44,7 @@ def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":
-        scale = y.abs().amax(-1, keepdim=True).clamp(min=radius)  # whose squares are no numbers if they are large
+        scale = y.abs().amax(-1, keepdim=True).clamp(min=radius)  # avoids overflow in the squares
         share = radius / scale
         return y * (share / torch.linalg.vector_norm(y / scale, dim=-1, keepdim=True).clamp(min=share))
     return torch.where(y.abs().sum() <= radius, y, y.sign() * simplex(y.abs(), radius))

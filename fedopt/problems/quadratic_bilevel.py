@@ -64,7 +64,7 @@ class NestedQuadratic(Reduced, Nested):
     def __post_init__(self) -> None:
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples, None, 0.5)
-        H = family(spd, dx + dy, self.conditioning)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
+        H = family(spd, dx + dy, self.conditioning)  # Hessian of f in (x, y); f(x, y*(x)) is then strongly convex too
         A = family(spd, dy, self.conditioning)
 
         def response(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:

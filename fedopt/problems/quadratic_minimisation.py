@@ -50,7 +50,7 @@ class QuadraticMinimisation(Reduced, Minimisation):
         return (self._outer.hessian,)
 
     def last_layer(self) -> int:
-        return max(self.dim // 2, 1)  # half of x, for methods that share the other half
+        return max(self.dim // 2, 1)  # half of x, for methods that share only the other half
 
     @function
     def f(self, x: Tensor, sample: Sample) -> Tensor:

@@ -107,7 +107,7 @@ class Quadratic(Problem):
                 root = isometry(rng_common, 1, dim, dim)[0] * np.sqrt(np.geomspace(1 / conditioning, 1.0, dim))
                 S = zero_sum(dim, dim)
                 S += S.swapaxes(1, 2)
-                norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # a single client has S = 0
+                norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # S = 0 for a single client
                 return self.world.tensor(root @ (np.eye(dim) + delta / norm * S) @ root.T)
             mean = draw(rng_common, 1, *args)
             own = zero_sum(*mean.shape[1:])

@@ -37,7 +37,7 @@ class _Reduced(Problem):
         self.original = original
 
 
-# What the variables are is the class's to say
+# The reduced class defines the variables
 for _name in {*vars(Problem), *Problem.__annotations__, "world"} - {"variables"}:
     if not _name.startswith("_"):
         setattr(_Reduced, _name, property(attrgetter(f"original.{_name}")))
@@ -128,7 +128,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
     variables = ("x",)
     indirect = False
     nested = False
-    own_models = False  # a method for bilevel problems finds none
+    own_models = False  # methods for bilevel problems train none
     f_split = "train"
 
     def start(self) -> tuple[Tensor, ...]:
@@ -152,7 +152,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
         return self.original.clients_table(point[0])
 
 
-# Where an algorithm solves both classes, the first of two reductions is taken
+# If an algorithm solves both target classes, the first reduction is used
 REDUCTIONS: tuple[type[_Reduced], ...] = (
     MinimaxAsBilevel,
     TwoLevelAsBilevel,

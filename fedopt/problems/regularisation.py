@@ -32,7 +32,7 @@ from fedopt.problems.function import Second, function
 from fedopt.problems.supervised import Fraction, Labelled
 from fedopt.randomness import Part
 
-MOST_SCALES = 2**23  # numbers, as of ten outputs of 900 features
+MOST_SCALES = 2**23  # largest size of L, enough for ten outputs of 900 features
 FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 
 
@@ -85,7 +85,7 @@ class Regularisation(Labelled, Bilevel):
             rng.standard_normal(shape) for shape in ((self.examples, self.features), (self.features, self.classes))
         )
         model[(self.features + 1) // 2 :] = 0
-        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # drawn from the softmax
+        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # samples from the softmax
         test = max(self.examples // 5, 1)
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 
@@ -167,7 +167,7 @@ class Regularisation(Labelled, Bilevel):
         """
         if not torch.exp(x).isfinite().all():
             return torch.full_like(self._start[1], math.nan, dtype=torch.float64)
-        from scipy.optimize import minimize  # which takes as long to import as some evaluations
+        from scipy.optimize import minimize  # slow to import
 
         x, batch = x.double(), self.train.batch(*self.pooled())
         batch = batch._replace(x=batch.x.double(), weight=batch.weight.double())
@@ -201,7 +201,7 @@ class Regularisation(Labelled, Bilevel):
         """
         if self._start[1].numel() * batch.x.shape[1] > MOST_SCALES:
             return None
-        if self._curvature is None:  # of the loss alone, which is the same for all outputs
+        if self._curvature is None:  # Hessian of the loss, the same for all outputs
             p = 1 / self.classes
             self._curvature = (p * (1 - p) * batch.weight * batch.x.mT) @ batch.x
         strengths = torch.exp(x).expand(self.outputs, -1) if self.per == "feature" else torch.exp(x)[:, None]

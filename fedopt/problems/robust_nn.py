@@ -45,7 +45,7 @@ class RobustNn(SupervisedMinimax):
         (x,) = self._start
         if not self.train.x.is_floating_point():
             raise UserError(
-                "problem=robust_nn perturbs pixels or features, and token ids are neither of them; use "
+                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
                 "dataset.tokens=false, or another problem"
             )
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))

@@ -49,7 +49,7 @@ class Saddle(Minimax):
         world = self.world
         rng = world.rng(Part.DATA)
         M = world.clients
-        self.splits = world.split(M)  # one example a client, which says nothing
+        self.splits = world.split(M)  # one placeholder example per client
         b = self.s * rng.standard_normal((M, self.d))
         self.per_client = {"t": world.tensor(rng.uniform(0, self.t_max, M)), "b": world.tensor(b - b.mean(0))}
         self._t = float(self.per_client["t"].mean())
@@ -63,7 +63,7 @@ class Saddle(Minimax):
         return x, x.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        return self.per_client["t"][client], self.per_client["b"][client]  # there is no noise
+        return self.per_client["t"][client], self.per_client["b"][client]  # no noise
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor
 from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_AUC, CLIENT_LOSS, Metric
 
-Values = dict[str, np.ndarray]  # of each client, [M], by the name of a score
-RARE = 0.4  # a class is rare below this share of what it would have if all classes were equally frequent
-MOST_CLASSES = 10  # whose recall and precision are measured by default
-EACH = ("recall", "precision")  # of which each class has its own
-# What is measured by default; if a class is rare, accuracy says little, and comes after others
+Values = dict[str, np.ndarray]  # values of each client, [M], by the name of a score
+RARE = 0.4  # a class is rare if its share is below this fraction of 1 / (number of classes)
+MOST_CLASSES = 10  # with more classes, recall and precision are not measured by default
+EACH = ("recall", "precision")  # metrics of single classes
+# Default metrics. If a class is rare, accuracy is not informative and comes last
 PLAIN = ("accuracy", "loss")
 UNBALANCED = ("balanced_accuracy", "auc", "average_precision", *EACH, "brier", "calibration", *PLAIN)
 SCORES = {
@@ -52,7 +52,7 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     n, found = np.bincount(owner, minlength=clients), np.bincount(owner, positive, clients)
     last = np.flatnonzero(
         np.append((np.diff(scores) != 0) | (np.diff(owner) != 0), True)[: len(order)]
-    )  # of equal scores
+    )  # last position of each run of equal scores
     of, rows, hits = owner[last], last + 1, np.cumsum(positive)[last]
     right, wrong = np.diff(hits, prepend=0), np.diff(rows - hits, prepend=0)
     rows, hits = rows - (np.cumsum(n) - n)[of], hits - (np.cumsum(found) - found)[of]

@@ -16,7 +16,7 @@ from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction, Share, Supervised
 from fedopt.randomness import Part
 
-Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
+Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # bounded: these steps cannot be interrupted
 PRETRAIN_BATCH = 128
 
 
@@ -64,7 +64,7 @@ class WithServer(Supervised):
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         if held_out := self.splits.get("val"):
             if self.local_set and self.own_test_seed is not None:
-                raise UserError("the data name each client's test rows; leave out problem.own_test")
+                raise UserError("problem.own_test: the data already name each client's test rows; leave this key out")
             self.local_set = ScoredRows.of(self.train, held_out)
             numbers = at_clients if data.numbers is None else data.numbers[at_clients]
             self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)

@@ -41,8 +41,8 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Plus = TypeVar("Plus", Tensor, Tensor | None)
-FEATURES_SHOWN = 12  # whose names are in the first line of a run
-SHOWN = 256  # examples that a network of a user's may be tried on
+FEATURES_SHOWN = 12  # largest number of features that are named at the start of a run
+SHOWN = 256  # number of examples for trial runs of a custom network
 
 
 def length(y: Tensor) -> Tensor:
@@ -92,12 +92,12 @@ class Labelled(ScoresModels):
         self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
         self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
         self.fills = data.fills
-        wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
-        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
+        wanted = vars(self).pop("metrics", None)  # the user's choice; the class attribute becomes visible again
+        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # a copied problem has Metric objects here
         self.scorer = self.scorer_of(data, chosen)
         self.notes = [text for text in (getattr(self.scorer, "note", ""), *data.notes) if text]
         if data.owners is not None and not division.splits["train"].names:
-            self.notes.append("whose each row is goes unused, which partitioner=by_column divides by")
+            self.notes.append("the client that the data name for each row is not used; partitioner=by_column uses it")
 
     @property
     def remark(self) -> str:  # type: ignore[override]
@@ -282,7 +282,7 @@ class Supervised(Labelled):
         self.partition(data, rows, held_out, stratified)
         self.net = self._network(self.train, data, dropout)
         if data.real:
-            self.net.dense = False  # what is written out for dense networks is of the cross-entropy
+            self.net.dense = False  # the derivatives of dense networks assume the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
         self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.vmap_error
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
@@ -303,17 +303,14 @@ class Supervised(Labelled):
             UserError: The network does not support dropout, token ids or the shape of the examples.
         """
         if dropout and self.model != "mlp":
-            raise UserError(
-                f"problem.dropout={dropout} needs problem.model=mlp; in a network of your own, use nn.Dropout"
-            )
+            raise UserError(f"problem.dropout={dropout} needs problem.model=mlp; in a custom network, use nn.Dropout")
         common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
             some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
             return custom.build(self.model, examples.x[some], *common)
         if data.tokens:
             raise UserError(
-                f"problem.model={self.model}: cannot take token ids; use a network of your own, "
-                f"problem.model=PACKAGE.CLASS"
+                f"problem.model={self.model}: cannot take token ids; use a custom network, problem.model=PACKAGE.CLASS"
             )
         return models.build(self.model, self.widths, *common, dropout)
 
@@ -405,7 +402,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
 
-    inner_net = property(attrgetter("net"))  # the network whose parameters are y
+    inner_net = property(attrgetter("net"))  # the network with the parameters y
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:

@@ -30,7 +30,7 @@ from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction
 
 TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")
-PAIRS = 2**22  # whose losses are computed at once
+PAIRS = 2**22  # number of pairs whose losses are computed together
 
 
 def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:

@@ -913,7 +913,7 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features: a, b; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
     unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()
-    assert "note: whose each row is goes unused, which partitioner=by_column divides by" in unused
+    assert "note: the client that the data name for each row is not used; partitioner=by_column uses it" in unused
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

@@ -89,7 +89,7 @@ def test_another_seed_divides_otherwise(kind):
 
 @pytest.mark.parametrize("kind", KINDS[1:-1])
 def test_division_by_class_needs_labels(kind):
-    with pytest.raises(UserError, match=f"partitioner={kind} divides by class"):
+    with pytest.raises(UserError, match=f"partitioner={kind} partitions by class"):
         example(kind)(100, None, np.random.default_rng(0))
 
 

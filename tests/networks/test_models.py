@@ -549,9 +549,9 @@ def test_refused_networks(named, message):
 
 
 REMARKS = {
-    "Probabilities": "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax",
-    "Unused": "no gradient reaches head.weight, head.bias, so that this is not trained",
-    "ByTuple": "no gradient reaches hidden.weight, hidden.bias, norm.weight, norm.bias, so that this is not trained",
+    "Probabilities": "the model's outputs look like probabilities, and the loss needs logits; remove the final softmax",
+    "Unused": "no gradient reaches head.weight, head.bias, so this is not trained",
+    "ByTuple": "no gradient reaches hidden.weight, hidden.bias, norm.weight, norm.bias, so this is not trained",
     **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled", "Routed"), ""),
 }
 
