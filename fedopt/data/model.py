@@ -233,9 +233,9 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     import pandas as pd  # imported here because it takes half a second
 
     frame = frame.rename(columns=lambda column: spelt(str(column)))
-    there = frame.columns.tolist()
-    if lacking := [name for name in names if there.count(name) != 1]:
-        near = nearest(lacking[0], there)
+    present = frame.columns.tolist()
+    if lacking := [name for name in names if present.count(name) != 1]:
+        near = nearest(lacking[0], present)
         raise UserError(f"column {some(lacking, SHOWN)}: must be in the table once{near}; name it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
@@ -272,8 +272,8 @@ def load_model(path: str | Path) -> Model:
         first = error.errors(include_url=False)[0]
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (*BROKEN, AttributeError, SafetensorError, RuntimeError, MemoryError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
-        why = " ".join(said.split())[:MOST_SHOWN]  # torch's messages have several lines
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
+        why = " ".join(reason.split())[:MOST_SHOWN]  # torch's messages have several lines
     raise UserError(f"{path}: is not a model that fedopt can read ({why}); write it again with `fedopt export RUN`")
 
 

@@ -102,7 +102,7 @@ class Regularisation(Labelled, Bilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), sample["val"]))
+        return self._of_y(self._net.gradient(self._of_classes(y), sample["val"]))
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ class Regularisation(Labelled, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), sample["train"])) + self._penalised(x, y)
+        return self._of_y(self._net.gradient(self._of_classes(y), sample["train"])) + self._penalised(x, y)
 
     @g.both
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ class Regularisation(Labelled, Bilevel):
         """Return the coefficients of all classes. With two classes, the coefficients of the first are 0."""
         return y if self.outputs > 1 else F.pad(y, (len(y), 0))
 
-    def _own(self, gradient: Tensor) -> Tensor:
+    def _of_y(self, gradient: Tensor) -> Tensor:
         """Return the part of a gradient in all classes' coefficients that belongs to y."""
         return gradient if self.outputs > 1 else gradient[len(gradient) // 2 :]
 
@@ -181,7 +181,7 @@ class Regularisation(Labelled, Bilevel):
             y = model(u)
             penalised = self._penalised(x, y)
             value = cross_entropy(self.predicted(y, batch.x), batch) + 0.5 * penalised @ y
-            gradient = self._own(self._net.gradient(self._of_classes(y), batch)) + penalised
+            gradient = self._of_y(self._net.gradient(self._of_classes(y), batch)) + penalised
             columns = gradient.view(self.outputs, -1, 1)
             columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
             return float(value), columns.flatten().cpu().numpy()
