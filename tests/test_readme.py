@@ -199,7 +199,7 @@ def test_the_notebook_is_up_to_date(script):
 
 def test_a_table_is_made_anew(script):
     table = script["written"]("<!-- generated: problem mco -->\nold\n<!-- /generated -->\n")
-    assert "| `problem.lam` | `0.1` | number from 0 | weight of the risk" in table
+    assert "| `problem.lam` | `0.1` | number from 0 | factor of the risk" in table
     assert "old" not in table
 
 

@@ -253,7 +253,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS, {"client": "hospital", "real": True}, r"row 1 .*column label: b .*leave out dataset\.real=true"),
         (ROWS, {"client": "hospital", "split": "city"}, r"dataset\.split=city.*0"),
         (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01.*20 examples"),
-        ("label\na\nb\n", {}, "columns besides label"),
+        ("label\na\nb\n", {}, "columns except label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "CSV"),
         ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "row 1 below the names has 3 cells"),
@@ -396,8 +396,8 @@ def test_notes_on_columns_that_may_be_no_features(tmp_path):
     table = table.assign(patient=rng.permutation(400) + 1000, came=np.sort(rng.random(400)))
     assert noted(tmp_path, table.assign(label=days > 9, days=days)) == (
         "some columns have the same value in all training rows; leave them out with dataset.drop=[unit]; "
-        "some columns have a different value in each row, as identifiers do; leave them out with dataset.drop=[patient,came]; "
-        "some columns nearly determine label, as other outcomes do; leave them out with dataset.drop=[days]"
+        "some columns have a different value in each row, like identifiers; leave them out with dataset.drop=[patient,came]; "
+        "some columns nearly determine label, like another outcome; leave them out with dataset.drop=[days]"
     )
     plain = table[["age", "dose"]]
     for label, outcome in (
