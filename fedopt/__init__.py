@@ -6,9 +6,9 @@ it is first used, so that help and mistakes are answered without torch. `__init_
 
 import os
 
-from fedopt.lazy import face
+from fedopt.lazy import exports
 
 PARENT = os.getppid()  # asked before anything that takes time: it is another one when that process was killed
 __version__ = "0.5.0"
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -42,11 +42,13 @@ class Pass(NamedTuple):
         layers: Parameters of the layers.
         a: Inputs of the layers, ``[inputs, B]``.
         d: Derivatives of the loss with respect to the outputs of the layers, ``[outputs, B]``.
+        logits: Outputs of the last layer after scaling and shifting, ``[classes, B]``.
     """
 
     layers: list[Layer]
     a: list[Tensor]
     d: list[Tensor]
+    logits: Tensor
 
 
 class Dense:
@@ -80,9 +82,30 @@ class Dense:
             batch: The examples; the key of the batch determines the dropout masks.
             tuning: Scale and shift of the logits, ``[classes]`` each. None: the logits are used as they are.
         """
-        _, a, d = self._pass(flat, batch, tuning)
-        found = d[-1].new_empty((*d[-1].shape[:-2], flat.shape[-1]))
-        for (W, b), a_n, d_n in zip(self._by_layer(found), a, d, strict=True):
+        return self._gradient(flat, self._pass(flat, batch, tuning))
+
+    @at_once
+    def gradient_and_losses(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the loss, ``[dim]``, and the cross-entropy of each example, ``[B]``.
+
+        Args:
+            flat: Parameters, ``[dim]``.
+            batch: The examples; the key of the batch determines the dropout masks.
+        """
+        done = self._pass(flat, batch)
+        at = batch.y.unsqueeze(-2).expand(*done.logits.shape[:-2], 1, -1)
+        losses = torch.logsumexp(done.logits, -2) - done.logits.gather(-2, at).squeeze(-2)
+        return self._gradient(flat, done), losses
+
+    def _gradient(self, flat: Tensor, done: Pass) -> Tensor:
+        """Return the gradient of the loss, ``[dim]``, from the result of a pass.
+
+        Args:
+            flat: The parameters of the pass, ``[dim]``.
+            done: The result of the pass.
+        """
+        found = done.logits.new_empty((*done.logits.shape[:-2], flat.shape[-1]))
+        for (W, b), a_n, d_n in zip(self._by_layer(found), done.a, done.d, strict=True):
             _add_product(W, d_n, a_n.mT, keep=0)
             if b is not None:
                 b.copy_(d_n.sum(-1, keepdim=True))
@@ -119,7 +142,7 @@ class Dense:
         at_flat = self._pass(flat, batch, tuning)
         if anchor is not None:
             at_flat = _difference(at_flat, self._pass(anchor, batch, tuning))
-        for (W, b), a_n, d_n in zip(*at_flat, strict=True):
+        for (W, b), a_n, d_n in zip(at_flat.layers, at_flat.a, at_flat.d, strict=True):
             _add_product(W, d_n, a_n.mT, keep, -eta)
             if b is not None:
                 (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
@@ -147,7 +170,7 @@ class Dense:
             # a is 0 where ReLU or dropout gave 0
             below = torch.ops.aten.threshold_backward(W.mT @ of_layers[0], a_n, 0)
             of_layers.insert(0, below * self._enlarged if batch.keys else below)
-        return Pass(layers, a, of_layers)
+        return Pass(layers, a, of_layers, logits)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
         """Return the input of each layer, followed by the output of the last layer."""
@@ -191,7 +214,7 @@ def _difference(one: Pass, other: Pass) -> Pass:
     """
     a = [torch.cat([mine, its], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
     d = [torch.cat([mine, -its], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
-    return Pass(one.layers, [one.a[0], *a], [one.d[0] - other.d[0], *d])
+    return one._replace(a=[one.a[0], *a], d=[one.d[0] - other.d[0], *d])
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, keep: float = 1, factor: float = 1) -> None:
