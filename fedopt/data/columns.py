@@ -78,7 +78,7 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
         )
 
 
-def noted(data: LabelledData, label: str) -> list[str]:
+def column_notes(data: LabelledData, label: str) -> list[str]:
     """Return notes on columns that are probably not features: constants, identifiers, and columns that reveal the label.
 
     Only the training rows are examined.

@@ -20,7 +20,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fedopt.config import with_project
 from fedopt.data.examples import tuned
-from fedopt.data.names import spelt
+from fedopt.data.names import clean_name
 from fedopt.errors import UserError, nearest, some
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
@@ -232,7 +232,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     """
     import pandas as pd  # imported here because it takes half a second
 
-    frame = frame.rename(columns=lambda column: spelt(str(column)))
+    frame = frame.rename(columns=lambda column: clean_name(str(column)))
     present = frame.columns.tolist()
     if lacking := [name for name in names if present.count(name) != 1]:
         near = nearest(lacking[0], present)

@@ -13,7 +13,7 @@ _WHOLE = re.compile(r"[-+]?(0|[1-9]\d{0,17})(\.0*)?", re.ASCII)  # matches 7, +7
 _NUMBER = re.compile(r"\+?0*(\d+)(\.0*)?", re.ASCII)
 
 
-def spelt(name: str) -> str:
+def clean_name(name: str) -> str:
     """Normalise a name: strip blanks at both ends and compose accents (Unicode NFC)."""
     return unicodedata.normalize("NFC", name).strip()
 
@@ -34,7 +34,7 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
     """
     if values.dtype.kind in "iu":
         return values
-    given = [spelt(str(name)) for name in values.tolist()]
+    given = [clean_name(str(name)) for name in values.tolist()]
     names = dict.fromkeys(given)
     if all(map(_WHOLE.fullmatch, names)):
         return np.array([int(name.partition(".")[0]) for name in given], dtype=np.int64)

@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.arrays import VALIDATES, checked, npz_arrays, refuse_larger, split_at_random
-from fedopt.data.columns import noted, numbers, refuse_cells, refuse_empty
+from fedopt.data.columns import column_notes, numbers, refuse_cells, refuse_empty
 from fedopt.data.labelled import LabelledData, Pixels
-from fedopt.data.names import identifiers, numbered, spelt
+from fedopt.data.names import clean_name, identifiers, numbered
 from fedopt.errors import UserError, first_line, nearest, some
 from fedopt.files import decoded, expanded, read_bytes
 
@@ -91,7 +91,7 @@ class Csv:
         if self.client is not None:
             columns["client"] = identifiers(table[self.client].to_numpy(), f"{path}: the column {self.client}")
         if self.split is not None:
-            split = table[self.split].map(spelt).to_numpy()
+            split = table[self.split].map(clean_name).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
                 why = f"has {other[0]} in {path}; each row must have train, val or test"
                 raise UserError(f"dataset.split={self.split}: {why}")
@@ -103,7 +103,7 @@ class Csv:
         if self.split is not None and (validates := split[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
         data = checked(arrays, path, class_names=classes, features=tuple(features), allow_nan=self.missing == "mean")
-        notes += [*data.notes, *noted(data, self.label)]
+        notes += [*data.notes, *column_notes(data, self.label)]
         fills = dict[str, np.ndarray]() if self.missing == "mean" else None
         return replace(data, pixels=self.pixels, fills=fills, notes=tuple(notes))
 
@@ -168,7 +168,7 @@ class Csv:
         texts = dict.fromkeys([name for key, name in self._roles.items() if key != "label" or not self.real], str)
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "header": 0}
         try:
-            names = [spelt(name) for name in next(rows, [])]
+            names = [clean_name(name) for name in next(rows, [])]
             if "" in names or len({*names}) < len(names):
                 raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
             for number, row in enumerate(rows, 1):

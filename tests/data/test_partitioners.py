@@ -411,7 +411,7 @@ def test_by_a_file(numbers, ends, tmp_path):
     parts = world.split(12, data.y_train, None, data.owners)["train"]
     order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
     assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
-    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples.*owners"):
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples name their clients"):
         data.resplit(0.5, np.random.default_rng(0))
     path.write_text("\n".join([*names, *"abab"]))
     whole = world.load().resplit(0.5, np.random.default_rng(0))

@@ -19,8 +19,8 @@ from fedopt.data.examples import cross_entropy
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import Batch
-from fedopt.networks import flat as models
 from fedopt.networks import custom as modules
+from fedopt.networks import flat as models
 from fedopt.networks.dropout import Dropout
 from fedopt.testing.harness import leaves, small, steps
 
