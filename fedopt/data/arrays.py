@@ -102,7 +102,7 @@ def split_at_random(
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
-        why = f"{test} of {count} examples leaves none to train on, or none to test on"
+        why = f"{test} of {count} examples leaves no example for training or for testing"
         raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out

@@ -212,7 +212,7 @@ class Model(Normalised):
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
             which = some((names[c] if names else c for c in columns), SHOWN)
             raise UserError(
-                f"column {which}: has cells that are empty or no finite numbers; fill them in, or drop the rows"
+                f"column {which}: has cells that are empty or not finite numbers; fill them in, or drop the rows"
             )
         return x
 

@@ -41,11 +41,11 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
     alike = dict[str, str]()
     for name in names:
         if not 0 < len(name) <= LONGEST:
-            raise UserError(f"{where}, row {given.index(name) + 1}: a name must have 1 to {LONGEST} letters")
+            raise UserError(f"{where}, row {given.index(name) + 1}: a name must have 1 to {LONGEST} characters")
         seen = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
         number = _NUMBER.fullmatch(seen)
         if (other := alike.setdefault(number[1] if number else seen, name)) != name:
-            raise UserError(f"{where} has {other!r} and {name!r}, which look alike; write them the same, or rename one")
+            raise UserError(f"{where} has {other!r} and {name!r}, which look alike; use one spelling, or rename one")
     return np.array(given)
 
 

@@ -62,7 +62,7 @@ def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int
     if not arrays or any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
         raise UserError(f"{key}: must return a list with an array for each client, the indices of its examples")
     if clients is not None and len(arrays) != clients:
-        raise UserError(f"{key}: returns {len(arrays)} clients, and must return partitioner.clients={clients}")
+        raise UserError(f"{key}: returns {len(arrays)} clients, but partitioner.clients={clients}; return as many")
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
         few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"

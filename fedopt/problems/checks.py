@@ -88,7 +88,7 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
         given = values if isinstance(values, dict) else [str(values)]
         raise WrongFunction(
             original.evaluate,
-            f"returns {', '.join(given)}, and the class declares the metrics {', '.join(names)}; make them equal",
+            f"returns {', '.join(given)}, but the class declares the metrics {', '.join(names)}; return exactly these",
         )
     if several := [name for name, value in values.items() if np.ndim(value) != 0]:
         raise WrongFunction(

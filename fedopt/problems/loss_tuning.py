@@ -71,7 +71,7 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
             f"problem.loss={path}: is not a model of problem=loss_tuning; export one with `fedopt export RUN`"
         )
     if [*map(str, model.classes_)] != [*classes]:
-        known = f"its classes are {some(model.classes_, MOST_NAMED)}, and those of the data {some(classes, MOST_NAMED)}"
+        known = f"its classes are {some(model.classes_, MOST_NAMED)}, but the data have {some(classes, MOST_NAMED)}"
         raise UserError(f"problem.loss={path}: {known}; export a run on these data")
     return model.scale.to(like), model.shift.to(like)
 
