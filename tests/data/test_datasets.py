@@ -274,7 +274,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             ROWS.replace(",h0", ",H0", 1),
             {"client": "hospital"},
-            "column hospital.*'H0'.*'h0'.*write them",
+            "column hospital.*'H0'.*'h0'.*use one spelling",
         ),
     ],
 )
