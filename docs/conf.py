@@ -23,6 +23,7 @@ LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
 LISTS = (
     f"{BENCH}/index",
+    "custom",
     "guides",
     "methods",
     "papers/index",

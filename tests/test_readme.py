@@ -46,9 +46,10 @@ LONG = {
     "applied",
     "comparing",
     "hospitals",
+    "custom",
     "own-algorithm",
-    "own-model",
     "own-problem",
+    "problem-examples",
     "python",
     "running",
     "tune",
@@ -232,8 +233,9 @@ def test_promises_are_held_by_tests():
 
 @pytest.mark.full
 def test_own_files_are_held_to_the_contract(tmp_path):
-    """Those of docs/own-algorithm.md, own-problem.md and own-contract.md."""
-    for block in (block for page in sorted((ROOT / "docs").glob("own-*.md")) for block in blocks(page)):
+    """The files on the guides to custom methods and problems."""
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("custom", "own-algorithm", "own-contract")]
+    for block in (block for page in pages for block in blocks(page)):
         if (file := FILE.match(block.text)) and block.language in ("python", "yaml", "toml"):
             (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file[1]).write_text(block.text)

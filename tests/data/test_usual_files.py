@@ -240,9 +240,9 @@ def test_names_of_classes_are_those_of_all_other_data(tmp_path):
 
 @pytest.fixture
 def conversion(tmp_path, monkeypatch):
-    """Runs a script of the page about one's own data, in an empty folder."""
+    """Run a script of the page on data formats, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    scripts = {block.text.split("\n")[0]: block.text for block in blocks(ROOT / "docs" / "own-data.md")}
+    scripts = {block.text.split("\n")[0]: block.text for block in blocks(ROOT / "docs" / "data-formats.md")}
     return lambda name: exec(scripts[f"# {name}"], {})
 
 
