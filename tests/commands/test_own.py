@@ -426,7 +426,7 @@ def test_a_direct_part_that_is_denied(monkeypatch, capsys, tmp_path):
     change = (line, f"{line} + x.sum()", "", "def f")
     result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
     assert result.code == 2
-    assert f"{place}MyWeights.f depends on x, and the class says direct = False" in result.err
+    assert f"{place}MyWeights.f depends on x, but the class has direct = False" in result.err
 
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
