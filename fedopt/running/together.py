@@ -15,10 +15,17 @@ from fedopt.algorithms import Algorithm
 from fedopt.blame import blamed
 from fedopt.config import Composed, Work
 from fedopt.errors import first_line, of_machine
-from fedopt.federation import Federation, Ledger
-from fedopt.federation.engines import Vectorised, largest_stack
-from fedopt.federation.ledger import size_in_bytes
-from fedopt.federation.varied import Alone, Place, Separate, Varied
+from fedopt.federation import (
+    Alone,
+    Federation,
+    Ledger,
+    Place,
+    Separate,
+    Varied,
+    Vectorised,
+    largest_stack,
+    size_in_bytes,
+)
 from fedopt.running.assemble import Experiment, assemble, participation_of
 from fedopt.running.failure import reason
 from fedopt.running.loop import (
@@ -35,7 +42,7 @@ from fedopt.running.loop import (
     share_spent,
 )
 
-TRIED = 1, 2  # rounds of a stack that one configuration also does alone, to compare the times; the first one is slow
+TRIED = 1  # the round of a stack that one configuration also does alone, to compare the times; round 0 is slower
 EVALUATED = 4 * 2**20  # bytes of the variables of the configurations that are evaluated together
 
 
@@ -216,7 +223,7 @@ class _Stack:
         self.progress = self.progress or [Progress() for _ in self.outcomes]
         self.place = Place()
         self.merged = merged(self.algorithms, self.place)
-        self.age = self.losses = 0  # rounds of this stack; those in which it was slower than its configurations alone
+        self.age = 0  # rounds of this stack
         # How many configurations are evaluated together, which bounds memory; 1 if the problem cannot evaluate several
         self.measured = EVALUATED // size_in_bytes(self.e.problem.start())
 
@@ -275,31 +282,28 @@ class _Stack:
         return [self]
 
     def _round(self, r: int) -> None:
-        """Do round r. Raises Alone if the first rounds show that the configurations are faster alone."""
-        federation, alone = self.federation(), 0.0
+        """Do round r. Raises Alone if the round that is also done alone shows that the configurations are faster alone."""
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter  # other processes do not count
+        federation, alone, n, started = self.federation(), 0.0, self.going[0], clock()
         federation.engine = Vectorised()
-        if self.age in TRIED:
-            started = time.perf_counter()
-            n = self.going[0]
+        if self.age == TRIED:
             self.algorithms[n].step(self.of(n), self.e.problem, self.federation().at(r))
-            alone = time.perf_counter() - started
-        seconds = self._timed(lambda algorithm, state: algorithm.step(state, self.e.problem, federation.at(r)))
+            alone, started = clock() - started, clock()
+        self._timed(lambda algorithm, state: algorithm.step(state, self.e.problem, federation.at(r)))
         self.e.federation.ledger = federation.ledger
         for progress in self.progress:
             progress.round, progress.evaluated = r + 1, False
         self.age += 1
-        self.losses += 0 < alone * len(self.outcomes) < seconds
-        if self.losses == len(TRIED):
+        if 0 < alone * len(self.outcomes) < clock() - started:
             raise Alone("each configuration is faster alone")
 
-    def _timed(self, call: Callable[[Algorithm, Any], Any]) -> float:
-        """Set the state to what ``call(algorithm, state)`` returns, and return the seconds that it took."""
+    def _timed(self, call: Callable[[Algorithm, Any], Any]) -> None:
+        """Set the state to what ``call(algorithm, state)`` returns, and note the seconds that it takes."""
         started = time.perf_counter()
         self.state = self.computed(call)
         seconds = time.perf_counter() - started
         for progress in self.progress:
             progress.seconds += seconds / len(self.outcomes)
-        return seconds
 
     def _evaluate(self) -> None:
         """Take the metrics of each configuration, and note which ones diverge."""

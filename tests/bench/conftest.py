@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def always_together(monkeypatch):
-    monkeypatch.setattr("fedopt.running.together.TRIED", (-1,))
+    monkeypatch.setattr("fedopt.running.together.TRIED", -1)

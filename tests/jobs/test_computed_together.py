@@ -19,7 +19,7 @@ WORDS += ["algo.eta=0.01,0.03,0.1", "algo.tau=1,5", "seed=0,1", "budget.rounds=6
 
 @pytest.fixture(autouse=True)
 def always_together(monkeypatch):
-    monkeypatch.setattr("fedopt.running.together.TRIED", (-1,))
+    monkeypatch.setattr("fedopt.running.together.TRIED", -1)
 
 
 def same(one, other):
@@ -89,20 +89,26 @@ def test_what_differs_in_more_than_real_numbers_runs_as_always(monkeypatch, caps
     """As do runs that diverge together with others, and runs that fail."""
     monkeypatch.chdir(tmp_path)
     words = ["algo=fedavg", "problem=quadratic_minimisation", "budget.rounds=4", "eval.every=1", "eval.diverged=10"]
-    done = fedopt(monkeypatch, capsys, "-m", *words, "algo.eta=0.1,0.2,1e9", "algo.tau=1,7", "output_dir=o", "--at-once")
+    done = fedopt(
+        monkeypatch, capsys, "-m", *words, "algo.eta=0.1,0.2,1e9", "algo.tau=1,7", "output_dir=o", "--at-once"
+    )
     assert done.code == 0
     runs = {path.name: RunFolder(path) for path in Path("o").iterdir() if path.is_dir()}
     assert sum(run.status() == "diverged" for run in runs.values()) == 2
     assert all("computed" in json.loads((run.path / "run.json").read_text()) for run in runs.values())
     for algo in ("fedavg", "scaffold"):
-        done = fedopt(monkeypatch, capsys, "-m", f"algo={algo}", *words[1:], "algo.tau=1,2,3", "output_dir=p", "--at-once")
+        done = fedopt(
+            monkeypatch, capsys, "-m", f"algo={algo}", *words[1:], "algo.tau=1,2,3", "output_dir=p", "--at-once"
+        )
         assert done.code == 0
     assert not [path for path in Path("p").rglob("run.json") if "computed" in json.loads(path.read_text())]
 
 
 def test_computing_together_from_python(tmp_path):
     base = {"algo": "fedavg", "problem": "quadratic_minimisation", "budget.rounds": 3, "algo.eta": [0.1, 0.2]}
-    alone, together = (package.sweep(base, output_dir=tmp_path / str(at), at_once=at, quiet=True) for at in (False, True))
+    alone, together = (
+        package.sweep(base, output_dir=tmp_path / str(at), at_once=at, quiet=True) for at in (False, True)
+    )
     for one, other in zip(alone, together, strict=True):
         assert one.final == pytest.approx(other.final, rel=1e-9)
         assert one.variables["x"].numpy() == pytest.approx(other.variables["x"].numpy(), rel=1e-6)

@@ -1,5 +1,6 @@
 """Configurations that are computed together: each gives what it gives alone."""
 
+import time
 from dataclasses import replace
 from functools import partial
 from operator import mul
@@ -37,7 +38,7 @@ def outcomes(e, algorithms):
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Stacks are kept also where they are slower, and rows have all digits."""
-    monkeypatch.setattr(together, "TRIED", (-1,))
+    monkeypatch.setattr(together, "TRIED", -1)
 
     def exact(e, progress, values, noted=loop.noted):
         row, improved = noted(e, progress, values)
@@ -141,8 +142,15 @@ def test_slower_stacks_run_alone(monkeypatch):
     e = quick()
     algorithms = with_eta(e, 0.1, 0.2, 0.3)
     expected = each_alone(e, algorithms)
-    monkeypatch.setattr(together, "TRIED", (1, 2))
-    monkeypatch.setattr(_Stack, "_timed", lambda self, call, original=_Stack._timed: original(self, call) + 1e6)
+
+    def slow(self, call, original=_Stack._timed):
+        original(self, call)
+        end = time.process_time() + 0.5
+        while time.process_time() < end:
+            pass
+
+    monkeypatch.setattr(together, "TRIED", 1)
+    monkeypatch.setattr(_Stack, "_timed", slow)
     found = outcomes(e, algorithms)
     assert {one.alone for one in found} == {"each configuration is faster alone"}
     assert_equal(found, expected)
