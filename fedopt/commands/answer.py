@@ -30,12 +30,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
-    def parse_known_args(self, *given: Any, **options: Any) -> Any:
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
         """Parse arguments, and add the current project's config folder to those of --config-dir.
 
         All parsing methods of argparse call this one, some of them twice; the folder is added only once.
         """
-        parsed, others = super().parse_known_args(*given, **options)
+        parsed, others = super().parse_known_args(*args, **options)
         if hasattr(parsed, "folders"):
             parsed.folders = with_project(parsed.folders)
         return parsed, others
@@ -112,14 +112,14 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
     add("--at-most", type=positive, metavar="N", help="runs at once (default: 50)")
 
 
-def launcher_of(given: argparse.Namespace) -> "Launcher":
+def launcher_of(args: argparse.Namespace) -> "Launcher":
     """Return the launcher that the options choose; without --launcher, `Local`. Raises UserError for options that need
     --launcher.
     """
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
-    options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
-    if given.launcher:
-        need(f"--launcher {given.launcher}", "submitit", "slurm")
+    options = {key: value for name, key in keys.items() if (value := getattr(args, name)) is not None}
+    if args.launcher:
+        need(f"--launcher {args.launcher}", "submitit", "slurm")
         from fedopt.jobs import Queue
 
         return Queue(**options)
@@ -127,7 +127,7 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
         raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm")
     from fedopt.jobs import Local
 
-    return Local(given.jobs)
+    return Local(args.jobs)
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:

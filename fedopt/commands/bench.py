@@ -18,28 +18,28 @@ def main() -> None:
 
 
 def _main() -> int:
-    given = _arguments()
+    args = _arguments()
     need("fedopt bench", "pyarrow", "bench")
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_table
 
-    entries, chosen = Entries(given.folders), tasks(given.tasks, given.folders, given.smoke)
-    launcher, out = launcher_of(given), given.out / ("smoke" if given.smoke else "full")
-    pools = Pools(out, entries, *(SMOKE if given.smoke else ()))
-    if given.command == "enter":
-        entries.enter(given.method)
-    names = {task.name: [given.method] if given.command == "enter" else task.entries for task in chosen}
-    if given.command != "rank" and not given.tasks:
+    entries, chosen = Entries(args.folders), tasks(args.tasks, args.folders, args.smoke)
+    launcher, out = launcher_of(args), args.out / ("smoke" if args.smoke else "full")
+    pools = Pools(out, entries, *(SMOKE if args.smoke else ()))
+    if args.command == "enter":
+        entries.enter(args.method)
+    names = {task.name: [args.method] if args.command == "enter" else task.entries for task in chosen}
+    if args.command != "rank" and not args.tasks:
         chosen = [task for task in chosen if pools.fits(task, names[task.name][0])]
     try:
         with ctrl_c_kept():
-            for number, task in enumerate(chosen if given.command != "rank" else (), 1):
+            for number, task in enumerate(chosen if args.command != "rank" else (), 1):
                 show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(names[task.name])}")
                 pools.run(task, names[task.name], launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
     table = pools.table(chosen)
-    if given.command == "run":
+    if args.command == "run":
         write_table(out / "results.parquet", table)
     else:
         table = with_newer(released(out), table)

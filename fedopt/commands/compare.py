@@ -34,21 +34,21 @@ def main() -> None:
     answer(lambda: compare(_arguments()))
 
 
-def compare(arguments: argparse.Namespace) -> None:
+def compare(args: argparse.Namespace) -> None:
     """Compare runs as the options say: write the files, and print the tables.
 
     Raises UserError if there is no run to compare, or an option does not fit the runs.
     """
-    look = build(PlotStyle, {field.name: getattr(arguments, field.name) for field in fields(PlotStyle)})
-    wanted = {name: getattr(arguments, name) for name in ("metric", "target", "group_by", "names", "at", "label")}
-    comparison = compared(usable(arguments.paths, arguments.x, arguments.exclude), **wanted)
-    base = arguments.out / "compare"
-    pictures = [base.with_suffix(f".{name}") for name in arguments.format]
+    look = build(PlotStyle, {field.name: getattr(args, field.name) for field in fields(PlotStyle)})
+    wanted = {name: getattr(args, name) for name in ("metric", "target", "group_by", "names", "at", "label")}
+    comparison = compared(usable(args.paths, args.x, args.exclude), **wanted)
+    base = args.out / "compare"
+    pictures = [base.with_suffix(f".{name}") for name in args.format]
     curves = base.with_name("compare_curves.csv")
     write_table(curves, comparison.draw(*pictures, **asdict(look)))
-    written = comparison.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
+    written = comparison.write(args.out, args.table, args.columns, args.decimals)
     phrases, shown = (
-        shown_table(comparison, arguments.columns, arguments.decimals, short).cells for short in (False, True)
+        shown_table(comparison, args.columns, args.decimals, short).cells for short in (False, True)
     )
     print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
     tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
@@ -57,7 +57,7 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(tests := tests_shown(comparison.paired)):
         phrase = str(tests.columns[1])
         short = tests.rename(columns={phrase: phrase.partition(" of ")[0]})
-        at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
+        at = "last values" if args.at is None else f"values at {amount(args.x, args.at)}"
         about = f"{phrase}: {at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm: over the pairs of a problem"
         print_table(short, list(short.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")

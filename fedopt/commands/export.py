@@ -20,22 +20,22 @@ def export(arguments: list[str]) -> None:
     parser.add_argument("--client", metavar="NAME", help="the model that this client deploys (default: the common one)")
     parser.add_argument("--out", metavar="FILE", help="NAME.json or NAME.safetensors (default: in the run's folder)")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    given = parser.parse_args(arguments)
-    folder = Path(given.run)
+    args = parser.parse_args(arguments)
+    folder = Path(args.run)
     if not (folder / "checkpoint.safetensors").is_file():
         raise UserError(f"{folder}: there is no run with a checkpoint in it; give the folder of a run")
     from fedopt.running.read_back import read_back  # imports torch
 
     with_project()
     trained = read_back(folder, best=False)
-    model = trained.deployed(given.client)
-    name = "model" if given.client is None else re.sub(r"\W", "_", f"model_{given.client}")
-    path = Path(given.out or folder / f"{name}.{'json' if model.linear else 'safetensors'}")
-    if path.exists() and not given.force:
+    model = trained.deployed(args.client)
+    name = "model" if args.client is None else re.sub(r"\W", "_", f"model_{args.client}")
+    path = Path(args.out or folder / f"{name}.{'json' if model.linear else 'safetensors'}")
+    if path.exists() and not args.force:
         raise UserError(f"{path}: exists already; name another file with --out FILE, or replace it with --force")
     model.save(path)
-    what = f"the own model of {given.client}" if model.card.own else "the common model of all clients"
+    what = f"the own model of {args.client}" if model.card.own else "the common model of all clients"
     others = (
-        "" if trained.own is None or given.client else f"; --client NAME writes one of the {len(trained.own)} own ones"
+        "" if trained.own is None or args.client else f"; --client NAME writes one of the {len(trained.own)} own ones"
     )
     show(f"wrote {path}: {what}{others}")

@@ -22,23 +22,23 @@ COMMANDS = {
 }
 
 
-def show_help(words: list[str], folders: list[str]) -> None:
+def show_help(overrides: list[str], folders: list[str]) -> None:
     """Print what `fedopt --help` answers.
 
     Without words: the first commands. With overrides: the keys of the algorithm, problem, ... that the overrides choose. With
     names of keys, such as algo.beta: the meaning of the keys.
 
     Args:
-        words: The overrides and names of keys.
+        overrides: The overrides and names of keys.
         folders: Folders of one's own configuration, as of ``--config-dir``.
 
     Raises:
         UserError: A key does not exist, or `merge` raises it.
     """
-    if not words:
+    if not overrides:
         show("fedopt: federated nested optimisation in PyTorch", "")
         show_table(["", ""], [(f"  {command}", text) for command, text in COMMANDS.items()])
-    elif keys := [word for word in words if "=" not in word]:
-        explain(keys, [word for word in words if word not in keys], folders)
+    elif keys := [override for override in overrides if "=" not in override]:
+        explain(keys, [override for override in overrides if override not in keys], folders)
     else:
-        show_keys(words, folders)
+        show_keys(overrides, folders)

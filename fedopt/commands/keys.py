@@ -55,20 +55,20 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
+def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
     """Return (key -> what the help shows, config group -> chosen option, a line on tuned values) for a command's config.
 
     Args:
-        words: The overrides of the command. If it chooses no algorithm or problem, FedMSA and mco are used.
+        overrides: The overrides of the command. If it chooses no algorithm or problem, FedMSA and mco are used.
         folders: The user's config folders.
 
     Raises:
         UserError: As `merge` does.
     """
-    chosen = {*map(key_of, words)}
-    words = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen] + words
-    composed = merge(words, folders)
-    usual = merge([*words, "preset=none"], folders) if composed.tuned.name else composed
+    chosen = {*map(key_of, overrides)}
+    overrides = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen] + overrides
+    composed = merge(overrides, folders)
+    usual = merge([*overrides, "preset=none"], folders) if composed.tuned.name else composed
     values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
     said, types = meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
@@ -83,14 +83,14 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
     return described, composed.chosen, str(composed.tuned)
 
 
-def show_keys(words: list[str], folders: list[str]) -> None:
+def show_keys(overrides: list[str], folders: list[str]) -> None:
     """Print the keys of the config groups that a command chooses; with an algorithm and a problem, those of the complete run.
 
-    words: the overrides; [] prints the keys that every run has. folders: the user's config folders.
+    overrides: the overrides; [] prints the keys that every run has. folders: the user's config folders.
     """
-    described, chosen, tuned = keys(words or PLAIN, folders)
-    groups = [group for group in GROUPS if group in map(key_of, words)]
-    of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
+    described, chosen, tuned = keys(overrides or PLAIN, folders)
+    groups = [group for group in GROUPS if group in map(key_of, overrides)]
+    of_run = bool(overrides) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
@@ -106,19 +106,19 @@ def show_keys(words: list[str], folders: list[str]) -> None:
         show_folded(tuned if of_run else _tuned_problems(chosen["algo"], folders))
 
 
-def explain(asked: Iterable[str], words: list[str], folders: Folders) -> None:
+def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> None:
     """Print the meanings of keys, or of all keys below a node such as `participation`.
 
     Args:
         asked: The keys. Those of a config group from which the overrides choose nothing, such as algo.beta, are explained for all
             of its options.
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         folders: The user's config folders.
 
     Raises:
         UserError: A key does not exist.
     """
-    described, chosen = keys(words or PLAIN, folders)[0], {*map(key_of, words)}
+    described, chosen = keys(overrides or PLAIN, folders)[0], {*map(key_of, overrides)}
     for key in asked:
         group = _part(key)
         if group and not {group, "experiment"} & chosen:
@@ -198,5 +198,5 @@ def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
     types = dict(about(SETTINGS)["fields"])
     for where, node in {**nodes, **{f"logger.{name}": node for name, node in nodes["logger"].items()}}.items():
         path = str(node.get("_target_", "")) if isinstance(node, dict) else ""
-        types |= {f"{where}.{key}": words for key, words in about(path)["fields"].items()} if path else {}
+        types |= {f"{where}.{key}": overrides for key, overrides in about(path)["fields"].items()} if path else {}
     return types

@@ -43,25 +43,25 @@ def show_list(arguments: list[str]) -> None:
     which = "all that fit this class of problems, with full titles, and where an algorithm's equations are from"
     parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
-    given = parser.parse_args(arguments)
-    check_folders(tuple(given.folders))
-    topic = next((topic for topic, group in TOPICS.items() if given.topic == group), given.topic)
+    args = parser.parse_args(arguments)
+    check_folders(tuple(args.folders))
+    topic = next((topic for topic, group in TOPICS.items() if args.topic == group), args.topic)
     group = TOPICS.get(topic or "", "")
-    if given.topic is None:
-        counts = {name: f"{len(options(of, given.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
+    if args.topic is None:
+        counts = {name: f"{len(options(of, args.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
     elif topic not in topics:
-        near = nearest(given.topic, topics)
-        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
+        near = nearest(args.topic, topics)
+        raise UserError(f"fedopt list {args.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
     elif topic == "commands":
         show_table(["", ""], [*COMMANDS.items()])
     elif topic == "keys":
-        show_keys([], given.folders)
+        show_keys([], args.folders)
     elif group in ("algo", "problem"):
-        _by_class(group, " ".join(given.kind), given.folders)
+        _by_class(group, " ".join(args.kind), args.folders)
     else:
-        show_table(["", ""], [(name, title(group, name, given.folders)) for name in options(group, given.folders)])
+        show_table(["", ""], [(name, title(group, name, args.folders)) for name in options(group, args.folders)])
 
 
 def _by_class(group: str, wanted: str, folders: Folders) -> None:

@@ -41,20 +41,20 @@ def ls(arguments: list[str]) -> None:
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
-    given = parser.parse_intermixed_args(arguments)
-    runs, rows = _chosen(given, given.sort)
-    values = [(row, _value(row, given.sort or "folder")) for row in rows]
-    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=given.reverse)
+    args = parser.parse_intermixed_args(arguments)
+    runs, rows = _chosen(args, args.sort)
+    values = [(row, _value(row, args.sort or "folder")) for row in rows]
+    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=args.reverse)
     rows = [row for row, _ in values]
-    if given.json:
+    if args.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
         _print(rows)
-        _advise(rows, given)
+        _advise(rows, args)
     else:
         begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
-        wanted = f" with {' '.join(given.filters)}" if given.filters else ""
-        show(f"no run{wanted} in {', '.join(given.paths)}, which has {len(runs)}{begin}")
+        wanted = f" with {' '.join(args.filters)}" if args.filters else ""
+        show(f"no run{wanted} in {', '.join(args.paths)}, which has {len(runs)}{begin}")
 
 
 def rm(arguments: list[str]) -> None:
@@ -64,15 +64,15 @@ def rm(arguments: list[str]) -> None:
     """
     parser = _parser("rm", "Delete the runs that the words choose, without words those that failed, after asking.")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    given = parser.parse_intermixed_args(arguments)
-    given.words = given.words or ["status=failed"]
-    rows = [row for row in _chosen(given)[1] if row["status"] != "search"]  # it would run its trials again
+    args = parser.parse_intermixed_args(arguments)
+    args.words = args.words or ["status=failed"]
+    rows = [row for row in _chosen(args)[1] if row["status"] != "search"]  # it would run its trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
         note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
     if rows:
         _print(rows)
-    if rows and not given.yes:
+    if rows and not args.yes:
         if not sys.stdin.isatty():
             raise UserError("fedopt rm: nobody is here to be asked; add --yes to delete these runs")
         asked = f"delete {counted(len(rows), 'run')} ({decimal(sum(row['size'] for row in rows))})? [y/N] "
@@ -105,31 +105,31 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
+def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
     """Return all runs in the folders of a command, and those that it chooses.
 
     Args:
-        given: The arguments. `paths` and `filters` are added: the words that are folders, and the others.
+        args: The arguments. `paths` and `filters` are added: the words that are folders, and the others.
         sort: A column or config key by which the rows are sorted.
 
     Raises:
         UserError: A folder, a column or a key does not exist.
     """
-    given.filters = [word for word in given.words if "=" in word and not Path(word).exists()]
-    given.paths = [word for word in given.words if word not in given.filters]
-    if not given.paths:  # in a folder below a project's, its outputs
+    args.filters = [word for word in args.words if "=" in word and not Path(word).exists()]
+    args.paths = [word for word in args.words if word not in args.filters]
+    if not args.paths:  # in a folder below a project's, its outputs
         places = (outputs(), *(folder / "outputs" for folder in Path.cwd().parents))
-        given.paths = [os.path.relpath(next((place for place in places if place.is_dir()), "outputs"))]
-    runs = list(_rows(given.paths)) if given.paths != ["outputs"] or Path("outputs").is_dir() else []
-    _add_queued(runs, given.paths)
+        args.paths = [os.path.relpath(next((place for place in places if place.is_dir()), "outputs"))]
+    runs = list(_rows(args.paths)) if args.paths != ["outputs"] or Path("outputs").is_dir() else []
+    _add_queued(runs, args.paths)
     if broken := [str(row["folder"]) for row in runs if row["status"] is None]:
         note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
     rows = runs = [row for row in runs if row["status"] is not None]
-    for key in filter(None, [sort, *(word.partition("=")[0] for word in given.filters)]):
+    for key in filter(None, [sort, *(word.partition("=")[0] for word in args.filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
         if runs and key not in names:
             raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
-    for key, _, wanted in (word.partition("=") for word in given.filters):
+    for key, _, wanted in (word.partition("=") for word in args.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
     return runs, rows
 
@@ -235,19 +235,19 @@ def _counts(rows: Sequence[Row]) -> str:
     return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
 
 
-def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
+def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Print how many runs there are, a command that compares them, and one that resumes an interrupted run.
 
     The command names the runs that filters choose; without filters, folders that hold some.
 
     Args:
         rows: The runs that are shown.
-        given: The arguments, as `_chosen` leaves them.
+        args: The arguments, as `_chosen` leaves them.
     """
     show(_counts(rows))
     compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
-        places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
+        places = compared if args.filters else [_below(folder, args.paths) for folder in compared]
         show(f"to compare: fedopt compare {shlex.join(map(str, dict.fromkeys(places)))}")
     if stopped := [row["folder"] for row in rows if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")

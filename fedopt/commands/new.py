@@ -37,14 +37,14 @@ def new(arguments: list[str]) -> None:
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
     parser.add_argument("name", help="its name, such as my_sgd")
     parser.add_argument("--class", dest="problems", default="minimisation", help="the class of problems")
-    given = parser.parse_args(arguments)
-    kind, name = given.kind, given.name
-    if (kind, given.problems) not in EXAMPLES:
+    args = parser.parse_args(arguments)
+    kind, name = args.kind, args.name
+    if (kind, args.problems) not in EXAMPLES:
         classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
         raise UserError(
-            f"--class {given.problems}: there is no template of {kind} for this class; choose one of {classes}"
+            f"--class {args.problems}: there is no template of {kind} for this class; choose one of {classes}"
         )
-    example, command = EXAMPLES[kind, given.problems]
+    example, command = EXAMPLES[kind, args.problems]
     found, home = project.project(), project.home()
     conf = os.path.relpath(found.config_dir, home) if found else project.Project().config_dir
     files = {

@@ -14,20 +14,20 @@ def main() -> None:
     answer(lambda: report(_arguments()))
 
 
-def report(given: argparse.Namespace) -> None:
+def report(args: argparse.Namespace) -> None:
     """Write the page.
 
     Raises UserError if a folder does not exist, or there is nothing to show.
     """
-    first = page(given.paths)
+    first = page(args.paths)
     if not first.sections:
         raise UserError(
-            f"{', '.join(map(str, given.paths))}: there are neither runs nor results of fedopt reproduce "
+            f"{', '.join(map(str, args.paths))}: there are neither runs nor results of fedopt reproduce "
             f"in it; give a folder that holds some"
         )
     for line in first.notes:
         note(line)
-    show(f"results: {first.write(given.out)}")
+    show(f"results: {first.write(args.out)}")
 
 
 def _arguments() -> argparse.Namespace:

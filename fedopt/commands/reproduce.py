@@ -31,20 +31,20 @@ def main() -> None:
 
 
 def _main() -> int:
-    given = _arguments()
-    wanted = chosen(given.names or names(given.folders), given.folders)
-    if given.list:
-        show_list(wanted, given.folders)
+    args = _arguments()
+    wanted = chosen(args.names or names(args.folders), args.folders)
+    if args.list:
+        show_list(wanted, args.folders)
         return 0
-    if not given.names:
+    if not args.names:
         raise UserError("no experiment is named; choose from fedopt reproduce --list")
-    launcher, overrides = launcher_of(given), [f"hardware={given.hardware}"] if given.hardware else []
-    lock = RunFolder(given.output)
+    launcher, overrides = launcher_of(args), [f"hardware={args.hardware}"] if args.hardware else []
+    lock = RunFolder(args.output)
     lock.open()
     try:
-        how: Any = {"folders": given.folders, "overrides": overrides, "seeds": given.seeds, "quick": given.quick}
-        plans = [Plan(name=name, output=given.output, **how) for name in wanted]
-        return reproduce(plans, launcher, ["png", *given.format])
+        how: Any = {"folders": args.folders, "overrides": overrides, "seeds": args.seeds, "quick": args.quick}
+        plans = [Plan(name=name, output=args.output, **how) for name in wanted]
+        return reproduce(plans, launcher, ["png", *args.format])
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130

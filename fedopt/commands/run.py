@@ -54,23 +54,23 @@ def _dispatch(arguments: list[str]) -> int:
     add_launcher(parser)
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
-    given = parser.parse_intermixed_args(arguments)
-    given.overrides = last_of_each(map(of_folder, given.overrides))
-    if (given.jobs > 1 or given.launcher) and not given.multirun:
-        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} needs -m, which makes it a sweep")
-    if given.sc:
-        _complete(given.overrides)
-    elif given.help or not arguments:
+    args = parser.parse_intermixed_args(arguments)
+    args.overrides = last_of_each(map(of_folder, args.overrides))
+    if (args.jobs > 1 or args.launcher) and not args.multirun:
+        raise UserError(f"--{'launcher' if args.launcher else 'jobs'} needs -m, which makes it a sweep")
+    if args.sc:
+        _complete(args.overrides)
+    elif args.help or not arguments:
         from fedopt.commands.help import show_help
 
-        show_help(given.overrides, given.folders)
-    elif given.multirun and not given.cfg:
+        show_help(args.overrides, args.folders)
+    elif args.multirun and not args.cfg:
         from fedopt.jobs.sweep import sweep
 
-        return sweep(given.overrides, given.folders, launcher_of(given))
+        return sweep(args.overrides, args.folders, launcher_of(args))
     else:
-        composed = configured(given.overrides, given.folders)
-        if not given.cfg:
+        composed = configured(args.overrides, args.folders)
+        if not args.cfg:
             return _single(composed)
         from fedopt.running import check_parts
         from fedopt.running.assemble import assemble

@@ -30,7 +30,7 @@ class Composed:
     Args:
         nodes: All values as dicts, lists, texts and numbers, as in ``config.yaml``.
         chosen: The option of each config group, such as ``{"algo": "fedavg"}``.
-        words: The overrides of the command, such as ``seed=1``.
+        overrides: The overrides of the command, such as ``seed=1``.
         folders: Config folders besides fedopt's.
         tuned: Which tuned values apply, and where they come from.
         experiment: The node of the published experiment that the command chooses; {} without one.
@@ -38,7 +38,7 @@ class Composed:
 
     nodes: Mapping[str, Any]
     chosen: Mapping[str, str] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     tuned: Tuned = field(default_factory=Tuned)
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -85,41 +85,41 @@ class Composed:
     def changed(self, **values: Any) -> "Composed":
         """Return this config with other values of top-level keys, such as seed, resume and output_dir.
 
-        The new config's `words` set these values too.
+        The new config's `overrides` set these values too.
         """
         if {**self.nodes, **values} == self.nodes:
             return self
-        words = [word for word in self.words if key_of(word) not in values]
-        words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
-        return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
+        overrides = [override for override in self.words if key_of(override) not in values]
+        overrides += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
+        return replace(self, nodes={**self.nodes, **values}, overrides=tuple(overrides))
 
 
-def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
+def compose(overrides: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """Return the config of the command ``fedopt WORDS``.
 
     Args:
-        words: Overrides as on the command line, such as ``algo=fedavg``.
+        overrides: Overrides as on the command line, such as ``algo=fedavg``.
         folders: Your config folders.
 
     Raises:
         UserError: A mistake that can be found before data are read. Examples are an unknown key, a wrong type, or an
             algorithm that does not fit the problem.
     """
-    composed = merge(words, folders)
+    composed = merge(overrides, folders)
     _ = composed.settings  # which are checked now
     client, partitioner = composed.nodes["dataset"].get("client"), composed.chosen.get("partitioner")
-    if client is not None and partitioner != "by_column" and "partitioner" not in map(key_of, words):
+    if client is not None and partitioner != "by_column" and "partitioner" not in map(key_of, overrides):
         both = f"add partitioner=by_column, or name partitioner={partitioner} to divide the rows otherwise"
         raise UserError(f"dataset.client={client}: this column's clients are not those of the run; {both}")
     return composed
 
 
-def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
+def merge(overrides: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """Return the config as `compose` does, without checking its values: help explains a config before it is complete.
 
-    words, folders: as in `compose`. Raises UserError for unknown options and keys, and if no algorithm or problem is chosen.
+    overrides, folders: as in `compose`. Raises UserError for unknown options and keys, and if no algorithm or problem is chosen.
     """
-    given, others = tuple(words), tuple(map(str, folders))
+    given, others = tuple(overrides), tuple(map(str, folders))
     with explained(given, others):
         config, chosen, tuned, experiment = merged(given, others)
         nodes = plain(config)
@@ -128,7 +128,7 @@ def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
 
 def recorded(
     nodes: Mapping[str, Any],
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     chosen: Mapping[str, str] | None = None,
     tuned: Tuned | None = None,
 ) -> Composed:
@@ -136,7 +136,7 @@ def recorded(
 
     Args:
         nodes: The content of its ``config.yaml``.
-        words: Overrides as on the command line.
+        overrides: Overrides as on the command line.
         chosen: The option of each config group, from the run's ``run.json``. None: not known.
         tuned: The tuned values that applied, from the same file. None: not known.
 
@@ -147,12 +147,12 @@ def recorded(
     for parent, _, name in (key.rpartition(".") for key in REMOVED):
         if isinstance(node := OmegaConf.select(config, parent), DictConfig):
             node.pop(name, None)  # recorded by an earlier version
-    for word in parsed(words):
-        key = word.key_or_group
-        if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
+    for override in parsed(overrides):
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or OmegaConf.select(config, key, default=config) is config:
             raise UserError(f"{key}: the run to be resumed has no such key{nearest(key, [*flat(nodes)])}")
-        put(config, key, word.value())
-    composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
+        put(config, key, override.value())
+    composed = Composed(plain(config), chosen or {}, tuple(overrides), tuned=tuned or Tuned())
     _ = composed.settings  # which are checked now
     return composed
 

@@ -20,12 +20,12 @@ KINDS = {  # of keys, by their names in other programs: what the comment beside 
 BRIEF = ("dataset", "partitioner", "logger")  # groups with few options, whose keys differ
 
 
-def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> str:
+def explain(error: Exception, overrides: Sequence[str], keys: Mapping[str, str]) -> str:
     """Return the message for an exception of Hydra or OmegaConf, in terms of the command.
 
     Args:
         error: The exception.
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         keys: The config groups and the dotted keys that exist, each with the comment beside it.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -37,25 +37,25 @@ def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> 
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):
-        return _unknown_key(str(key or overridden[1]), words, keys)  # type: ignore[index]
+        return _unknown_key(str(key or overridden[1]), overrides, keys)  # type: ignore[index]
     return text.partition(" full_key:")[0][:300] or "a value of a config cannot be read; close every ${...}"
 
 
-def _unknown_key(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str:
-    """Return the message for a key that the config does not have. words, keys: as in `explain`."""
+def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) -> str:
+    """Return the message for a key that the config does not have. overrides, keys: as in `explain`."""
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; +{key}=NAME adds one"
     parent, _, leaf = key.rpartition(".")
-    own = any(key_of(word) == parent and word.partition("=")[2] not in options(parent) for word in words)
+    own = any(key_of(override) == parent and override.partition("=")[2] not in options(parent) for override in overrides)
     brief = parent in BRIEF and not own
     if others := [name for name in options(parent) if brief and f"{parent}.{leaf}" in values_of(parent, name)]:
-        value = next((word.partition("=")[2] for word in words if key_of(word) == key), "")
+        value = next((override.partition("=")[2] for override in overrides if key_of(override) == key), "")
         named = [name for name in others if value.endswith(f".{name}")] or others
         choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
         return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
-    choices = [word for word in words if key_of(word) in ("algo", "problem")]
+    choices = [override for override in overrides if key_of(override) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
-    typed = next((name for name in map(key_of, words) if name.startswith(f"{key}.")), key)  # Hydra names the first part
+    typed = next((name for name in map(key_of, overrides) if name.startswith(f"{key}.")), key)  # Hydra names the first part
     return f"{key}: there is no such key{_meant(typed, own, keys)}; {explained}"
 
 

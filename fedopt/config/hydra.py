@@ -22,17 +22,17 @@ TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in
 
 @lru_cache(maxsize=1000)
 def chosen_files(
-    words: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
+    overrides: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
     """Let Hydra merge the files that a command chooses.
 
     Return the config, the option of each group, and the node of an experiment, {} without one.
 
-    words: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
+    overrides: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
         that the cache notices a changed file. Raises UserError for files that cannot be read or that configure Hydra.
     """
     try:
-        config = _with_hydra(*search_path(folders), *words)
+        config = _with_hydra(*search_path(folders), *overrides)
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
@@ -61,10 +61,10 @@ def search_path(folders: Folders) -> list[str]:
     return [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
 
 
-def _with_hydra(*words: str) -> DictConfig:
+def _with_hydra(*overrides: str) -> DictConfig:
     """Return the config that these overrides compose to, including Hydra's own node."""
     with _set_aside(GlobalHydra.instance()), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", overrides=list(words), return_hydra_config=True)
+        return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 @contextmanager

@@ -40,13 +40,13 @@ class Work:
 
     Args:
         folder: The run's folder.
-        words: The run's overrides.
+        overrides: The run's overrides.
         folders: The user's config folders.
         digits: The fingerprint of the config when the job was queued.
     """
 
     folder: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     folders: tuple[str, ...]
     digits: str
 
@@ -68,7 +68,7 @@ class Work:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.signal(sent, make_room)
         try:
-            composed = compose(self.words, self.folders)
+            composed = compose(self.overrides, self.folders)
             if digits(composed.nodes) != self.digits:
                 raise UserError(
                     "its config files have changed since it was queued; repeat the command to queue it again"
@@ -256,4 +256,4 @@ def _runs(submission: Path) -> list[str]:
 
 def _work(job: Job) -> Work:
     composed = job.composed
-    return Work(str(job.folder.absolute()), composed.words, composed.folders, digits(composed.nodes))
+    return Work(str(job.folder.absolute()), composed.overrides, composed.folders, digits(composed.nodes))

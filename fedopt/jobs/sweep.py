@@ -33,20 +33,20 @@ class Sweep(NamedTuple):
     jobs: list[Job]
 
 
-def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
+def sweep(overrides: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
     """Do all combinations of a command, write sweep.csv and print a summary.
 
     Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C, else 0.
 
     Args:
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         folders: The user's config folders.
         launcher: Does the runs.
 
     Raises:
         UserError: The command has a mistake, or the launcher cannot be used.
     """
-    planned = plan(words, folders)
+    planned = plan(overrides, folders)
     try:
         with ctrl_c_kept():
             return 1 if _do([planned], launcher) else 0
@@ -71,7 +71,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
         KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs have written a checkpoint.
     """
     taken: dict[str, Composed] = {}
-    sweeps = [plan(words, folders, taken) for words in commands]
+    sweeps = [plan(overrides, folders, taken) for overrides in commands]
     bad = _do(sweeps, Local(at_once))
     runs = [*dict.fromkeys(job.folder for planned in sweeps for job in planned.jobs)]
     failed = {
@@ -124,11 +124,11 @@ def _head(planned: Sweep) -> list[str]:
     return [*warnings, *filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
-def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
+def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
     """Compose and check every combination, without loading data, so that mistakes show before the first run.
 
     Args:
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         folders: The user's config folders.
         taken: folder -> config of runs of other sweeps that begin together, as in `run_place`. This sweep's runs are added in
             place.
@@ -136,10 +136,10 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     Raises:
         UserError: A combination is wrong; the message says which.
     """
-    refuse_hydra(words)
-    given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
-    swept = [word for values in given.values() if len(values) > 1 for word in values]
-    check_choices((word for values in given.values() for word in values), folders)
+    refuse_hydra(overrides)
+    given = {override: _alternatives(override) for override, override in zip(overrides, parsed(overrides), strict=True)}
+    swept = [override for values in given.values() if len(values) > 1 for override in values]
+    check_choices((override for values in given.values() for override in values), folders)
     configs: list[Composed] = []
     for combination in dict.fromkeys(_combinations([*given.values()])):
         with _in_combination(combination, swept):
@@ -148,14 +148,14 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         from fedopt.analysis import differences  # with pandas
         from fedopt.running import check_parts
     for one in configs:
-        with _in_combination(one.words, swept):
+        with _in_combination(one.overrides, swept):
             check_parts(one)
     places = {one.settings.output_dir for one in configs}
     if len(places) > 1:
         raise UserError(
             f"output_dir={','.join(map(str, places))}: a sweep needs a single one, in which each run gets a folder"
         )
-    keys = {key_of(word) for word in swept}
+    keys = {key_of(override) for override in swept}
     if warning := differences(configs, keys):
         note(warning)
     naming: frozenset[str] | None = frozenset(keys)
@@ -164,8 +164,8 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     else:
         first = configs[0].chosen
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
-        shared = [word for word in given if key_of(word) not in keys]
-        name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
+        shared = [override for override in given if key_of(override) not in keys]
+        name = named((override for override in (*shared, *keys) if key_of(override) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(outputs() / "multirun" / name, shared, keys)
     refuse_links([folder / "sweep.csv"])
     taken = {} if taken is None else taken
@@ -182,7 +182,7 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
     try:
         yield
     except UserError as error:
-        which = " ".join(word for word in combination if word in swept and word not in str(error))
+        which = " ".join(override for override in combination if override in swept and override not in str(error))
         raise UserError(f"{which}: {error}" if which else str(error)) from error
 
 
