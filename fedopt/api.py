@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.config import TURN, last_of_each, of_folder, with_project, overrides_of
+from fedopt.config import TURN, last_of_each, of_folder, overrides_of, with_project
 from fedopt.console import counted, ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
@@ -425,9 +425,13 @@ def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
             f"{overrides}: must be overrides KEY=VALUE as on the command line, in one string or a list of strings, or a dict"
         )
     try:
-        return [of_folder(override) for override in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
+        return [
+            of_folder(override) for override in (shlex.split(overrides) if isinstance(overrides, str) else overrides)
+        ]
     except ValueError as error:
-        raise UserError(f"{overrides}: cannot be split into overrides ({first_line(error)}); close all quotes") from None
+        raise UserError(
+            f"{overrides}: cannot be split into overrides ({first_line(error)}); close all quotes"
+        ) from None
 
 
 @contextmanager

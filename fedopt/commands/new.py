@@ -1,4 +1,4 @@
-"""`fedopt new algo NAME` and `fedopt new problem NAME`: write the files of your own algorithm or problem, ready to run."""
+"""The command `fedopt new`: write the files of your own algorithm or problem, ready to run."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
+EXAMPLES = {  # (kind, class of problems) -> the example in the templates, and the overrides that choose it
     ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
     ("algo", "bilevel"): ("my_nest", "algo=my_nest problem=quadratic_bilevel"),
     ("algo", "minimax"): ("my_sgda", "algo=my_sgda problem=quadratic_minimax"),
@@ -23,27 +23,31 @@ EXAMPLES = {  # by what is begun and the class of problems: the example that the
     ("problem", "minimax"): ("my_groups", "algo=local_sgda problem=my_groups algo.eta_x=0.02 algo.eta_y=0.02"),
     ("problem", "compositional"): ("my_risk", "algo=fedmsa problem=my_risk algo.alpha=0.05"),
 }
-TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
+TESTED = EXAMPLES["algo", "minimisation"][1]  # the overrides in the template test_own.py
 
 
 def new(arguments: list[str]) -> None:
     """Write the files of a new algorithm or problem, and print how to run them: `fedopt new algo NAME`.
 
-    The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the project's folder. CONFIG is myconf, or
-    the folder that fedopt.toml names. If there is no fedopt.toml, one is written. Nothing is overwritten.
-    Raises UserError for a name or class that cannot be used.
+    The files are NAME.py, test_NAME.py and CONFIG/<algo or problem>/NAME.yaml in the project's folder. CONFIG is the config
+    folder that fedopt.toml names, or myconf. If there is no fedopt.toml, one is written. No file is overwritten.
+
+    Args:
+        arguments: The arguments after `fedopt new`.
+
+    Raises:
+        UserError: The name cannot be used, or there is no template for the class of problems.
     """
-    parser = Parser(prog="fedopt new")
-    parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
+    parser = Parser(prog="fedopt new", description="Write the files of your own algorithm or problem, ready to run.")
+    parser.add_argument("kind", choices=["algo", "problem"], help="what to write")
     parser.add_argument("name", help="its name, such as my_sgd")
-    parser.add_argument("--class", dest="problems", default="minimisation", help="the class of problems")
+    classes = ", ".join(dict.fromkeys(problems for _, problems in EXAMPLES))
+    parser.add_argument("--class", dest="problems", default="minimisation", help=f"{classes} (default: minimisation)")
     args = parser.parse_args(arguments)
     kind, name = args.kind, args.name
     if (kind, args.problems) not in EXAMPLES:
-        classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
-        raise UserError(
-            f"--class {args.problems}: there is no template of {kind} for this class; choose one of {classes}"
-        )
+        classes = ", ".join(problems for other, problems in EXAMPLES if other == kind)
+        raise UserError(f"--class {args.problems}: has no template for {kind}; choose one of {classes}")
     example, command = EXAMPLES[kind, args.problems]
     found, home = project.project(), project.home()
     conf = os.path.relpath(found.config_dir, home) if found else project.Project().config_dir
@@ -54,9 +58,9 @@ def new(arguments: list[str]) -> None:
     }
     _check(kind, name, files)
     texts = {path: (TEMPLATES / template).read_text(encoding="utf-8") for path, template in files.items()}
-    words = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
-    for path, word in product(texts, words):
-        texts[path] = texts[path].replace(word, words[word])
+    replacements = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
+    for path, old in product(texts, replacements):
+        texts[path] = texts[path].replace(old, replacements[old])
     texts |= {} if found else {Path(project.NAME): project.TEXT}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +74,13 @@ def new(arguments: list[str]) -> None:
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
         raise UserError(
-            f"{name}: a name must have small letters, digits and _ only, and begin with a letter, such as my_{kind}"
+            f"{name}: a name consists of lower-case letters, digits and _, and begins with a letter, such as my_{kind}"
         )
     if taken := [str(path) for path in files if path.exists()]:
-        raise UserError(f"{taken[0]} exists already, and is not overwritten; choose another name")
+        raise UserError(f"{taken[0]}: exists already, and is not overwritten; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
         raise UserError(
-            f"{name}: fedopt has {kind}={name}, or a Python module of this name is installed; choose another name"
+            f"{name}: is the name of a {kind} of fedopt or of an installed Python module; choose another name"
         )
 
 

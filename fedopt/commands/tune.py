@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _main() -> int:
-    args = _arguments()
+    given = _arguments()
     need("fedopt tune", "optuna", "tune")
     from fedopt.analysis import print_table
     from fedopt.bench import (
@@ -33,12 +33,12 @@ def _main() -> int:
         write_searches,
     )
 
-    how = How(args.trials, args.seeds, args.sampler, args.seed)
-    launcher = launcher_of(args)
-    words = {key_of(word): word for word in args.words}
+    how = How(given.trials, given.seeds, given.sampler, given.seed)
+    launcher = launcher_of(given)
+    words = {key_of(word): word for word in given.words}
     names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
-    folder = args.out or outputs() / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
-    searches = planned_searches(args.words, args.folders, args.metric, args.budget, how, folder)
+    folder = given.out or outputs() / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
+    searches = planned_searches(given.words, given.folders, given.metric, given.budget, how, folder)
     for search in searches:
         ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())
         show(f"{search.name}: {search.planned} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}")

@@ -16,6 +16,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from fedopt.errors import UserError, first_line
 
 T = TypeVar("T")
+Node = dict[str, Any]  # a config, or a part of one: nested dicts, lists, strings, numbers, true, false and null
 LARGEST, LARGEST_JSON = 2**28, 2**26  # bytes of a text, of which tables and JSON need 12 and 30 times as much memory
 MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
 MOST_ALIASES = 20  # of a YAML file: nested ones stand for exponentially many values

@@ -36,7 +36,12 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers 
 def how(composed: Composed) -> dict[str, Any]:
     """Return the card's entries on the command: overrides, chosen options, config folders, tuned values, departures, seed."""
     overrides, folders = list(composed.overrides), list(composed.folders)
-    asked = {"overrides": overrides, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
+    asked = {
+        "overrides": overrides,
+        "chosen": dict(composed.chosen),
+        "folders": folders,
+        "tuned": asdict(composed.tuned),
+    }
     return {**asked, "departures": composed.departures, "seed": composed.settings.seed}
 
 
