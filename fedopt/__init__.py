@@ -7,9 +7,9 @@ names for type checkers.
 
 import os
 
-from fedopt.lazy import face
+from fedopt.lazy import exports
 
 PARENT = os.getppid()  # read first: the number changes when the parent process is killed
 __version__ = "0.5.0"
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

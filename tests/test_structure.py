@@ -141,7 +141,7 @@ def test_templates_import_from_fedopt_alone():
 def test_rooms_are_entered_by_their_faces():
     """What a room takes of another one stands in the other's `__init__.pyi`, or is a file, or what a file of that name is for.
 
-    A face names nothing that nobody takes.
+    A package exports nothing that nobody takes.
     """
     faces = {stub.parent.name: _names(stub) for stub in PACKAGE.glob("*/__init__.pyi")}
     wrong, taken = [], {(module.split(".")[1], name) for module, name in _imports(PACKAGE / "__init__.pyi")}

@@ -1,7 +1,10 @@
-"""AdaFBiO [Huang 2022] and AdaFGDA [Huang et al. 2024]: bilevel and minimax steps along recursive momenta, with adaptive matrices.
+"""AdaFBiO [Huang 2022] and AdaFGDA [Huang et al. 2024]: bilevel and minimax steps along recursive momenta, with adaptive
+matrices.
 
-From memory of the papers, not compared with their text; reviews of a sibling, AdaMFCGD, confirm the skeleton. The limits that the
-tests hold are derived here.
+Unverified: the equations are reconstructed without the papers' text; reviews of the related method AdaMFCGD confirm the outline.
+The limits that the tests check are derived here.
+
+Explained in docs/algorithms/adafbio.md.
 
 Notation
     z = (x, y), d = (w, v)    the variables and their momenta, of the hypergradient and of grad_y g
@@ -39,15 +42,16 @@ class State(NamedTuple):
 class Adaptive:
     """What AdaFBiO and AdaFGDA share.
 
-    gamma, lam: an iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
-    k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError). It falls from t = 0, and is half of eta_0 at t = 7 n. k is the
-        papers' times M^(1/3), with M clients.
-    c1, c2: the newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1 (else ValueError).
-    q: the iterations of a round. Variables and momenta are averaged at its end.
-    r, rho: a becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A = (a +
-        rho) I. With r = rho = 1, A = B = I.
-    A_of_x, A_of_y: the forms of the matrices A and B, diagonal or norm.
-    B, B1: the examples of each sample, and of the sample for the first w and v; None for all of a client's.
+    Args:
+        gamma, lam: An iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
+        k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError). It falls from t = 0, and is half of eta_0 at t = 7 n. k
+            is the papers' times M^(1/3), with M clients.
+        c1, c2: The newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1 (else ValueError).
+        q: The iterations of a round. Variables and momenta are averaged at its end.
+        r, rho: A becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A =
+            (a + rho) I. With r = rho = 1, A = B = I.
+        A_of_x, A_of_y: The forms of the matrices A and B, diagonal or norm.
+        B, B1: The examples of each sample, and of the sample for the first w and v; None for all of a client's.
     """
 
     gamma: PositiveFloat
@@ -79,8 +83,9 @@ class Adaptive:
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
         """Return the state after a round of iterations and one exchange.
 
-        D: D(client, z, xi), the directions at z on one sample, or on a list of samples.
-        samples: the length of that list; None if D takes one sample.
+        Args:
+            D: D(client, z, xi), the directions at z on one sample, or on a list of samples.
+            samples: The length of that list; None if D takes one sample.
         """
         start = fed.r * self.q
 
@@ -114,7 +119,12 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
     """Return a after an exchange, and the diagonal of A that it makes.
 
     Both are [dim] for kind diagonal, and one number, [1], for norm.
-    kind: diagonal or norm. a: its value before. w: the mean direction, [dim]. r, rho: as in `Adaptive`.
+
+    Args:
+        kind: Diagonal or norm.
+        a: Its value before.
+        w: The mean direction, [dim].
+        r, rho: As in `Adaptive`.
     """
     if kind == "diagonal":
         a = r * a + (1 - r) * w**2
@@ -125,9 +135,10 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 
 @dataclass(frozen=True)
 class AdaFBiO(Adaptive):
-    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. Hyperparameters as in `Adaptive`, and:
+    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. It adds two hyperparameters to those of `Adaptive`.
 
-    theta, Q: the step size and the number of Hessian products of the Neumann sum in the hypergradient.
+    Args:
+        theta, Q: The step size and the number of Hessian products of the Neumann sum in the hypergradient.
     """
 
     theta: PositiveFloat

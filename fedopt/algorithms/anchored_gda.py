@@ -1,8 +1,10 @@
 """Anchored local descent-ascent: local steps whose drift a common anchor corrects.
 
-FedGDA-GT [Sun & Wei 2022] and CD-MAGE-MB, CD-MAGE-VR and Catalyst-SCAFFOLD-S of the public code `federated-minimax` were read in
-public code, FedGDA-GT in that of others (`ProxSkipVIP`). SAGDA [Yang et al. 2022] and both of its corrections are from memory of
-the paper, not compared.
+CD-MAGE-MB, CD-MAGE-VR and Catalyst-SCAFFOLD-S follow their authors' public code, `federated-minimax`. FedGDA-GT [Sun & Wei 2022]
+follows the public code of other authors, `ProxSkipVIP`. SAGDA [Yang et al. 2022] and both of its corrections are unverified:
+reconstructed without the paper's text.
+
+Explained in docs/algorithms/anchored_gda.md.
 
 Notation
     w, u      (x, y) of the server, and of a client in its local steps
@@ -10,7 +12,7 @@ Notation
     q         the anchor, an estimate of F(w) = mean F_i(w): of this round's clients, or by STORM of all rounds
     v_i       F_i(w) on the sample of client i's part of the anchor
     w_s       (x, y) at the start of the stage [Catalyst]
-    S, S'     who takes part in the exchange of anchors, and in that of local steps
+    S, S'     the clients that take part in the exchange of anchors, and in the exchange of local steps
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +32,10 @@ from fedopt.toolbox import Vectors, descend, descend_, minimax_field
 class State(NamedTuple):
     """The state (w_r, w_{r-1}, q_{r-1}, w_s).
 
-    w, w_prev: (x, y) after this round and after the last one. q: the last anchor. w_s: (x, y) at the start of the stage.
+    Attributes:
+        w, w_prev: (x, y) after this round and after the last one.
+        q: The last anchor.
+        w_s: (x, y) at the start of the stage.
     """
 
     w: Vectors
@@ -43,15 +48,17 @@ class State(NamedTuple):
 class AnchoredGda:
     """Local descent-ascent whose drift a common anchor q corrects.
 
-    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes along the clients' mean change.
-    K, steps: the local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
-        round.
-    a: the weight of the newest gradients in the anchor; with 1 or more, gradients of earlier rounds are not used.
-    anchor: S is all clients (all), or the cohort S' of the local steps (cohort).
-    correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) - v_i +
-        q, which averages the noise of q over the K steps and saves a gradient in each.
-    B, B_anchor: the examples of a local step and of the anchor; None for all of a client's.
-    lam, stage: local steps also go along lam (u - w_s); w_s is set to w every `stage` rounds.
+    Args:
+        eta_x, eta_y: The clients' step sizes.
+        gamma_x, gamma_y: The server's step sizes along the clients' mean change.
+        K, steps: The local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
+            round.
+        a: The weight of the newest gradients in the anchor; with 1 or more, gradients of earlier rounds are not used.
+        anchor: S is all clients (all), or the cohort S' of the local steps (cohort).
+        correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) -
+            v_i + q, which averages the noise of q over the K steps and saves a gradient in each.
+        B, B_anchor: The examples of a local step and of the anchor; None for all of a client's.
+        lam, stage: Local steps also go along lam (u - w_s); w_s is set to w every `stage` rounds.
     """
 
     eta_x: Schedule

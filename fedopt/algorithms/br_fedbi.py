@@ -1,7 +1,10 @@
 """BR-FedBi: SimFBO with one local step, whose server takes a robust mean of the clients' directions [BR-FedBi 2026].
 
-The equations are those of notes by others on the paper, whose text was not read. Rules: coordinate-wise median and trimmed mean
-[Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et al. 2020].
+The equations come from notes that others wrote about the paper; we have not read its text. Rules: coordinate-wise median and
+trimmed mean [Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et
+al. 2020].
+
+Explained in docs/algorithms/br_fedbi.md.
 
 Notation
     z = (x, y, v), D, P_r   variables, directions, the projection onto |v| <= r (directions.py); the notes' v is -v
@@ -38,16 +41,17 @@ class State(NamedTuple):
 class BRFedBi:
     """BR-FedBi: bilevel steps whose server takes a robust mean.
 
-    gamma_x, gamma_y, gamma_v: the server's step sizes. radius: the radius of the ball onto which v is projected; None for no
-        projection.
-    B: the examples of a sample; None for all of a client's.
-    rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
-        geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
-    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page. In page the server's coin shows heads with
-        probability p: then g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
-    hostile: the number of hostile clients, which are the first ones by index.
-    attack: the answer of a hostile client. none: its g_i. large: 10^6 in every coordinate. sign_flip: -g_i. ipm: -1/2 of the
-        honest mean. alie: the honest mean minus as many standard deviations as stay undetected.
+    Args:
+        gamma_x, gamma_y, gamma_v: The server's step sizes.
+        radius: The radius of the ball onto which v is projected; None for no projection.
+        B: The examples of a sample; None for all of a client's.
+        rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
+            geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
+        variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page. In page the server's coin shows heads with
+            probability p: then g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
+        hostile: The number of hostile clients, which are the first ones by index.
+        attack: The answer of a hostile client. none: its g_i. large: 10^6 in every coordinate. sign_flip: -g_i. ipm: -1/2 of
+            the honest mean. alie: the honest mean minus as many standard deviations as stay undetected.
     """
 
     gamma_x: Schedule
@@ -78,7 +82,7 @@ class BRFedBi:
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         sizes, S = [len(part) for part in s.z], fed.cohort()
         hostile = np.less(S, self.hostile)
-        anew = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
+        fresh = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
         def directions(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
             xi = client.sample("xi")
@@ -91,7 +95,7 @@ class BRFedBi:
             if self.variance == "momentum":
                 g = self.momentum * g + (1 - self.momentum) * D
             else:
-                g = D if anew else g + (D - bilevel_maps(client, z_prev, xi))
+                g = D if fresh else g + (D - bilevel_maps(client, z_prev, xi))
             g = Vectors(torch.where(has_sent > 0, *pair) for pair in zip(g, D, strict=True))
             return g, torch.cat([*g, *kept, torch.ones_like(has_sent)])
 
@@ -99,7 +103,7 @@ class BRFedBi:
             return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
 
         pt = fed.weights(S, unbiased=True)
-        xi = Steps(1, self.B_page if anew and self.variance == "page" else self.B)
+        xi = Steps(1, self.B_page if fresh and self.variance == "page" else self.B)
         Q, memory = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, memory=s.memory, xi=xi)
         gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
         return State(descend(problem, s.z, Q, gammas, self.radius), memory)
@@ -110,7 +114,12 @@ class BRFedBi:
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
         """Return the rule's mean of the answers, [d].
 
-        g: [S, d]. weights: [S], which only mean and geometric use. Raises UserError if trimming leaves nothing.
+        Args:
+            g: [S, d].
+            weights: [S], which only mean and geometric use.
+
+        Raises:
+            UserError: Trimming leaves nothing.
         """
         n = len(g)
         if self.rule == "mean":
@@ -131,7 +140,9 @@ class BRFedBi:
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
         """Return the answers, [S, d], with the hostile clients' answers replaced by the attack.
 
-        g: the answers, [S, d]. hostile: [S] of bool, True for hostile clients.
+        Args:
+            g: The answers, [S, d].
+            hostile: [S] of bool, True for hostile clients.
         """
         n, f = len(g), int(hostile.sum())
         if self.attack == "none" or f == 0:

@@ -1,6 +1,8 @@
 """CODA+ and CODASCA: local descent-ascent in stages, each on an objective that is drawn to the stage's point [Yuan et al. 2021].
 
-Read in the authors' public code, `ICML2021_FedDeepAUC_CODASCA`, and in another one, `federated-minimax`; they differ.
+Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second public code, `federated-minimax`, differs from it.
+
+Explained in docs/algorithms/codasca.md.
 
 Notation
     w, u       (x, y) of the server, and of a client in its local steps
@@ -40,15 +42,17 @@ class State(NamedTuple):
 class Codasca:
     """CODA+ and CODASCA: local descent-ascent in stages.
 
-    eta_x, eta_y: the clients' step sizes in the first stage. gamma: the server's step size along the clients' mean change of
-        x and y.
-    K: the local steps. B: the examples of a step; None for all of a client's.
-    stage, decay: the rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
-    stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
-    restart: whether a stage starts from that point of x and y (the paper, from memory). If false, x and y go on, and only lam
-        draws x to x_s (the authors' code).
-    lam: the weight of the term lam (u_x - x_s) in the steps of x.
-    control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k.
+    Args:
+        eta_x, eta_y: The clients' step sizes in the first stage.
+        gamma: The server's step size along the clients' mean change of x and y.
+        K: The local steps.
+        B: The examples of a step; None for all of a client's.
+        stage, decay: The rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
+        stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
+        restart: Whether a stage starts from that point of x and y (the paper; unverified). If false, x and y go on, and only
+            lam draws x to x_s (the authors' code).
+        lam: The weight of the term lam (u_x - x_s) in the steps of x.
+        control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k.
     """
 
     eta_x: Schedule

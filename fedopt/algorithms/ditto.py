@@ -2,6 +2,8 @@
 
     theta_i = argmin f_i(theta) + lam/2 |theta - w|^2,   w as FedAvg finds it, without regard to the theta_i
 
+Explained in docs/algorithms/ditto.md.
+
 Notation
     w, w_i      the server's point, and client i's in its local steps
     theta_i     client i's personal model, which stays at the client
@@ -29,10 +31,13 @@ class State(NamedTuple):
 class Ditto:
     """Ditto: personal models drawn to the model of FedAvg.
 
-    lam: the strength of the pull of theta_i to w; 0 leaves each client alone.
-    eta, eta_theta: the step sizes of w_i and of theta_i. gamma: the server's step along the clients' mean change.
-    tau: the local work, in epochs, or in steps on independent batches drawn with replacement. A step moves both on one batch.
-    B: the examples of a batch; None for all of a client's.
+    Args:
+        lam: The strength of the pull of theta_i to w; 0 leaves each client alone.
+        eta, eta_theta: The step sizes of w_i and of theta_i.
+        gamma: The server's step along the clients' mean change.
+        tau: The local work, in epochs, or in steps on independent batches drawn with replacement. A step moves both on one
+            batch.
+        B: The examples of a batch; None for all of a client's.
     """
 
     lam: NonNegativeFloat

@@ -1,10 +1,11 @@
-"""DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda in
-the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
+"""DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda
+in the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
 
-The steps were read in the public code FedTorch, whose decay and floor of lambda are left out, and which draws cohorts uniformly:
-its MPI form has one k for all clients, its centred form a k for each. That S is drawn by lambda is from memory of the paper, and
-read in another public code. The weights of the kept points in a uniform
-cohort are derived here.
+The steps follow the public code FedTorch, without its decay and its lower bound of lambda. FedTorch samples cohorts uniformly;
+its MPI version has one k for all clients, its centred version one k for each client. Sampling S by lambda follows another public
+code, and is unverified for the paper. The weights of the kept points in a uniform cohort are derived here.
+
+Explained in docs/algorithms/drfa.md.
 
 Notation
     lambda_i    the weight of client i; lambda lives on the server, and starts as the problem's weights
@@ -41,14 +42,17 @@ class State(NamedTuple):
 class Drfa:
     """DRFA and AFL: federated learning that minimises the worst mixture of the clients' losses.
 
-    eta, gamma_l: the step sizes of x and of lambda. tau: the local steps. B: the examples of a batch; None for all of a
-        client's.
-    sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
-        lambda_i M / |S|. These weights do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the
-        weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights lambda.
-    losses: the losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA). last:
-        the loss of each client's last local batch, before its step (AFL).
-    k: the local steps before a point is kept, of which more than tau are tau. None: drawn in each round from 1..tau.
+    Args:
+        eta, gamma_l: The step sizes of x and of lambda.
+        tau: The local steps.
+        B: The examples of a batch; None for all of a client's.
+        sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
+            lambda_i M / |S|. These weights do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the
+            weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights
+            lambda.
+        losses: The losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA).
+            last: the loss of each client's last local batch, before its step (AFL).
+        k: The local steps before a point is kept, of which more than tau are tau. None: drawn in each round from 1..tau.
     """
 
     eta: Schedule

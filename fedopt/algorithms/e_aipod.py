@@ -1,6 +1,7 @@
 """E-AiPOD: ProxSkip on the lower level, then FedNest's outer step [Xiao, Shen, Yin & Chen 2022].
 
-Read in the authors' code (AiPOD), whose departures docs/algorithms/e_aipod.md lists; the limits of the tests are derived here.
+Follows the authors' code (AiPOD); docs/algorithms/e_aipod.md lists where it departs from the paper. The limits that the tests
+check are derived here.
 
 Notation
     y_i, c_i    client i's copy of y and its correction; sum_i p_i c_i = 0, and both survive the rounds
@@ -35,12 +36,14 @@ class State(NamedTuple):
 class EAiPOD:
     """E-AiPOD: corrected inner steps with means at random times, then an outer step.
 
-    alpha, beta: the step sizes of x and y.
-    S, p: the inner steps of a round, and the probability that the y_i are averaged after each of them.
-    B: the examples of an inner step. B_out: the examples of each sample in the outer part. None: all of a client's.
-    tau_out: the local outer work. If it is one step, the server takes it.
-    N, l, inverse: as in `FedNest`, for the outer part.
-    own_head: whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
+    Args:
+        alpha, beta: The step sizes of x and y.
+        S, p: The inner steps of a round, and the probability that the y_i are averaged after each of them.
+        B: The examples of an inner step.
+        B_out: The examples of each sample in the outer part. None: all of a client's.
+        tau_out: The local outer work. If it is one step, the server takes it.
+        N, l, inverse: The estimate of the inverse Hessian in the outer part; see `FedNest`.
+        own_head: Whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
     """
 
     alpha: Schedule
@@ -76,7 +79,8 @@ class EAiPOD:
         def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
             """Take the inner steps that are due on a client. Return y_i, and the new row of its memory.
 
-            message: (x, (ybar,)), or (x, ()) if ybar is not needed.
+            Args:
+                message: (x, (ybar,)), or (x, ()) if ybar is not needed.
             """
             (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
             if untold:
@@ -99,7 +103,9 @@ class EAiPOD:
         def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
             """Exchange a client function of FedNest's outer part, which clients call after the inner steps that are due.
 
-            client_fn: gets ybar for y, or y_i with own_head. message: what it gets after x and y.
+            Args:
+                client_fn: Gets ybar for y, or y_i with own_head.
+                message: What it gets after x and y.
             """
             nonlocal memory, due, untold
 

@@ -1,6 +1,8 @@
 """Local extragradient, and FeDualEx: its dual form for composite objectives [Bai & Bullins 2024].
 
-Local extragradient was read in two public codes, `ProxSkipVIP` and `federated-minimax`; FeDualEx in the paper's text.
+Local extragradient follows two public codes, `ProxSkipVIP` and `federated-minimax`; FeDualEx follows the paper's text.
+
+Explained in docs/algorithms/extragradient.md.
 
 Notation
     w, u       (x, y) of the server, and of a client in its local steps
@@ -31,8 +33,11 @@ class State(NamedTuple):
 class LocalExtragradient:
     """Local extragradient steps on a saddle point problem.
 
-    eta_x, eta_y: the clients' step sizes. eta_s: the server's step size along the clients' mean change. K: the local steps.
-    B: the examples of each of a step's two samples; None for all of a client's.
+    Args:
+        eta_x, eta_y: The clients' step sizes.
+        eta_s: The server's step size along the clients' mean change.
+        K: The local steps.
+        B: The examples of each of a step's two samples; None for all of a client's.
     """
 
     eta_x: Schedule
@@ -76,10 +81,13 @@ class DualState(NamedTuple):
 class FeDualEx:
     """FeDualEx: dual extrapolation for composite saddle point problems.
 
-    eta_x, eta_y: the clients' step sizes. eta_s: the server's step size along the clients' mean change. K: the local steps.
-    B: the examples of each of a step's two samples; None for all of a client's.
-    lam, D: the objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. D = None: no such box.
-    iterate: the output: the last z, or the mean of all z_h [theorem], which clients then send too.
+    Args:
+        eta_x, eta_y: The clients' step sizes.
+        eta_s: The server's step size along the clients' mean change.
+        K: The local steps.
+        B: The examples of each of a step's two samples; None for all of a client's.
+        lam, D: The objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. None: no bounds.
+        iterate: The output: the last z, or the mean of all z_h [theorem], which clients then send too.
     """
 
     eta_x: PositiveFloat
@@ -123,8 +131,9 @@ class FeDualEx:
 
         It is exact if the problem has no constraint, or with lam = 0 and D = None.
 
-        at: the client, or on the server the problem. Its ``project`` is used.
-        t: the number of local steps in this round, plus eta_s times the number in earlier rounds.
+        Args:
+            at: The client, or on the server the problem. Its ``project`` is used.
+            t: The number of local steps in this round, plus eta_s times the number in earlier rounds.
         """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))

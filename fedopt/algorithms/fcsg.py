@@ -1,7 +1,10 @@
-"""FCSG, FCSG-M and Acc-FCSG-M: local steps along plug-in gradients of conditional problems [Wu et al. 2023], and ComFedL [Huang, Li
-& Huang 2021], whose text was not at hand: FCSG with I = 1 is a reading of it, not compared.
+"""FCSG, FCSG-M and Acc-FCSG-M: local steps along plug-in gradients of conditional problems [Wu et al. 2023]; ComFedL [Huang, Li &
+Huang 2021].
 
-Read in public code (Federated-Minimax-and-Conditional-Stochastic-Optimization).
+The FCSG methods follow public code (Federated-Minimax-and-Conditional-Stochastic-Optimization). ComFedL is unverified: FCSG with
+I = 1, reconstructed without the paper's text.
+
+Explained in docs/algorithms/fcsg.md.
 
 Notation
     G                J r(x)' grad f(u), u the mean of r over the inner samples of an outer sample: the gradient of the problem's f
@@ -35,9 +38,12 @@ class State(NamedTuple):
 class Fcsg:
     """FCSG, FCSG-M and Acc-FCSG-M: local steps on a conditional problem.
 
-    eta: the step size. alpha: the weight of the newest G in m.
-    momentum: average, m = (1 - alpha) m + alpha G; or storm, m = G + (1 - alpha) (m - G_old).
-    I: the local steps. B: the outer samples of a step; None for all of a client's.
+    Args:
+        eta: The step size.
+        alpha: The weight of the newest G in m.
+        momentum: Average, m = (1 - alpha) m + alpha G; or storm, m = G + (1 - alpha) (m - G_old).
+        I: The local steps.
+        B: The outer samples of a step; None for all of a client's.
     """
 
     eta: Schedule

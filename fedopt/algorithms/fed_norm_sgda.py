@@ -1,6 +1,8 @@
 """Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and what they are without normalisation: Local SGDA and
 Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
 
+Explained in docs/algorithms/fed_norm_sgda.md.
+
 Notation
     a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [App. A.1]
     tau_x, tau_y    tau_eff of x and of y, the weighted means of |a_i|_1; with mu they differ, since eta_x and eta_y do
@@ -46,17 +48,19 @@ class State(NamedTuple):
 class FedNormSgda:
     """Fed-Norm-SGDA and, with S, Fed-Norm-SGDA+; Local SGDA and Local SGDA+ with aggregation=naive.
 
-    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes are gamma_x eta_x and gamma_y eta_y.
-    tau: the local work, in epochs or in steps; the largest amount if clients are uneven.
-    B: the examples of a step; None for all of a client's.
-    S: the rounds between snapshots x_hat ("+"); None takes grad_y at the client's own x.
-    rho, mu, decay: the local solver's momentum, proximal coefficient, and factor of the step size from one step to the next.
-        SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
-    aggregation: normalised, each client's change divided by its |a_i|_1; or naive, the mean of the cohort's changes, weighted
-        by p_i.
-    tau_eff: the mean of |a_i|_1 over all clients (all), or over the cohort (cohort), which biases the solution towards
-        clients that do more work.
-    iterate: the output: the last iterate (last), or a uniformly random one of all iterates so far, line 22 (random).
+    Args:
+        eta_x, eta_y: The clients' step sizes.
+        gamma_x, gamma_y: The server's step sizes are gamma_x eta_x and gamma_y eta_y.
+        tau: The local work, in epochs or in steps; the largest amount if clients are uneven.
+        B: The examples of a step; None for all of a client's.
+        S: The rounds between snapshots x_hat ("+"); None takes grad_y at the client's own x.
+        rho, mu, decay: The local solver's momentum, proximal coefficient, and factor of the step size from one step to the
+            next. SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
+        aggregation: Normalised, each client's change divided by its |a_i|_1; or naive, the mean of the cohort's changes,
+            weighted by p_i.
+        tau_eff: The mean of |a_i|_1 over all clients (all), or over the cohort (cohort), which biases the solution towards
+            clients that do more work.
+        iterate: The output: the last iterate (last), or a uniformly random one of all iterates so far, line 22 (random).
     """
 
     eta_x: Schedule

@@ -1,8 +1,10 @@
 """Federated averaging [McMahan et al. 2017, Alg. 1], with a proximal term FedProx [Li et al. 2020, Alg. 2]; the server's step and
 momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them, its adaptive steps as Reddi et al. 2021, Alg. 2.
 
-FedAvg and FedProx are compared with the public code litian96/FedProx, FedAdam and FedYogi with Flower, which starts v at 0.
-FedAdagrad is from memory of the paper, not compared.
+FedAvg and FedProx agree with the public code litian96/FedProx, and FedAdam and FedYogi with Flower, which starts v at 0.
+FedAdagrad is unverified: reconstructed without the paper's text.
+
+Explained in docs/algorithms/fedavg.md.
 """
 
 from dataclasses import dataclass
@@ -32,10 +34,12 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class FedAvg:
     """FedAvg, and with mu FedProx.
 
-    eta: the local step size. gamma, momentum: the server's step size along the clients' mean change, and its momentum.
-    tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
-    B: the examples of a batch; None for all of a client's.
-    mu: the factor of the proximal term mu/2 |x_i - x|^2 in each client's objective; 0 is FedAvg.
+    Args:
+        eta: The local step size.
+        gamma, momentum: The server's step size along the clients' mean change, and its momentum.
+        tau: The local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
+        B: The examples of a batch; None for all of a client's.
+        mu: The factor of the proximal term mu/2 |x_i - x|^2 in each client's objective; 0 is FedAvg.
     """
 
     eta: Schedule
@@ -69,7 +73,8 @@ class FedAvg:
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
         """Return the server's direction after the clients' mean change, and its new momentum.
 
-        v: the momentum before, (momentum,) or ().
+        Args:
+            v: The momentum before, (momentum,) or ().
         """
         v = tuple(self.momentum * of_before + change for of_before in v)
         return (v[0] if v else change), v
@@ -82,9 +87,12 @@ class FedAvg:
 class FedOpt(FedAvg):
     """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
 
-    Hyperparameters as in `FedAvg`, with momentum = 0 (else ValueError), and:
-    server: the rule of the second moments v. beta_1, beta_2: the decays of m and, except for adagrad, of v.
-    epsilon: the server divides by sqrt(v) + epsilon; tau in the paper. v_0: every coordinate of v before the first round.
+    Hyperparameters as in `FedAvg`, with momentum = 0 (else ValueError), and: server: the rule of the second moments v.
+
+    Args:
+        beta_1, beta_2: The decays of m and, except for adagrad, of v.
+        epsilon: The server divides by sqrt(v) + epsilon; tau in the paper.
+        v_0: Every coordinate of v before the first round.
     """
 
     server: Literal["adam", "yogi", "adagrad"]

@@ -1,4 +1,7 @@
-"""FedAvg-S: federated averaging of simultaneous descent-ascent for saddle points [Tarzanagh et al. 2022 (FedNest), Sec. 4.3]."""
+"""FedAvg-S: federated averaging of simultaneous descent-ascent for saddle points [Tarzanagh et al. 2022 (FedNest), Sec. 4.3].
+
+Explained in docs/algorithms/fedavg_s.md.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -19,8 +22,10 @@ class State(NamedTuple):
 class FedAvgS:
     """FedAvg-S: local steps of x and y at once.
 
-    alpha, beta: the step sizes of x and of y. tau: the local work, in epochs or in steps.
-    B: the examples of a step; None for all of a client's.
+    Args:
+        alpha, beta: The step sizes of x and of y.
+        tau: The local work, in epochs or in steps.
+        B: The examples of a step; None for all of a client's.
     """
 
     alpha: Schedule

@@ -1,6 +1,9 @@
 """FedBiOAcc and FedBiOAcc-Local: bilevel steps along recursive momenta, averaged in two exchanges [Li, Huang & Huang 2023].
 
-From memory of the paper, not compared with its text; its abstract confirms the rates. The limits in the tests are derived here.
+Unverified: reconstructed without the paper's text; its abstract confirms the rates. The limits that the tests check are derived
+here.
+
+Explained in docs/algorithms/fedbioacc.md.
 
 Notation
     z = (x, y, u), m    the variables, u = [grad^2_yy g]^-1 grad_y f (v in directions.py), and their momenta (d in storm.py)
@@ -34,13 +37,14 @@ from fedopt.toolbox import (
 class FedBiOAcc:
     """FedBiOAcc: bilevel steps along recursive momenta.
 
-    eta, gamma, tau: the step sizes of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
-    delta, u0: alpha_t = delta / (u0 + t)^(1/3), which falls from t = 0, and is half of alpha_0 at t = 7 u0.
-    c_x, c_y, c_u: the newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1 (else
-        ValueError).
-    I: the iterations of a round. Variables and momenta are averaged at its end.
-    B: the examples of a sample; each direction has its own sample. B1: the examples of the samples for m_0. None: all of a
-        client's.
+    Args:
+        eta, gamma, tau: The step sizes of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
+        delta, u0: alpha_t = delta / (u0 + t)^(1/3), which falls from t = 0, and is half of alpha_0 at t = 7 u0.
+        c_x, c_y, c_u: The newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1
+            (else ValueError).
+        I: The iterations of a round. Variables and momenta are averaged at its end.
+        B: The examples of a sample; each direction has its own sample.
+        B1: The examples of the samples for m_0. None: all of a client's.
     """
 
     eta: PositiveFloat

@@ -1,5 +1,9 @@
-"""FedDRO: compositional descent in which the low-dimensional inner value is exchanged at every step, and x rarely [Khanduri et al.
-2026]. From a review and from memory of the paper, not compared; which point y is taken at is derived here.
+"""FedDRO: compositional descent in which the low-dimensional inner value is exchanged at every step, and x rarely [Khanduri et
+al. 2026].
+
+Unverified: reconstructed from a review, without the paper's text. The point at which y is taken is derived here.
+
+Explained in docs/algorithms/feddro.md.
 
 Notation
     min_x f(mean_i g_i(x))    a composition of the means of all clients, whose outer function f everyone knows. The paper's further
@@ -36,8 +40,11 @@ class State(NamedTuple):
 class FedDro:
     """FedDRO: local steps on a composition, with a shared estimate of its inner value.
 
-    eta: the step size. beta: the newest g has the weight beta in ybar, besides the change of g since the step before.
-    I: the local steps of a round. B: the examples of each sample; None for all of a client's.
+    Args:
+        eta: The step size.
+        beta: The weight of the newest g in ybar; the change of g since the step before is always added.
+        I: The local steps of a round.
+        B: The examples of each sample; None for all of a client's.
     """
 
     eta: Schedule

@@ -1,5 +1,7 @@
 """FedMSA: federated multi-sequence stochastic approximation [Tarzanagh et al. 2023, Alg. 1].
 
+Explained in docs/algorithms/fedmsa.md.
+
 Notation
     u = (x, Z), Z = (z^1, ..., z^N)      all variables; Z = (w, v) for bilevel problems, w where grad_x f is the hypergradient
     F = (P, S^1, ..., S^N)               the mappings whose common zero is sought [eq. 2, 3]
@@ -29,8 +31,10 @@ Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the
 class State(NamedTuple):
     """The state (u_r, u_{r-1}, (h, q)_{r-1}, drawn).
 
-    u, u_prev: the variables after this round and after the last one. d: the last directions (h, q). drawn: an iterate drawn
-        uniformly from all so far; empty unless iterate=random.
+    Attributes:
+        u, u_prev: The variables after this round and after the last one.
+        d: The last directions (h, q).
+        drawn: An iterate drawn uniformly from all so far; empty unless iterate=random.
     """
 
     u: Vectors
@@ -43,17 +47,18 @@ class State(NamedTuple):
 class FedMSA:
     """FedMSA: all variables move together along momentum-corrected directions.
 
-    alpha, beta: the step sizes of x and of the z^n: one for all n, or a list of N (another length raises UserError).
-    rho: the momentum parameter: 1 uses no earlier directions.
-    K: the local steps, the most of them if clients are uneven. If K = 1 and clients are even, the server takes the step, and
-        a round has one exchange.
-    B: the examples of each sample; None for all of a client's.
-    anchor: who takes part in lines 5 to 8: all clients (the paper), or a cohort drawn for it. If the server takes the step,
-        always a cohort.
-    warm_up: the rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
-    damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f; 0 in the paper.
-    iterate: the output: the last iterate (last), or a uniformly random one of the iterates so far, as in the theorem
-        (random).
+    Args:
+        alpha, beta: The step sizes of x and of the z^n: one for all n, or a list of N (another length raises UserError).
+        rho: The momentum parameter: 1 uses no earlier directions.
+        K: The local steps, the most of them if clients are uneven. If K = 1 and clients are even, the server takes the step,
+            and a round has one exchange.
+        B: The examples of each sample; None for all of a client's.
+        anchor: Who takes part in lines 5 to 8: all clients (the paper), or a cohort drawn for it. If the server takes the
+            step, always a cohort.
+        warm_up: The rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
+        damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f; 0 in the paper.
+        iterate: The output: the last iterate (last), or a uniformly random one of the iterates so far, as in the theorem
+            (random).
     """
 
     alpha: Schedule
@@ -149,9 +154,11 @@ class FedMSA:
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
     """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11].
 
-    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It counts as one gradient call and N
-    Jacobian-vector products.
-    xi: a sample for each level: with one sample for two levels their product would be biased.
+    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It counts as one gradient call and N Jacobian-
+    vector products.
+
+    Args:
+        xi: A sample for each level: with one sample for two levels their product would be biased.
     """
     s = list[Tensor]()
 

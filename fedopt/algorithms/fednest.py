@@ -1,4 +1,7 @@
-"""FedNest and its family: alternating local steps for the inner and the outer problem [Tarzanagh et al. 2022, Alg. 1-6, App. H.1].
+"""FedNest and its family: alternating local steps for the inner and the outer problem [Tarzanagh et al. 2022, Alg. 1-6, App.
+H.1].
+
+Explained in docs/algorithms/fednest.md.
 
 Notation
     grad_y g_i = client.inner_gradient        grad_x f_i, grad_y f_i = client.outer_gradient_x, client.outer_gradient_y
@@ -61,21 +64,26 @@ class FedNest:
     BSA                           sgd    server  true         randomised  as ALSET, with tau_in=10 and N=10
     stocBiO                       sgd    server  true         truncated   as BSA
 
-    alpha, beta: the step sizes of x and y. T: the inner rounds per round.
-    tau_in, tau_out: the local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
-    N: the terms of the Neumann series, or the steps of conjugate gradients. l: 1/l is the step size of the Neumann series.
-    B: the examples of an inner step. B_anchor: the examples for q. B_out: the examples of each sample in the outer part.
-        None: all of a client's.
-    inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut). outer=server is svrg, but if tau_out is one step, the
-        server takes it without an exchange.
-    anchor: whether q comes from the cohort or from all clients.
-    inverse: randomised: one random term of the series (the paper). truncated: the sum of its first N + 1 terms. cg: conjugate
-        gradients, whose products must be with the same H: use cohorts=one and B_out=null.
-    cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all exchanges
-        have the cohort S.
-    alternating: false is LFedNest-NonAlt: in one exchange a client takes its inner steps, T times as many, then its outer
-        steps at its own y_i. It needs inner=sgd and outer=sgd (else ValueError).
-    divided: whether client i's step sizes are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem 3.1.
+    Args:
+        alpha, beta: The step sizes of x and y.
+        T: The inner rounds per round.
+        tau_in, tau_out: The local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
+        N: The terms of the Neumann series, or the steps of conjugate gradients.
+        l: 1/l is the step size of the Neumann series.
+        B: The examples of an inner step.
+        B_anchor: The examples for q.
+        B_out: The examples of each sample in the outer part. None: all of a client's.
+        inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut). outer=server is svrg, but if tau_out is one step, the
+            server takes it without an exchange.
+        anchor: Whether q comes from the cohort or from all clients.
+        inverse: randomised: one random term of the series (the paper). truncated: the sum of its first N + 1 terms. cg:
+            conjugate gradients, whose products must be with the same H: use cohorts=one and B_out=null.
+        cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all
+            exchanges have the cohort S.
+        alternating: false is LFedNest-NonAlt: in one exchange a client takes its inner steps, T times as many, then its outer
+            steps at its own y_i. It needs inner=sgd and outer=sgd (else ValueError).
+        divided: Whether client i's step sizes are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem
+            3.1.
     """
 
     alpha: Schedule
@@ -150,7 +158,10 @@ class FedNest:
     def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
         """Return p [Alg. 3].
 
-        Clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15). S: the cohort.
+        Clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15).
+
+        Args:
+            S: The cohort.
         """
         cohort = fed.new_cohort if self.cohorts == "fresh" else lambda: S
 
@@ -196,7 +207,9 @@ class FedNest:
         """Return a function client -> its local step size. With `divided`, it is the step divided by the client's number of
         local steps.
 
-        work: the name of the client's draws, inner or outer. step: alpha or beta.
+        Args:
+            work: The name of the client's draws, inner or outer.
+            step: alpha or beta.
         """
         return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
@@ -205,7 +218,9 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
     """Return the number of Hessian-vector products, and the estimate of H^-1 b that takes them.
 
     The number is N' for the randomised estimate, uniform in 0..N-1, and N for the others. It is 0 if the problem needs none.
-    inverse, N, l: as in `FedNest`.
+
+    Args:
+        inverse, N, l: As in `FedNest`.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
     of_b: dict[str, Inverse] = {
@@ -226,7 +241,8 @@ def h_i(client: Client, message: Tensors) -> Tensor:
 def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, Tensors], Tensor]:
     """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), its answer x_i.
 
-    alpha: client -> the step size.
+    Args:
+        alpha: client -> the step size.
     """
 
     def local_steps(client: Client, message: Tensors) -> Tensor:
@@ -245,7 +261,8 @@ def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, T
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
     """Return ``after``, the point after a client's first local step, or ``before`` if the client takes no step.
 
-    work: the name of the client's draws, which tell its number of steps.
+    Args:
+        work: The name of the client's draws, which tell its number of steps.
     """
     return torch.where(client.own_steps(work) > 0, after, before)
 
@@ -253,7 +270,9 @@ def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Ten
 def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *, beta: float | Tensor) -> Tensor:
     """Run the client's inner steps on g_i(x, .) from y, and return y_i. They use the draws called 'inner'.
 
-    q: the anchor at y, for SVRG; None for SGD. beta: the step size.
+    Args:
+        q: The anchor at y, for SVRG; None for SGD.
+        beta: The step size.
     """
     client = client.hold(x)  # what depends on x alone is computed once
 
@@ -273,7 +292,9 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
     """Run the client's outer steps from x along its hypergradient at y, and return x_i. It uses the draws called 'outer'.
 
-    alpha: the step size. inverse: the function that estimates H^-1 b; see `estimate`.
+    Args:
+        alpha: The step size.
+        inverse: The function that estimates H^-1 b; see `estimate`.
     """
 
     def step(x_i: Tensor, xi: Sequence[Sample]) -> Tensor:

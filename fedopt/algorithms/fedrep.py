@@ -2,6 +2,8 @@
 
     min_phi sum_i p_i min_{h_i} f_i(phi, h_i)
 
+Explained in docs/algorithms/fedrep.md.
+
 Notation
     phi, h_i        the shared coordinates of x, and client i's own, which are the last ones
     tau_h, tau_phi  a client's steps in h_i, which come first, and in phi
@@ -31,11 +33,13 @@ class State(NamedTuple):
 class FedRep:
     """FedRep: a common representation, and each client's own head. With all coordinates own, each client is alone.
 
-    own: which of a model's numbers are each client's own: the last layer of the network, all, or so many at the end.
-    eta_h, eta_phi: the step sizes of the heads and of the representation. gamma: the server's step along the mean change.
-    tau_h, tau_phi: the local work in the head and then in the representation, in epochs, or in steps on independent batches
-        drawn with replacement.
-    B: the examples of a batch; None for all of a client's.
+    Args:
+        own: Which of a model's numbers are each client's own: the last layer of the network, all, or so many at the end.
+        eta_h, eta_phi: The step sizes of the heads and of the representation.
+        gamma: The server's step along the mean change.
+        tau_h, tau_phi: The local work in the head and then in the representation, in epochs, or in steps on independent
+            batches drawn with replacement.
+        B: The examples of a batch; None for all of a client's.
     """
 
     own: Literal["last_layer", "all"] | PositiveInt

@@ -1,7 +1,9 @@
 """FedSGDA-M [Wu et al. 2023] and Momentum Local SGDA [Sharma et al. 2022]: minimax steps along momenta of the gradients.
 
-From memory of the papers, not compared with their text. Abstracts confirm FedSGDA-M's rates, and that in Momentum Local SGDA all
-clients take part. FedSGDA-M's order of averaging is unverified. The limits in the tests are derived here.
+Unverified: reconstructed without the papers' text. Their abstracts confirm FedSGDA-M's rates, and that in Momentum Local SGDA all
+clients take part. The limits that the tests check are derived here.
+
+Explained in docs/algorithms/fedsgda_m.md.
 
 Notation
     z = (x, y)    the variables, each client's own until they are averaged
@@ -39,10 +41,12 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 class FedSGDAM:
     """FedSGDA-M: recursive momentum on each client.
 
-    eta_x, eta_y: the step sizes of x and y. alpha, beta: the weights of the newest gradients in u and v.
-    q: the iterations between averages, which are one round (Q in the paper). B: the examples of a sample; None for all of a
-        client's.
-    S: the number of samples over which the first u and v are means.
+    Args:
+        eta_x, eta_y: The step sizes of x and y.
+        alpha, beta: The weights of the newest gradients in u and v.
+        q: The iterations between averages, which are one round (Q in the paper).
+        B: The examples of a sample; None for all of a client's.
+        S: The number of samples over which the first u and v are means.
     """
 
     eta_x: Schedule
@@ -76,10 +80,12 @@ class FedSGDAM:
 class MomentumLocalSGDA:
     """Momentum Local SGDA: partial steps along momenta, which are averaged too.
 
-    eta_x, eta_y, alpha: an iteration moves x and y the share alpha of the way to x - eta_x u and to P(y - eta_y v).
-    beta_x, beta_y: the newest gradients have the weights beta_x alpha and beta_y alpha in the momenta, each at most 1 (else
-        ValueError).
-    tau: the iterations of a round. B: the examples of a sample; None for all of a client's.
+    Args:
+        eta_x, eta_y, alpha: An iteration moves x and y the share alpha of the way to x - eta_x u and to P(y - eta_y v).
+        beta_x, beta_y: The newest gradients have the weights beta_x alpha and beta_y alpha in the momenta, each at most 1
+            (else ValueError).
+        tau: The iterations of a round.
+        B: The examples of a sample; None for all of a client's.
     """
 
     eta_x: Schedule

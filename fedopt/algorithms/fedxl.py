@@ -1,7 +1,11 @@
-"""FeDXL: risks of pairs of examples that different clients hold, by exchanged scores of the last round [Guo, Jin, Luo & Yang 2023].
+"""FeDXL: risks of pairs of examples that different clients hold, by exchanged scores of the last round [Guo, Jin, Luo & Yang
+2023].
 
-Read in the authors' public code, ICML2023_FedXL. The server draws from the pools for a client, which in the paper gets their merge
-and draws itself: the draws have the same distribution. Derived here: weights where clients have unequal numbers of examples.
+Follows the authors' public code, ICML2023_FedXL. Here the server draws from the pools for each client; in the paper each client
+gets the merged pools and draws from them. The draws have the same distribution. The weights for clients with unequal numbers of
+examples are derived here.
+
+Explained in docs/algorithms/fedxl.md.
 
 Notation
     z, z'        positive and negative examples of a step; a, b their scores h(w; z), h(w; z')
@@ -47,9 +51,12 @@ class State(NamedTuple):
 class FeDXL:
     """FeDXL: local steps on a risk of pairs, one example of which is another client's, by its last score.
 
-    eta: the step size. beta, gamma: the weights of the newest values in v and in u_z.
-    I: the local steps of a round. B1, B2: the positive and the negative examples of a step; None for all of a client's.
-    B_pool: the entries that are drawn from each pool for a step; None for all.
+    Args:
+        eta: The step size.
+        beta, gamma: The weights of the newest values in v and in u_z.
+        I: The local steps of a round.
+        B1, B2: The positive and the negative examples of a step; None for all of a client's.
+        B_pool: The entries that are drawn from each pool for a step; None for all.
     """
 
     eta: Schedule

@@ -1,6 +1,8 @@
 """FESS-GDA: local descent-ascent whose server smooths the objective in x [Shen et al. 2024].
 
-The equations are those of a third party's note on the paper (in the repository `zij`), not compared with the paper's text.
+The equations come from a third party's note about the paper (in the repository `zij`); they are not compared with its text.
+
+Explained in docs/algorithms/fess_gda.md.
 
 Notation
     w, w_i       (x, y) of the server and of client i
@@ -33,10 +35,13 @@ class State(NamedTuple):
 class FessGda:
     """FESS-GDA: local steps on a smoothed saddle point problem.
 
-    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes along the clients' mean change.
-    tau: the local work, in epochs or in steps. B: the examples of a step; None for all of a client's.
-    p, beta: the weight of the smoothing, and the step size of z. There is no smoothing with p = 0, or with beta = 1, since
-        then z = x.
+    Args:
+        eta_x, eta_y: The clients' step sizes.
+        gamma_x, gamma_y: The server's step sizes along the clients' mean change.
+        tau: The local work, in epochs or in steps.
+        B: The examples of a step; None for all of a client's.
+        p, beta: The weight of the smoothing, and the step size of z. There is no smoothing with p = 0, or with beta = 1,
+            since then z = x.
     """
 
     eta_x: Schedule

@@ -2,8 +2,10 @@
 2024].
 
 Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distributionally Robust Optimization", NeurIPS 2024 (arXiv
-2410.06369). From reviews; we have not read the paper's algorithms. Derived here: the clients' weights, the first round, and the
-smoothed hinge.
+2410.06369). Reconstructed from reviews; we have not read the paper's algorithms. The clients' weights, the first round and the
+smoothed hinge are derived here.
+
+Explained in docs/algorithms/fgdro.md.
 
 Notation
     p_i    the clients' weights in the objective
@@ -45,9 +47,12 @@ class State(NamedTuple):
 class Fgdro:
     """FGDRO: local steps on a risk over clients, whose weights follow from their losses without a second exchange.
 
-    eta, eta_s: the step sizes of w and, with risk=cvar, of s. gamma: the weight of a batch's loss in u_i.
-    tau: the local steps. B: the examples of a batch; None for all of a client's.
-    risk, alpha, mu, lam: as in the module's docstring.
+    Args:
+        eta, eta_s: The step sizes of w and, with risk=cvar, of s.
+        gamma: The weight of a batch's loss in u_i.
+        tau: The local steps.
+        B: The examples of a batch; None for all of a client's.
+        risk, alpha, mu, lam: As in the module's docstring.
     """
 
     eta: Schedule
@@ -97,7 +102,16 @@ class Fgdro:
         return (torch.sigmoid((u - s) / self.mu) if self.mu else (u > s).to(u)) / self.alpha
 
     def _threshold(self, s: Tensor, u: Tensor, p: Tensor, fed: Round) -> Tensor:
-        """Return the next s. With cvar the first one is best for these u and mu = 0: the least u_i of the worst share alpha."""
+        """Return the next s.
+
+        kl: lam log sum_i p_i exp(u_i / lam). cvar: in round 0 the (1 - alpha)-quantile of the u_i, which minimises the objective
+        in s for mu = 0; later s - eta_s (1 - sum_i p_i c_i).
+
+        Args:
+            s: s before.
+            u: The clients' u_i, [M].
+            p: The clients' weights, [M]: 0 for clients that never took part, with the sum 1.
+        """
         if self.risk == "kl":
             return self.lam * torch.logsumexp(u / self.lam + p.log(), 0)
         if fed.r == 0:

@@ -1,8 +1,10 @@
 """First-order federated bilevel optimisation: SimFBO with directions that take gradients only.
 
-The federation of both estimators is derived here and unpublished. One-machine forms: a penalty [Kwon et al. 2023, F2SA, read in
-benchmark_bilevel], differences of gradients [Yang et al. 2023, from memory]. MemFBO [Yang et al. 2025] is related; its update is
-not known here.
+The federated form of both estimators is derived here and unpublished. Their single-machine forms are a penalty [Kwon et al. 2023,
+F2SA, as in benchmark_bilevel] and differences of gradients [Yang et al. 2023, unverified]. MemFBO [Yang et al. 2025] is related;
+we do not know its update.
+
+Explained in docs/algorithms/first_order.md.
 
 Notation
     z = (x, y, v)    as in SimFBO; with estimator=penalty v stands for s, which tends to y*(x), while y tends to the minimiser of
@@ -29,9 +31,10 @@ class FirstOrder(SimFBO):
     The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the step sizes of s, and radius must be
     None (else ValueError). With normalised=true it is ShroFBO without second derivatives.
 
-    estimator: penalty, gradients of f + lam g at y and of g at s; or difference, gradients of g at two points near y.
-    lam, growth, power: the penalty's coefficient in round r is lam + growth r^power.
-    delta: with estimator=difference the two points are y + delta v and y - delta v.
+    Args:
+        estimator: Penalty, gradients of f + lam g at y and of g at s; or difference, gradients of g at two points near y.
+        lam, growth, power: The penalty's coefficient in round r is lam + growth r^power.
+        delta: With estimator=difference the two points are y + delta v and y - delta v.
     """
 
     estimator: Literal["penalty", "difference"]

@@ -1,8 +1,10 @@
 """Local-SCGD and Local-SCGDM: local compositional descent with estimates u of the inner functions, and with momentum [Gao et al.
 2022]. With one client they are SCGD [Wang, Fang & Liu 2017] and NASA without a constraint [Ghadimi et al. 2020].
 
-Read in public code (Federated-Minimax-and-Conditional-Stochastic-Optimization); order=step_first and share_u=false in the text of
-FedCoMuon (arXiv 2608.12710). More than two levels are derived here.
+Follows public code (Federated-Minimax-and-Conditional-Stochastic-Optimization); order=step_first and share_u=false follow the
+text of FedCoMuon (arXiv 2608.12710). More than two levels are derived here.
+
+Explained in docs/algorithms/local_scgd.md.
 
 Notation
     r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x))); K = 1 in the paper
@@ -42,12 +44,15 @@ class State(NamedTuple):
 class LocalScgd:
     """Local-SCGD and Local-SCGDM: local steps on a client's own composition.
 
-    eta: the step size. alpha, beta: the weights of the newest estimates in u and in m; there is no momentum with beta = 1.
-    I: the local steps. B: the examples of each sample; None for all of a client's.
-    share_u: whether u is averaged with x and m, or each client keeps its own.
-    at: whether the gradient is taken at the new u (new), or at the u before this step (old).
-    order: whether a step first estimates u and m and then moves x (estimate_first), or first moves x (step_first). With
-        step_first the first round only makes the estimates at the start.
+    Args:
+        eta: The step size.
+        alpha, beta: The weights of the newest estimates in u and in m; there is no momentum with beta = 1.
+        I: The local steps.
+        B: The examples of each sample; None for all of a client's.
+        share_u: Whether u is averaged with x and m, or each client keeps its own.
+        at: Whether the gradient is taken at the new u (new), or at the u before this step (old).
+        order: Whether a step first estimates u and m and then moves x (estimate_first), or first moves x (step_first). With
+            step_first the first round only makes the estimates at the start.
     """
 
     eta: Schedule
@@ -110,8 +115,12 @@ def estimated(
     """Return the new u, and the gradient of the composition along it.
 
     The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.
-    u: (u^1, ..., u^K). xi: a sample for each level. a: the weight of the newest values.
-    old: whether u^(k-1) is the old one, and the gradient is taken at the old u. Else both use the new u.
+
+    Args:
+        u: (u^1, ..., u^K).
+        xi: A sample for each level.
+        a: The weight of the newest values.
+        old: Whether u^(k-1) is the old one, and the gradient is taken at the old u. Else both use the new u.
     """
     new = list[Tensor]()
 

@@ -1,5 +1,7 @@
-"""LocalBSGM and LocalBSGVRM: local bilevel stochastic gradient descent with momentum, and with momentum-based variance
-reduction [Gao 2022, Alg. 1, 2].
+"""LocalBSGM and LocalBSGVRM: local bilevel stochastic gradient descent with momentum, and with momentum-based variance reduction
+[Gao 2022, Alg. 1, 2].
+
+Explained in docs/algorithms/localbsg.md.
 
 Notation
     x, y, u, v   the variables and their momenta: each client's own, until all four are averaged every p iterations
@@ -39,9 +41,12 @@ from fedopt.toolbox import (
 class Momentum:
     """What LocalBSGM and LocalBSGVRM share.
 
-    rho1, rho2: the step sizes of x and y are rho1 eta_t and rho2 eta_t. eta: the constant eta_t.
-    theta, Q: the step size and the number of Hessian products of the Neumann sum in the hypergradient.
-    p: the iterations of a round. B: the examples of a sample; None for all of a client's.
+    Args:
+        rho1, rho2: The step sizes of x and y are rho1 eta_t and rho2 eta_t.
+        eta: The constant eta_t.
+        theta, Q: The step size and the number of Hessian products of the Neumann sum in the hypergradient.
+        p: The iterations of a round.
+        B: The examples of a sample; None for all of a client's.
     """
 
     rho1: PositiveFloat
@@ -62,9 +67,12 @@ class Momentum:
 
 @dataclass(frozen=True)
 class LocalBSGM(Momentum):
-    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1]. Hyperparameters as in `Momentum`, and:
+    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
 
-    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
+    It adds two hyperparameters to those of `Momentum`.
+
+    Args:
+        alpha, beta: The newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
     """
 
     def __post_init__(self) -> None:
@@ -94,13 +102,15 @@ class LocalBSGM(Momentum):
 class LocalBSGVRM(Momentum):
     """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    Hyperparameters as in `Momentum`, and:
-    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each at most 1 (else ValueError).
-    step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
-    L, L_Phi: the theorem's constants L-hat and L_Phi.
-    S: the number of samples xi over which the first D and G are means.
-    warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
-    neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
+    It adds the following hyperparameters to those of `Momentum`.
+
+    Args:
+        alpha, beta: The newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each at most 1 (else ValueError).
+        step_size: Constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
+        L, L_Phi: The theorem's constants L-hat and L_Phi.
+        S: The number of samples xi over which the first D and G are means.
+        warm_up: The rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
+        neumann: Sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
     """
 
     step_size: Literal["constant", "theorem"]

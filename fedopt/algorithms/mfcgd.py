@@ -1,7 +1,9 @@
 """MFCGD and AdaMFCGD: momentum-based compositional descent, with one step size or adaptive ones [Huang et al. 2026].
 
-From reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text was read (arXiv
-2608.12710), keeps them local, as we do.
+Reconstructed from reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text we
+have read (arXiv 2608.12710), keeps them local, as we do.
+
+Explained in docs/algorithms/mfcgd.md.
 
 Notation
     r_i, f_i     the levels of client i's composition f_i(r_i(x))
@@ -49,15 +51,16 @@ class State(NamedTuple):
 class Mfcgd:
     """MFCGD: momentum-based compositional descent.
 
-    gamma, k, n: the step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
-    c1, c2, c3: the newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1 (else
-        ValueError).
-    adaptive: the matrix A. none: I, which is MFCGD. diagonal: diag(sqrt(a) + rho), with a the running mean of wbar^2. norm:
-        (a + rho) I, with a the running mean of |wbar|.
-    theta, rho: theta is the share of a that is kept at an exchange; rho is added in A.
-    C_f, C_g: the radii of the balls onto which v and U are projected; None for no projection.
-    I: the iterations between exchanges. B, B_start: the examples of each sample, and of the first ones; None for all of a
-        client's.
+    Args:
+        gamma, k, n: The step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
+        c1, c2, c3: The newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1 (else
+            ValueError).
+        adaptive: The matrix A. none: I, which is MFCGD. diagonal: diag(sqrt(a) + rho), with a the running mean of wbar^2.
+            norm: (a + rho) I, with a the running mean of |wbar|.
+        theta, rho: Theta is the share of a that is kept at an exchange; rho is added in A.
+        C_f, C_g: The radii of the balls onto which v and U are projected; None for no projection.
+        I: The iterations between exchanges.
+        B, B_start: The examples of each sample, and of the first ones; None for all of a client's.
     """
 
     gamma: PositiveFloat

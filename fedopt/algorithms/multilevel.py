@@ -1,7 +1,9 @@
 """Multi-level composition with variance reduction of the levels and of the gradient.
 
-The recursion is read in the text of Gao (NeurIPS 2025, smoothed multi-level minimax), for one machine. Its federation is derived
-here, after the abstract of Gao (ICML 2024): so it has no paper's name.
+The recursion follows the text of Gao (NeurIPS 2025, smoothed multi-level minimax), which is for a single machine. Its federated
+form is derived here from the abstract of Gao (ICML 2024), so it is not named after a paper.
+
+Explained in docs/algorithms/multilevel.md.
 
 Notation
     r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x)))
@@ -38,12 +40,13 @@ class State(NamedTuple):
 class Multilevel:
     """Multi-level composition with variance-reduced estimates of the levels and of the gradient.
 
-    gamma, eta: the step size of x is gamma eta.
-    alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1 (else ValueError).
-    tau: the local steps of a round. B, B_start: the examples of each sample, and of the first ones; None for all of a
-        client's.
-    order: A takes the estimates of a round's last step at the mean x, in a second exchange. B takes them at the client's own
-        x.
+    Args:
+        gamma, eta: The step size of x is gamma eta.
+        alpha, rho: The newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1 (else ValueError).
+        tau: The local steps of a round.
+        B, B_start: The examples of each sample, and of the first ones; None for all of a client's.
+        order: A takes the estimates of a round's last step at the mean x, in a second exchange. B takes them at the client's
+            own x.
     """
 
     gamma: PositiveFloat
@@ -101,7 +104,9 @@ class Multilevel:
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
         """Return (x, h, p): a new x, and the estimates there, with the same samples at the new and the old x.
 
-        old: (x, h, p) before. xi: a sample for each level.
+        Args:
+            old: (x, h, p) before.
+            xi: A sample for each level.
         """
         x_old, h, p = old
         r_old = list[Tensor]()

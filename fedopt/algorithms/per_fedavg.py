@@ -2,6 +2,8 @@
 
     min_w sum_i p_i f_i(w - alpha grad f_i(w)),   gradient (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
 
+Explained in docs/algorithms/per_fedavg.md.
+
 Notation
     w, w_i          the server's point, and client i's in its local steps
     theta_i         w - alpha grad f_i(w), client i's personal model, on all its examples
@@ -28,10 +30,13 @@ class State(NamedTuple):
 class PerFedAvg:
     """Per-FedAvg: a common point from which a gradient step fits a client.
 
-    alpha: the step of the adaptation. beta: the local step size. gamma: the server's step along the clients' mean change.
-    hessian: whether the outer gradient is multiplied by I - alpha grad^2 f_i; else the method is first order (FO).
-    tau: the local work, in epochs, or in steps on independent batches drawn with replacement.
-    B: the examples of each of a step's samples; None for all of a client's.
+    Args:
+        alpha: The step of the adaptation.
+        beta: The local step size.
+        gamma: The server's step along the clients' mean change.
+        hessian: Whether the outer gradient is multiplied by I - alpha grad^2 f_i; else the method is first order (FO).
+        tau: The local work, in epochs, or in steps on independent batches drawn with replacement.
+        B: The examples of each of a step's samples; None for all of a client's.
     """
 
     alpha: Schedule

@@ -2,6 +2,8 @@
 
     min_w sum_i p_i F_i(w),   F_i(w) = min_theta f_i(theta) + lam/2 |theta - w|^2,   grad F_i(w) = lam (w - theta_i(w))
 
+Explained in docs/algorithms/pfedme.md.
+
 Notation
     w, w_i      the server's point, and client i's in its local rounds
     theta_i     client i's personal model, the minimiser in F_i(w_i), as K gradient steps approximate it
@@ -32,11 +34,15 @@ class State(NamedTuple):
 class PFedMe:
     """pFedMe: personal models by Moreau envelopes.
 
-    lam: the strength of the pull of theta_i to w_i. eta: the local step size of w_i, lam eta along w_i - theta_i.
-    delta: the step size of theta_i. K: its steps on one batch. beta: the server's step along the clients' mean change.
-    R: the local rounds of a round, in epochs, or in steps on independent batches drawn with replacement.
-    B: the examples of a batch; None for all of a client's.
-    trained: who trains: the cohort, or all clients, of whom the server still averages the cohort alone (all).
+    Args:
+        lam: The strength of the pull of theta_i to w_i.
+        eta: The local step size of w_i, lam eta along w_i - theta_i.
+        delta: The step size of theta_i.
+        K: Its steps on one batch.
+        beta: The server's step along the clients' mean change.
+        R: The local rounds of a round, in epochs, or in steps on independent batches drawn with replacement.
+        B: The examples of a batch; None for all of a client's.
+        trained: Who trains: the cohort, or all clients, of whom the server still averages the cohort alone (all).
     """
 
     lam: PositiveFloat

@@ -1,6 +1,8 @@
 """ProxSkip-GDA (ProxSkip-VIP-FL): local descent-ascent that exchanges at random times [Zhang et al. 2024].
 
-Read in public code, `ProxSkipVIP`.
+Follows public code, `ProxSkipVIP`.
+
+Explained in docs/algorithms/proxskip_gda.md.
 
 Notation
     w, w_i     (x, y) of the server, and of client i in its local steps
@@ -36,9 +38,10 @@ class ProxSkipGda:
     A round is the iterations until the coin shows heads, and the exchange that follows. All clients must take part (else
     UserError).
 
-    gamma_x, gamma_y: the step sizes of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
-    p: the probability of an exchange; the paper's is sqrt(gamma mu) for a field that is mu-strongly monotone.
-    B: the examples of a step; None for all of a client's.
+    Args:
+        gamma_x, gamma_y: The step sizes of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
+        p: The probability of an exchange; the paper's is sqrt(gamma mu) for a field that is mu-strongly monotone.
+        B: The examples of a step; None for all of a client's.
     """
 
     gamma_x: PositiveFloat

@@ -1,5 +1,7 @@
 """SCAFFOLD: local steps corrected by control variates [Karimireddy et al. 2020, Alg. 1, option II].
 
+Explained in docs/algorithms/fedavg.md.
+
 Notation
     c, c_i    control variates of the server and of client i, estimates of grad f and of grad f_i; c = sum_i p_i c_i
     p_i       the clients' weights in the objective, 1/M in the paper
@@ -29,9 +31,10 @@ class State(NamedTuple):
 class Scaffold:
     """SCAFFOLD: local steps corrected by control variates.
 
-    eta, eta_g: the step sizes of the clients, and of the server along the clients' mean change.
-    tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
-    B: the examples of a batch; None for all of a client's.
+    Args:
+        eta, eta_g: The step sizes of the clients, and of the server along the clients' mean change.
+        tau: The local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
+        B: The examples of a batch; None for all of a client's.
     """
 
     eta: Schedule

@@ -1,7 +1,9 @@
 """SimFBO and ShroFBO [Yang, Xiao & Ji 2023], FedBiO and FedBiO-Local [Li, Huang & Huang 2023]: x, y and v move together.
 
-All are from memory of the papers, not compared with their text; abstracts confirm the shape of SimFBO. The limits that the tests
-hold are derived here.
+All are unverified: reconstructed without the papers' text; the abstract of SimFBO confirms its outline. The limits that the tests
+check are derived here.
+
+Explained in docs/algorithms/simfbo.md.
 
 Notation
     z = (x, y, v), D, P_r    variables, directions, the projection onto |v| <= r (directions.py); v is u in FedBiO
@@ -38,11 +40,14 @@ class LocalState(NamedTuple):
 class SimFBO:
     """SimFBO, and ShroFBO with normalised=true.
 
-    eta_x, eta_y, eta_v: the clients' step sizes. gamma_x, gamma_y, gamma_v: the server's.
-    tau: the local work, in steps or epochs; the most of it if clients are uneven.
-    B: the examples of a local step's sample, which all three directions share; None for all of a client's.
-    radius: the radius of the ball onto which the server projects v; None for no projection.
-    normalised: whether clients send the mean of their directions instead of the sum. Then more local work has no more weight.
+    Args:
+        eta_x, eta_y, eta_v: The clients' step sizes.
+        gamma_x, gamma_y, gamma_v: The server's.
+        tau: The local work, in steps or epochs; the most of it if clients are uneven.
+        B: The examples of a local step's sample, which all three directions share; None for all of a client's.
+        radius: The radius of the ball onto which the server projects v; None for no projection.
+        normalised: Whether clients send the mean of their directions instead of the sum. Then more local work has no more
+            weight.
     """
 
     eta_x: Schedule
@@ -99,9 +104,11 @@ class SimFBO:
 class FedBiO:
     """FedBiO: x, y and u move together, and are averaged every I iterations.
 
-    eta, gamma, tau: the step sizes of x, y and u. I: the iterations of a round.
-    B: the examples of a sample, drawn for each direction; None for all of a client's.
-    radius: the radius of the ball onto which a client projects u after each iteration; None for no projection.
+    Args:
+        eta, gamma, tau: The step sizes of x, y and u.
+        I: The iterations of a round.
+        B: The examples of a sample, drawn for each direction; None for all of a client's.
+        radius: The radius of the ball onto which a client projects u after each iteration; None for no projection.
     """
 
     eta: Schedule

@@ -21,7 +21,10 @@ Gradients = Callable[[Tensor, Tensor, Sample], tuple[Tensor, Tensor]]
 class Solver(NamedTuple):
     """A local solver; each value is a number, or an array of one for each client. SGD is (0, 0, 1).
 
-    rho: its momentum. mu: its proximal coefficient. decay: the factor of its step size from one step to the next.
+    Attributes:
+        rho: Its momentum.
+        mu: Its proximal coefficient.
+        decay: The factor of its step size from one step to the next.
     """
 
     rho: Any
@@ -38,7 +41,9 @@ class Solver(NamedTuple):
     ) -> Tensors:
         """Take a client's local steps. Return x_i, y_i, u_i, and |a_i|_1 of x and of y.
 
-        gradients: (x_i, y_i, xi) -> (grad_x f, grad_y f). etas: the step sizes of x and y, without decay.
+        Args:
+            gradients: (x_i, y_i, xi) -> (grad_x f, grad_y f).
+            etas: The step sizes of x and y, without decay.
         """
 
         def step(carry: Tensors, xi: Sample, k: int) -> Tensors:
@@ -58,7 +63,8 @@ class Solver(NamedTuple):
     def moved_(self, client: Client, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
         """Return z after local step k = 0, 1, ... along -d. It may overwrite z, as `Client.moved_` may.
 
-        start: z before step 0, to which the proximal term draws.
+        Args:
+            start: z before step 0, to which the proximal term draws.
         """
         drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
         return client.moved_(drawn, d, eta * self.decay**k)

@@ -1,8 +1,10 @@
-"""One-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et al.
-2022]. No second derivative is taken.
+"""Single-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et
+al. 2022]. No second derivative is taken.
 
 A server has all variables, and clients answer with gradients at the points that it sends them. All of them are linear in f_i and
-g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
+
+Explained in docs/algorithms/value_function.md.
 
 Notation
     y, s          F2SA: the inner variable of f + lam g, and that of g alone
@@ -34,15 +36,20 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, then one of x, along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)).
+    """F2SA: n steps of y and s, then one step of x.
 
-    eta_x, eta_y, eta_s: the step sizes.
-    lam, delta: the first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
-    n: the inner steps of a round. B: the examples of a sample; None for all of a client's.
+        n times   y -= eta_y (grad_y f + lam grad_y g)(x, y),   s -= eta_s grad_y g(x, s)
+        then      x -= eta_x (grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s))),   lam += delta
 
-    The paper is from memory, not compared. Its step of x falls with the power 5/7; the default here is 4/7, as in
-    benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
-    t^(1/7). So it must diverge in the end.
+    Args:
+        eta_x, eta_y, eta_s: The step sizes.
+        lam, delta: The first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
+        n: The inner steps of a round.
+        B: The examples of a sample; None for all of a client's.
+
+    Unverified: reconstructed without the paper's text. The paper's step size of x decays with the power 5/7; the default here is
+    4/7, as in the public code benchmark_bilevel. That code takes the gradients of f at s instead of y and lets lam eta_y grow
+    like t^(1/7), so it must diverge in the end.
     """
 
     eta_x: Schedule
@@ -98,11 +105,14 @@ class BOME:
     q(x, y) = g(x, y) - g(x, y_n), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2. So q falls at a
     rate of at least phi. The solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
 
-    eta_x, eta_y: the step sizes; the n steps use eta_y too. eta: the factor in phi. n: the steps from y to y_n.
-    B: the examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio in
-        lam is biased.
+    Args:
+        eta_x, eta_y: The step sizes; the n steps use eta_y too.
+        eta: The factor in phi.
+        n: The steps from y to y_n.
+        B: The examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio
+            in lam is biased.
 
-    It was read in benchmark_bilevel, whose phi uses the gradient. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, whose phi uses the gradient. It is not compared with the paper's text.
     """
 
     eta_x: Schedule

@@ -1,14 +1,16 @@
-"""One-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen, Xiao &
-Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA [Dagréou et al.
-2024].
+"""Single-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen,
+Xiao & Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA
+[Dagréou et al. 2024].
 
 A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i
-and g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+and g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
+
+Explained in docs/algorithms/warm_started.md.
 
 Notation
     z = (x, y, v)    all variables; v goes to [grad^2_yy g]^-1 grad_y f; z = (x, y) where grad_x f is the hypergradient
     Dx, Dy, Dv       grad_x f - grad^2_xy g v,  grad_y g,  grad^2_yy g v - grad_y f
-    eta_x, ...       the steps: x - eta_x Dx, likewise y, which is projected, and v
+    eta_x, ...       the step sizes: x - eta_x Dx, y - eta_y Dy, which is projected, and v - eta_v Dv
     xi               a sample of each client, independent of all others; d, an estimate of directions
 """
 
@@ -40,7 +42,9 @@ from fedopt.toolbox import (
 class WarmStarted:
     """What all methods here share.
 
-    eta_x, eta_y, eta_v: the step sizes of x, y and v. B: the examples of a sample; None for all of a client's.
+    Args:
+        eta_x, eta_y, eta_v: The step sizes of x, y and v.
+        B: The examples of a sample; None for all of a client's.
     """
 
     eta_x: Schedule
@@ -85,15 +89,17 @@ class Averaged(NamedTuple):
 class AlternatingSOBA(WarmStarted):
     """MA-SOBA and FSLA: one step of y, one of v and one of x in a round.
 
-    order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x along
-        the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
-    rho: the weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
-        momentum with rho = 1. MA-SOBA's beta is 1 - rho.
-    storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho. It
-        needs order=code (else ValueError).
+    Args:
+        order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x
+            along the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of
+            three.
+        rho: The weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
+            momentum with rho = 1. MA-SOBA's beta is 1 - rho.
+        storm: Whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
+            It needs order=code (else ValueError).
 
-    order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
-    order=paper, are from memory, not compared.
+    order=code follows public code: MingruiLiu-ML-Lab for MA-SOBA, benchmark_bilevel for FSLA. order=paper is unverified:
+    reconstructed without the papers' text.
     """
 
     rho: Schedule
@@ -141,9 +147,10 @@ class AmIGO(WarmStarted):
 
     With n -> infinity it descends along the hypergradient. grad_x f and grad_y f share a sample.
 
-    n: the steps of y, and of v, in a round.
+    Args:
+        n: The steps of y, and of v, in a round.
 
-    It was read in benchmark_bilevel. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
     """
 
     n: PositiveInt
@@ -180,11 +187,12 @@ class Remembering(NamedTuple):
 class SABA(WarmStarted):
     """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
 
-    B: the size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client keeps
-        the last value of each quantity on each of its batches, 0 at first.
+    Args:
+        B: The size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client
+            keeps the last value of each quantity on each of its batches, 0 at first.
 
-    It was read in benchmark_bilevel, except for the choice of the batch. Here a uniformly random example chooses its batch,
-    so that a smaller last batch leaves no bias. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, except for the choice of the batch: here the batch of a uniformly random
+    example is taken, so that a smaller last batch leaves no bias. It is not compared with the paper's text.
     """
 
     def init(self, problem: Bilevel) -> Remembering:
@@ -224,8 +232,11 @@ class SABA(WarmStarted):
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
     """Return the SAGA estimate, [d], and write the batch's new value and the new mean into the table in place.
 
-    table: [batches + 1, d], a row for each batch, and their mean as the last row. new: [d], the batch's new value.
-    number: the batch's index. share: the batch's share of the client's examples, which is its weight in the mean.
+    Args:
+        table: [batches + 1, d], a row for each batch, and their mean as the last row.
+        new: [d], the batch's new value.
+        number: The batch's index.
+        share: The batch's share of the client's examples, which is its weight in the mean.
     """
     change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
     estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])
@@ -245,10 +256,11 @@ class Recursive(NamedTuple):
 class SRBA(WarmStarted):
     """SRBA: all variables move together along recursive estimates d of the directions D.
 
-    period: in every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z) is
-        added to it, both on one sample.
+    Args:
+        period: In every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z)
+            is added to it, both on one sample.
 
-    It was read in benchmark_bilevel. The paper is from memory, not compared.
+    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
     """
 
     period: PositiveInt

@@ -1,5 +1,7 @@
 """ZO-HFL: zeroth-order hierarchical federated learning [Qiu, Kim & Yousefian 2025, Alg. 1, 2].
 
+Explained in docs/algorithms/zo_hfl.md.
+
 Notation
     v, eta      directions on the unit sphere, for each client its own, and the smoothing radius
     y+, y-      what a client's local steps find at z = x + eta v and at z = x - eta v: tau times
@@ -31,12 +33,15 @@ class State(NamedTuple):
 class ZoHfl:
     """ZO-HFL: zeroth-order hierarchical federated learning.
 
-    gamma: the server's step size. gamma_local: the clients' step sizes, a schedule of the local step t = 0, 1, ...
-    eta: the smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
-    tau: the local work at each of the two points, in steps or epochs.
-    B, B_server: the examples of a local step, and of the server's gradient. None: all of the client's, or of the server's.
-    directions: the number of random unit vectors v for each client and round, whose estimates are averaged. None: the n
-        coordinate axes instead, without randomness.
+    Args:
+        gamma: The server's step size.
+        gamma_local: The clients' step sizes, a schedule of the local step t = 0, 1, ...
+        eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
+        tau: The local work at each of the two points, in steps or epochs.
+        B, B_server: The examples of a local step, and of the server's gradient. None: all of the client's, or of the
+            server's.
+        directions: The number of random unit vectors v for each client and round, whose estimates are averaged. None: the n
+            coordinate axes instead, without randomness.
     """
 
     gamma: Schedule

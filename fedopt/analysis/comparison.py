@@ -35,7 +35,7 @@ TABLES = ("csv", "latex", "markdown")
 
 
 class Comparison(GroupedRuns):
-    """Groups of runs, with their table, paired tests, figure and page. The arguments are those of `GroupedRuns`."""
+    """Groups of runs, with their table, paired tests, figure and page. It takes the arguments of `GroupedRuns`."""
 
     def __repr__(self) -> str:
         return shown_table(self).cells.to_string(index=False)
@@ -97,10 +97,10 @@ class Comparison(GroupedRuns):
                 if how.legend != "none":
                     one.legend()
             return ax
-        words: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
-        words["settings"] = {"font.size": how.font} if how.font else {}
-        words["grows"] = how.height is None
-        with figures.pictures([*map(Path, paths)], count, 1, how.width, how.height, **words) as all_axes:
+        options: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
+        options["settings"] = {"font.size": how.font} if how.font else {}
+        options["grows"] = how.height is None
+        with figures.pictures([*map(Path, paths)], count, 1, how.width, how.height, **options) as all_axes:
             return _draw_on(all_axes, self, how)
 
     def write(
@@ -116,7 +116,7 @@ class Comparison(GroupedRuns):
         Args:
             folder: The folder, made if missing.
             formats: A list of csv, latex and markdown. The CSV has all columns and digits.
-            columns: A list of runs, seeds, status, spent, final, best, to_target and reached. Empty: those that are
+            columns: A list of runs, seeds, status, spent, final, best, to_target and reached. Empty: the ones that are
                 informative.
             decimals: Decimals of the metric, 0 to 15. None: two significant digits of the standard deviation.
 
@@ -154,8 +154,13 @@ class Comparison(GroupedRuns):
 def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
     """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
 
-    all_axes: one per problem. c: the comparison. how: the options of the figure. Raises UserError if a logarithmic axis would
-        begin at 0 or below.
+    Args:
+        all_axes: One per problem.
+        c: The comparison.
+        how: The options of the figure.
+
+    Raises:
+        UserError: A logarithmic axis would begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
@@ -238,7 +243,8 @@ def _slots(c: Comparison, named: bool) -> dict[str, int]:
 
     If there are more methods than strong lines, those with the best last values come first, by their mean rank on the problems.
 
-    named: Whether the user has named lines, whose order counts then.
+    Args:
+        named: Whether the user has named lines, whose order counts then.
     """
     legend = legend_labels(c.groups)
     if named:

@@ -63,10 +63,10 @@ class GroupedRuns:
         return tests(self.groups, self.metric, self.at)
 
     @property
-    def twin(self) -> str:
+    def test_metric(self) -> str:
         """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
-        twin = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
-        return twin if all(twin in run.table for runs in self.groups.values() for run in runs) else ""
+        name = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
+        return name if all(name in run.table for runs in self.groups.values() for run in runs) else ""
 
     @property
     def described(self) -> Metric:
@@ -75,7 +75,7 @@ class GroupedRuns:
 
     def _numbers(self, runs: Sequence[Recorded]) -> dict[str, Any]:
         """Return the row of a group without its keys and label."""
-        metric, twin, x, target = self.metric, self.twin, self.x, self.target
+        metric, test_metric, x, target = self.metric, self.test_metric, self.x, self.target
         shown = [run.until(self.at) for run in runs]
         described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
         row = {
@@ -84,14 +84,14 @@ class GroupedRuns:
             "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
             **_columns(f"spent_{x}", [run.cost()[-1] for run in shown]),
         }
-        for name in filter(None, [metric, twin]):
+        for name in filter(None, [metric, test_metric]):
             row |= _columns(f"final_{name}", [run.last(name, self.at) for run in runs])
         if described.better != "neither":
             best = [described.best(run.good(metric)) for run in shown]
             row |= _columns(f"best_{metric}", best)
-            if twin:
-                hits = [run.table[twin][run.good(metric) == top] for run, top in zip(shown, best, strict=True)]
-                row |= _columns(f"{twin}_at_best", [its.iloc[0] if len(its) else math.nan for its in hits])
+            if test_metric:
+                hits = [run.table[test_metric][run.good(metric) == top] for run, top in zip(shown, best, strict=True)]
+                row |= _columns(f"{test_metric}_at_best", [its.iloc[0] if len(its) else math.nan for its in hits])
         if target is not None:
             hits = [[described.reached(value, target) for value in run.good(metric)] for run in shown]
             costs = [run.cost()[hit][0] for run, hit in zip(shown, hits, strict=True) if any(hit)]

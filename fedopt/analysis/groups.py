@@ -15,7 +15,7 @@ LONG = 60  # characters of a label in a legend
 
 def first_metric(runs: Sequence[Recorded]) -> str:
     """Return the first metric that a run's problem describes and its metrics.csv has; '' if there is none. Runs are tried in
-    order, those that begin with a metric of validation first.
+    order, metrics over validation rows first.
     """
     firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
     return min(filter(None, firsts), key=lambda name: not validates(name), default="")
@@ -96,8 +96,10 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
 def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Return the values of each group, with long decimals rounded to four significant digits.
 
-    The values of a key are left unrounded if rounding would make two of them equal. groups: for each group, one value per
-    key.
+    The values of a key are left unrounded if rounding would make two of them equal.
+
+    Args:
+        groups: For each group, one value per key.
     """
     columns = []
     for values in zip(*groups, strict=True):
@@ -117,7 +119,8 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
 def _telling(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collection[str]) -> list[Sequence[str]]:
     """Return the values of each group, with `ABSENT` for keys that do not differ between groups with the same chosen options.
 
-    stay: keys whose values are kept.
+    Args:
+        stay: Keys whose values are kept.
     """
     chosen = [tuple(v for k, v in zip(by, group, strict=True) if k in CHOSEN) for group in groups]
     same = [[other for other, its in zip(groups, chosen, strict=True) if its == options] for options in chosen]

@@ -12,7 +12,7 @@ from fedopt.drawing import Line, PlotStyle, is_share, named_scale, scale_of
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
-BANDS = {  # what is drawn around a mean, in words
+BANDS = {  # what is drawn around a mean, as text
     "std": "± one standard deviation",
     "sem": "± one standard error",
     "ci": "95 % t-interval",
@@ -24,8 +24,10 @@ USUAL = PlotStyle()
 class Lines(NamedTuple):
     """The lines of groups of runs in one picture.
 
-    lines: label -> line. scale: that of the y axis; if it is logarithmic, means are geometric. share: whether the values are
-        percentages.
+    Attributes:
+        lines: label -> line.
+        scale: That of the y axis; if it is logarithmic, means are geometric.
+        share: Whether the values are percentages.
     """
 
     lines: dict[str, Line]
@@ -56,7 +58,7 @@ def lines_of(groups: Groups, metric: str, x: str = "", how: PlotStyle = USUAL) -
     Args:
         groups: label -> runs.
         metric: A column of metrics.csv.
-        x: The cost axis. Empty: that of the runs.
+        x: The cost axis. Empty: the cost axis of the runs.
         how: The options of the figure.
     """
     runs, scale = [run for members in groups.values() for run in members], y_scale(groups, metric, how.logy)
@@ -76,7 +78,7 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
         runs: The runs.
         metric: A column of metrics.csv.
         scale: The scale of the y axis. If it is logarithmic, means are geometric, and values of 0 or less are nan.
-        x: The cost axis. Empty: that of the runs.
+        x: The cost axis. Empty: the cost axis of the runs.
         how: The options of the figure. With one run the band has no width.
     """
     shown, log = scale.get_transform(), isinstance(scale, LogScale)
@@ -94,7 +96,9 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
     """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
 
-    log: whether to average logarithms. band: one of `BANDS`.
+    Args:
+        log: Whether to average logarithms.
+        band: One of `BANDS`.
     """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)

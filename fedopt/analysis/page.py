@@ -47,9 +47,11 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
 
 
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
-    """Return the section with a table of runs. The best of each problem is bold, among those that are over.
+    """Return the section with a table of runs. The best ended run of each problem is bold.
 
-    runs: the runs that have values. without_values: folder of each other run -> why it has none.
+    Args:
+        runs: The runs that have values.
+        without_values: Folder of each other run -> why it has none.
     """
     rows = []
     for run in runs:
@@ -112,7 +114,11 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
 
     A group is None if it has no runs, or a run lacks this cost. A value is None if it is not finite.
 
-    groups: label -> runs. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
+    Args:
+        groups: label -> runs.
+        y: The metric.
+        x: The cost axis.
+        log: Whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
     lines = lines_of(known, y, x, PlotStyle(logy=log)).drawn if known else {}
@@ -137,7 +143,7 @@ def _differences(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map for each distinct partition of the data. The label is that of the first run that has it.
+    """Return label -> heat map for each distinct partition of the data. Its label is the label of the first run that has it.
 
     A heat map has the names of clients and classes, and counts [clients, classes]. A broken partition.csv gives a note.
     """

@@ -20,7 +20,7 @@ from fedopt.metrics import COSTS, Metric
 from fedopt.results import LOST, OVER, RunFolder, digits
 from fedopt.results.identity import identity
 
-CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
+CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups, which are compared by the chosen option
 PROBLEM = ("problem", "dataset")
 DATA = "data"  # the key of the data set's digest
 ABSENT = "-"  # the value of a key that a run does not have
@@ -36,7 +36,7 @@ class Recorded:
         folder: The run's folder.
         keys: dotted config key -> value as text; for a config group, the chosen option. ``data`` is the beginning of the
             data's hash.
-        apart: The config keys that determine the numbers in metrics.csv, without the seed and `eval`; those of `budget` come
+        apart: The config keys that determine the numbers in metrics.csv, without the seed and `eval`; the keys of `budget` come
             last.
         digits: A fingerprint of the config; runs with the same numbers share it.
         metrics: name -> description of the metric.
@@ -86,8 +86,9 @@ class Recorded:
     def last(self, metric: str, at: float | None = None) -> float:
         """Return the last value of a metric, for means and tests; nan if it is not finite, or if the run diverged or failed.
 
-        at: a cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
-            Raises UserError as `until` does.
+        Args:
+            at: A cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
+                Raises UserError as `until` does.
         """
         lost = self.status in LOST and (at is None or at >= self.cost()[-1])
         return math.nan if lost else float(self.until(at).values(metric)[-1])
@@ -172,10 +173,12 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return (runs, reason -> skipped folders). The runs are those of `usable`, but there may be none, and no note lists the
-    skipped folders.
+    """Return (runs, reason -> skipped folders).
 
-    Raises UserError for a missing path.
+    The runs are the ones that `usable` returns, but the list may be empty, and no note names the skipped folders.
+
+    Raises:
+        UserError: A path does not exist.
     """
     skipped: dict[str, list[str]] = {}
     runs, places = list[Recorded](), dict[Path, Path]()
@@ -214,7 +217,7 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
     """Return the runs without copies, in their order. Notes say how many were left out, and which runs contradict each other.
 
     Of runs with the same config, seed and data, the longest is kept. A shorter one is kept too if it did not fail and its
-    rows differ from those of every run kept.
+    rows differ from the rows of every run that is kept.
     """
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))

@@ -40,8 +40,10 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
     """Return half the width of the two-sided t-interval of a mean.
 
-    std: the standard deviation. n: the number of values; n = 1 uses one degree of freedom. level: the confidence, such as
-        0.95.
+    Args:
+        std: The standard deviation.
+        n: The number of values; n = 1 uses one degree of freedom.
+        level: The confidence, such as 0.95.
     """
     from scipy.special import stdtrit
 
@@ -51,7 +53,8 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
     """Return where a value on a problem is 0 or less, as 'is 0 in LABEL, seed 1', if the other values span decades; else ''.
 
-    of: returns the values of a run, [n].
+    Args:
+        of: Returns the values of a run, [n].
     """
     values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
     every = np.concatenate([its for *_, its in values])
@@ -73,7 +76,10 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     difference are nan if a run has no last value. If the values of a problem span decades, logarithms are tested, and its rows
     have the ratio of geometric means instead. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
-    groups: label -> runs. metric: a column of metrics.csv. at: as in `Recorded.last`.
+    Args:
+        groups: label -> runs.
+        metric: A column of metrics.csv.
+        at: As in `Recorded.last`.
     """
     rows, kinds = list[tuple[Any, ...]](), set[str]()
     for problem, members in by_problem(groups).items():

@@ -47,18 +47,18 @@ def shown_table(
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
     c, rows, runs = comparison, comparison.table, [members[0] for members in comparison.groups.values()]
-    metrics, twin = [run.metric(c.metric) for run in runs], c.twin
+    metrics, test_metric = [run.metric(c.metric) for run in runs], c.test_metric
     signs = pd.Series([math.nan if its.better == "neither" else its.sign for its in metrics])
-    title, test, cost = metrics[0].title, runs[0].metric(twin).title, COSTS[c.x].label
+    title, test, cost = metrics[0].title, runs[0].metric(test_metric).title, COSTS[c.x].label
     final = "final" if c.at is None else f"at {amount(c.x, c.at)}:"
     of_metric, of_spent = partial(plus_minus, decimals=decimals), in_bytes if c.x == "bytes" else plus_minus
     # Head, column of the CSV, how (mean, std) become text, and the sign that makes lower values better (nan: neither are)
     measured: dict[str, tuple[str, str, Callable[[float, float], str], pd.Series | float]] = {
         "spent": (cost, f"spent_{c.x}", of_spent, math.nan),
         "final": (f"{final} {title}", f"final_{c.metric}", of_metric, signs),
-        "test": (f"{final} {test}", f"final_{twin}", of_metric, math.nan),
+        "test": (f"{final} {test}", f"final_{test_metric}", of_metric, math.nan),
         "best": (f"best {title}", f"best_{c.metric}", of_metric, signs),
-        "test_at_best": (f"{test} there", f"{twin}_at_best", of_metric, math.nan),
+        "test_at_best": (f"{test} at best", f"{test_metric}_at_best", of_metric, math.nan),
         "to_target": (f"{cost} to {c.target or 0:g}", f"{c.x}_to_target", of_spent, 1),
     }
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
@@ -87,7 +87,7 @@ def shown_table(
         cells = [mean_text(*pair, show) for pair in zip(mean, std, strict=True)]
         if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
             cells = alike(mean.tolist(), 4)
-        if name == "to_target":  # a mean over only those that reached it
+        if name == "to_target":  # a mean over the runs that reached it
             few = rows["reached"].between(1, rows["runs"] - 1)
             cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])
@@ -102,8 +102,10 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign:
 
     nan and the only value of a problem give False.
 
-    show: formats (mean, std) as text. problems: the problem of each value. sign: 1 if lower is better, -1 if
-        higher is, nan if neither; of each row, or of all.
+    Args:
+        show: Formats (mean, std) as text.
+        problems: The problem of each value.
+        sign: 1 if lower is better, -1 if higher is, nan if neither; of each row, or of all.
     """
     tops = (sign * mean).groupby(problems).transform("min") * sign
     several = problems.map(Counter(problems)) > 1

@@ -86,7 +86,7 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
 
     Args:
         table: The rows of sweep.csv.
-        lasts: The metric and its last value of each row; ('', nan) for a run that failed at once.
+        lasts: The metric and its last value of each row; ('', nan) for a run that failed at the start.
         swept: The keys that the command sets.
     """
     names = sorted({metric for metric, _ in lasts} - {""})

@@ -49,7 +49,8 @@ def mean_text(mean: float, std: float = math.nan, how: Callable[[float, float], 
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a table.csv as text in the paper's layout: 'measured (paper)'.
 
-    cells: a row per cell, with the columns row, column, mean (not finite: shown as -), std and paper (nan: no number).
+    Args:
+        cells: A row per cell, with the columns row, column, mean (not finite: shown as -), std and paper (nan: no number).
     """
     measured = cells.apply(lambda cell: mean_text(cell["mean"], cell["std"]), axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
@@ -110,7 +111,10 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     """Return a table of texts as LaTeX for the package booktabs; the first column is aligned left, the others right.
 
-    Text between two $ is mathematics. bold: [rows, columns], which cells are bold.
+    Text between two $ is mathematics.
+
+    Args:
+        bold: [rows, columns], which cells are bold.
     """
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:

@@ -78,7 +78,9 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     """Yield lines on runs that end at different costs, within a group or between groups on a problem. Diverged runs are
     ignored.
 
-    x: the cost axis. at: the cost at which the groups are compared; None: last values are compared.
+    Args:
+        x: The cost axis.
+        at: The cost at which the groups are compared; None: last values are compared.
     """
     ends = {
         label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]

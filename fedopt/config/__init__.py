@@ -1,5 +1,5 @@
 """Compose and check the config of a run: config files, overrides, settings, schedules and tuned values."""
 
-from fedopt.lazy import face
+from fedopt.lazy import exports
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -43,7 +43,7 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
-GAP = 0.06  # inches beside what stands above and below the axes
+GAP = 0.06  # inches next to the parts above and below the axes
 FEW = 8  # points of a line, which may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "inside", "none")
@@ -52,7 +52,7 @@ LISTED = 12  # lines of a picture up to which a legend names the grey ones
 GREY = "#999999"
 MARKERS = "os^Dv<>Ppd*"  # as many as have no divisor in common with the dashes, so that grey looks repeat late
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no warnings about scripts that the font lacks
 
 
 @contextmanager
@@ -207,9 +207,11 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
 
     counted = dict.fromkeys(diverged, 1) if not {*lines} <= {*diverged} else {}
     low, high = core = ends([line.mean[: counted.get(label)] for label, line in lines.items()])
-    room = (high - low) / 2 or np.inf
+    margin = (high - low) / 2 or np.inf
     every = ends([part for label, line in lines.items() for part in line[1 : 2 if label in diverged else 4]])
-    low, high = scale.inverted().transform(np.clip(every, low - room, high + room)) if np.isfinite(core).all() else core
+    low, high = (
+        scale.inverted().transform(np.clip(every, low - margin, high + margin)) if np.isfinite(core).all() else core
+    )
     return float(low), float(high)
 
 
@@ -296,15 +298,15 @@ def save(
     for text in texts:
         _fit(text, 0.96 * width)
     if grows:
-        beside = [part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts]]
-        figure.set_figheight(height + sum(beside))
+        heights = [part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts]]
+        figure.set_figheight(height + sum(heights))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             layout.execute(figure)
         except UserWarning:
             size = f"{width:g} x {figure.get_figheight():.3g} inches"
-            why = f"a figure of {size} leaves no room for the axes"
+            why = f"a figure of {size} leaves no space for the axes"
             raise UserError(f"{why}; make it larger, or the font smaller") from None
         figure.set_layout_engine(None)  # done, once for all formats: it takes longer than drawing
         for path in paths:
@@ -317,7 +319,9 @@ def save(
 def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
     """Add a legend above the pictures that is at most as wide as the figure and reads row by row; return it.
 
-    handles: label -> handle. title: the legend's title.
+    Args:
+        handles: label -> handle.
+        title: The legend's title.
     """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):

@@ -22,8 +22,11 @@ from fedopt.files import write_atomically
 class Table(NamedTuple):
     """A table of texts on a page.
 
-    title: its heading. cells: the texts. bold: [rows, columns], which cells are bold; None: no cell. open: whether it is
-        expanded at first.
+    Attributes:
+        title: Its heading.
+        cells: The texts.
+        bold: [rows, columns], which cells are bold; None: no cell.
+        open: Whether it is expanded at first.
     """
 
     title: str
@@ -35,12 +38,17 @@ class Table(NamedTuple):
 class Section(NamedTuple):
     """A section of a page.
 
-    title: its heading. facts: paragraphs. picture: a data URI, or ''.
-    chart: the interactive chart: names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach
-        (targets), and lines (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], [x, mean] without a
-        band, or None.
-    views: y axis -> (tables, notes) shown with it. tables: tables that do not depend on the y axis.
-    maps: label -> heat map, with clients, classes and counts [clients, classes]. notes: remarks that do not depend on the y axis.
+    Attributes:
+        title: Its heading.
+        facts: paragraphs.
+        picture: A data URI, or ''.
+        chart: The interactive chart: names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach
+            (targets), and lines (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], [x, mean] without a
+            band, or None.
+        views: y axis -> (tables, notes) shown with it.
+        tables: Tables that do not depend on the y axis.
+        maps: label -> heat map, with clients, classes and counts [clients, classes].
+        notes: Remarks that do not depend on the y axis.
     """
 
     title: str

@@ -78,7 +78,7 @@ def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: 
 
 
 def clients(path: Path, table: Path, metric: Metric) -> None:
-    """Draw who gains: each client's test metric with its own model, or the common one, against that of another model.
+    """Draw who gains: each client's test metric with its own model, or the common one, against the metric of another model.
 
     It has an interval, and is paler where it rests on fewer than `FEW_ROWS` test examples. With one model there is no gain.
 
@@ -123,10 +123,10 @@ def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.nda
 
     Args:
         axes: The axes.
-        values: ``[4, M]``, the value of each client, that of the other model, and the ends of the interval.
+        values: ``[4, M]``, the value of each client, the value of the other model, and the ends of the interval.
         signs: ``[M]``, 1 if the client gains, -1 if it loses.
         few: ``[M]`` of bool, whether it has few test examples.
-        label: The model in words.
+        label: The model, as text.
     """
     others = (values[0] != values[1]).any()
     for name, sign, colour in (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4")):
@@ -154,8 +154,8 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
         source: The run from whose checkpoint this one started; '' if none. Rounds are counted from that start.
     """
     rows = list(csv.DictReader(read_text(table).splitlines()))
-    goes_on = f"goes on from {source} after {rows[0]['round']} rounds" if source else ""
-    with pictures([path], len(metrics), title="; ".join(filter(None, [title, goes_on]))) as all_axes:
+    continues = f"continues {source} after {rows[0]['round']} rounds" if source else ""
+    with pictures([path], len(metrics), title="; ".join(filter(None, [title, continues]))) as all_axes:
         for axis, metric in zip(all_axes, metrics, strict=True):
             costs, values = (
                 np.array([float(row[name] or "nan") for row in rows]) for name in ("comm_rounds", metric.name)

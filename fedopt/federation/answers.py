@@ -32,7 +32,9 @@ class Answers:
     def take(self, of_stack: Any, members: np.ndarray) -> None:
         """Add the answers of a stack of clients.
 
-        of_stack: tensors ``[stack, ...]``. members: the clients' places in the cohort.
+        Args:
+            of_stack: Tensors ``[stack, ...]``.
+            members: The clients' places in the cohort.
         """
         leaves, self.structure = tree_flatten(of_stack)
         if not self.one:
@@ -72,7 +74,9 @@ class Answers:
 def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
     """Return the weighted sum of a stack's answers in double precision: the order of clients is lost in the rounding.
 
-    weights: [stack]. answers: [stack, ...].
+    Args:
+        weights: [stack].
+        answers: [stack, ...].
     """
     if answers.device.type == "cpu" and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
         return torch.from_numpy(np.asarray(np.einsum("i,i...->...", weights, answers.detach().numpy())))
@@ -92,7 +96,7 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
         of_all[mine.tolist()] = torch.stack(rows)
     (total,) = ranks.total(
         [of_all.flatten().view(torch.uint8)]
-    )  # bytes, since those of other ranks are 0: exact in any dtype
+    )  # as bytes, which are 0 on other ranks: exact in any dtype
     return memory.replaced(cohort, list(total.view(of_all.dtype).view(of_all.shape)))
 
 

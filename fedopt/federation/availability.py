@@ -29,13 +29,13 @@ class Availability:
         """Return the sorted indices of the clients that are available in round r. There is always one, drawn if need be."""
         if self.pattern is None:
             return np.arange(self.clients)
-        there = np.flatnonzero(self.pattern.available(r, self._groups, self._uniform))
-        if not len(there):  # drawn anew: by the numbers that decided who is there, it would mostly be a rare client
-            there = keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
-        return there
+        available = np.flatnonzero(self.pattern.available(r, self._groups, self._uniform))
+        if not len(available):  # a new draw: the numbers that decided on availability would mostly choose a rare client
+            available = keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
+        return available
 
     def chances(self) -> list[np.ndarray]:
-        """Return the probability that each client is available, [M], in each of some rounds that stand for all."""
+        """Return the probability that each client is available, [M], in each of some rounds that represent all rounds."""
         return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
 
     def ages(self, r: int) -> np.ndarray:

@@ -21,7 +21,7 @@ Carry = TypeVar("Carry")
 class Client(Oracles):
     """One client of an exchange, as a client function sees it: its examples, draws and memory, and the oracles of its problem.
 
-    `Round.exchange` makes clients. Under ``vmap`` one object stands for every client of a stack at once.
+    `Round.exchange` makes clients. Under ``vmap`` one object represents all clients of a stack.
 
     Attributes:
         index: The client's index, 0 to M - 1.
@@ -66,8 +66,9 @@ class Client(Oracles):
     def entry(self, values: Any) -> Any:
         """Return this client's value of a hyperparameter.
 
-        values: a number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
-            scalar tensor.
+        Args:
+            values: A number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
+                scalar tensor.
         """
         if not isinstance(values, Sequence):
             return values
@@ -136,7 +137,7 @@ class Client(Oracles):
         """
         busy_before, drawn = self._counter.busy, self._samples.of(name)
         fewest, most = drawn.rising_steps[0], drawn.rising_steps[-1]
-        # finished[i] = carry after steps_i steps, for clients with steps_i <= k. They go on in the stack, for nothing.
+        # finished[i] = carry after steps_i steps, for clients with steps_i <= k. The stack still computes them.
         finished = None
         for k in range(skip, most):
             if fewest <= k:
@@ -162,7 +163,8 @@ class Client(Oracles):
     def project(self, *point: Any) -> Tensor:
         """Project onto the problem's constraint set, and return the projected y.
 
-        point: the arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
+        Args:
+            point: The arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
         """
         return self._problem.project(*point)
 

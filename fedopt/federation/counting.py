@@ -1,4 +1,4 @@
-"""Counts of oracle calls: of one client, or of a stack of clients at once."""
+"""Counts of oracle calls: of one client, or of a stack of clients."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ class Counter:
 
     Attributes:
         busy: The clients that a call counts for, ``[clients]``; the others have taken all their steps.
-        points: The number of points of each client at which is computed at once.
+        points: The number of points that each client evaluates in parallel.
         depth: The number of derivatives that are being taken of what is computed now. Calls inside them do not count.
     """
 

@@ -1,4 +1,4 @@
-"""Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
+"""Derivatives of functions of tensors, counted, for one client or for a stack of clients."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,9 +14,10 @@ T = TypeVar("T")
 class Derivatives:
     """Derivatives of any function, each counted as oracle calls.
 
-    calls: the counter they are added to; None for a new one.
-    stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
-        itself, for which plain automatic differentiation has less overhead.
+    Args:
+        calls: The counter they are added to; None for a new one.
+        stack: The number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
+            itself, for which plain automatic differentiation has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
@@ -99,7 +100,7 @@ class Derivatives:
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
 
-        In a stack of clients all points are computed at once, else one by one.
+        In a stack of clients all points are computed in parallel, otherwise one by one.
 
         Args:
             fn: A function of one point.

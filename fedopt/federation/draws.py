@@ -1,4 +1,4 @@
-"""Which of its examples a client uses in its local steps.
+"""The examples that a client uses in each local step.
 
 An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for draws by their name.
 """
@@ -40,7 +40,7 @@ class Steps:
             Fractions are rounded up.
         B: The number of examples of a sample from each split, drawn without replacement; a client that has fewer takes all.
             None: always the full local data, and all steps share one sample.
-        samples: The number of samples that a step takes, as a list. None: one sample by itself.
+        samples: The number of samples that a step takes, as a list. None: one sample, not in a list.
         split: The only split to draw from. None: all splits.
         replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
             samples have B.
@@ -108,7 +108,7 @@ class Epochs:
         return np.ceil(exact(steps)).astype(np.int64)
 
     def sampler(self, sizes: np.ndarray) -> "Sampler":
-        """Return a new sampler, as `Steps.sampler` does."""
+        """Return a new sampler for clients with ``sizes`` examples."""
         return full if self.B is None else Shuffled(self.B)
 
 
@@ -118,7 +118,10 @@ class Sampler(Protocol):
     def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
         """Return the samples of each client, as positions among its examples.
 
-        rngs, sizes, counts: the generator, the number of examples and the number of samples of each client.
+        Args:
+            rngs: The generator of each client.
+            sizes: The number of examples of each client.
+            counts: The number of samples of each client.
         """
 
 
@@ -215,15 +218,16 @@ class Drawn:
 
     Samples are made a stretch at a time, which bounds memory. The object keeps the last stretch that was asked for.
 
-    sizes: for each split that is drawn from the number of examples of each client, [clients].
-    steps: the number of local steps of each client, [clients].
-    samples: the number of samples a step, as in `Steps`.
-    length: the number of samples in a stretch.
-    positions: for each split the positions of each sample in the first stretch and their weights, [clients, length, B]. Empty
-        if every sample takes all rows.
-    lengths: for each split the number of examples of each sample in the first stretch, [clients, length].
-    later: if there are more stretches, for each split the function that makes the positions of all of them, and its
-        generators as they were at the start.
+    Args:
+        sizes: For each split that is drawn from the number of examples of each client, [clients].
+        steps: The number of local steps of each client, [clients].
+        samples: The number of samples a step, as in `Steps`.
+        length: The number of samples in a stretch.
+        positions: For each split the positions of each sample in the first stretch and their weights, [clients, length, B].
+            Empty if every sample takes all rows.
+        lengths: For each split the number of examples of each sample in the first stretch, [clients, length].
+        later: If there are more stretches, for each split the function that makes the positions of all of them, and its
+            generators as they were at the start.
     """
 
     sizes: dict[str, np.ndarray]
@@ -275,8 +279,12 @@ def draw(
     Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
     padded with weight 0. drawn: the draws by name.
 
-    draws: the wanted draws by name. splits: the examples of each client, by split. clients: the indices of the clients.
-    rng_of: client index -> generator. like: a tensor with the device and dtype that the results get.
+    Args:
+        draws: The wanted draws by name.
+        splits: The examples of each client, by split.
+        clients: The indices of the clients.
+        rng_of: Client index -> generator.
+        like: A tensor with the device and dtype that the results get.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():
@@ -364,7 +372,7 @@ def _width(wanted: Steps | Epochs, n: int) -> int:
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """Return an amount for each of ``clients``: one number stands for all, an array is indexed, a function is called."""
+    """Return an amount for each of ``clients``: a number holds for all clients, an array is indexed, a function is called."""
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

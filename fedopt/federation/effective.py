@@ -32,7 +32,7 @@ def effective_weights(federation: Federation, kind: str = "mean") -> list[float]
     if kind == "corrected" or len(p) > MOST or (who.pattern is None and np.ptp(p) < 1e-12):
         return None
     q = np.full_like(p, 1 / len(p)) if kind == "unbiased" and who.sampling == "uniform" else p
-    if who.sampling == "by_weight":  # shares of draws have the expectation p_i / p(A), if A are there
+    if who.sampling == "by_weight":  # shares of draws have the expectation p_i / p(A), if the clients A are available
         who = replace(who, cohort=None, dropout=0.0)
     chances = federation.availability.chances()
     inverse = (_enumerated if len(p) <= EXACT else _drawn)(q, chances, who)
@@ -45,16 +45,16 @@ def effective_weights(federation: Federation, kind: str = "mean") -> list[float]
 def _enumerated(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.ndarray:
     """Return E[1(i in S) / q(S)] of each client, [M], over all sets S of clients that may take part.
 
-    q: [M]. chances: the clients' independent chances to be there in each of some rounds, [M] each.
+    q: [M]. chances: the clients' independent probabilities of being available, in each of some rounds, [M] each.
     """
     M = len(q)
     masks = (np.arange(2**M)[:, None] >> np.arange(M) & 1).astype(bool)
     counts, contain = masks.sum(1), np.zeros((M + 1, 2**M))
     contain[counts, np.arange(2**M)] = np.mean([np.prod(np.where(masks, c, 1 - c), axis=1) for c in chances], axis=0)
     contain = contain.reshape(-1, *[2] * M)
-    for axis in range(1, M + 1):  # now [a, S] is the probability that a clients are there, and S are among them
+    for axis in range(1, M + 1):  # now [a, S] is the probability that a clients are available, and S are among them
         contain = np.flip(np.flip(contain, axis).cumsum(axis), axis)
-    among = np.zeros((M + 1, M + 1))  # [a, k]: the probability that a certain k of the a that are there take part
+    among = np.zeros((M + 1, M + 1))  # [a, k]: the probability that a certain k of the a available clients take part
     for a in range(1, M + 1):
         asked, stay = min(who.cohort or a, a), 1 - who.dropout
         for k in range(asked + 1):  # one stays if none would
@@ -66,20 +66,22 @@ def _enumerated(q: np.ndarray, chances: list[np.ndarray], who: Participation) ->
 def _drawn(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.ndarray:
     """Estimate what `_enumerated` returns by draws.
 
-    In a draw, the clients that are there are put into a random order and cut into sets: a client's S is its set.
+    In a draw, the available clients are put into a random order and cut into sets: a client's S is its set.
     """
     rng, total = np.random.default_rng(0), np.zeros_like(q)
     draws = -(-DRAWS // sum(map(np.count_nonzero, chances)))
     for chance in chances:
         able = np.flatnonzero(chance)
         ranks, present = np.arange(len(able)), rng.random((draws, len(able))) < chance[able]
-        there = present.sum(1, keepdims=True)
-        size = np.maximum(rng.binomial(np.minimum(who.cohort or len(q), there), 1 - who.dropout), 1)
-        order = np.argsort(np.where(present, rng.random(present.shape), 2), axis=1)  # those that are away come last
+        available = present.sum(1, keepdims=True)
+        size = np.maximum(rng.binomial(np.minimum(who.cohort or len(q), available), 1 - who.dropout), 1)
+        order = np.argsort(np.where(present, rng.random(present.shape), 2), axis=1)  # unavailable clients come last
         sums = np.pad(q[able][order].cumsum(1), ((0, 0), (1, 0)))
-        end = np.clip((ranks // size + 1) * size, size, np.maximum(there, size))  # the last set overlaps the one before
+        end = np.clip(
+            (ranks // size + 1) * size, size, np.maximum(available, size)
+        )  # the last set overlaps the one before
         mass = np.take_along_axis(sums, end, 1) - np.take_along_axis(sums, end - size, 1)
-        found = np.where(ranks < there, size / np.maximum(there, 1) / np.maximum(mass, 1e-300), 0)
+        found = np.where(ranks < available, size / np.maximum(available, 1) / np.maximum(mass, 1e-300), 0)
         mean = np.bincount(order.ravel(), found.ravel(), len(able)) / np.maximum(present.sum(0), 1)
         total[able] += chance[able] * mean / len(chances)
     return total

@@ -1,4 +1,4 @@
-"""How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
+"""How the clients of an exchange are run: in parallel, stacked by vmap, or one by one. The results agree up to rounding."""
 
 from typing import Any, NamedTuple
 
@@ -23,9 +23,12 @@ LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
 
 
 class Stack(NamedTuple):
-    """The n clients that are computed at once.
+    """The n clients that are computed in parallel.
 
-    clients: their indices. drawn: their draws. share: what differs between them, tensors with a leading dimension [n].
+    Attributes:
+        clients: Their indices.
+        drawn: Their draws.
+        share: What differs between them, tensors with a leading dimension [n].
     """
 
     clients: np.ndarray
@@ -39,8 +42,10 @@ class OneByOne:
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         """Cut a list of clients into stacks, and return each stack's places in the cohort. Here each stack has one client.
 
-        clients: the clients' places in the cohort. steps: the local steps of each, in falling order. message_bytes: the bytes
-            of one message.
+        Args:
+            clients: The clients' places in the cohort.
+            steps: The local steps of each, in falling order.
+            message_bytes: The bytes of one message.
         """
         return list(clients[:, None])
 
@@ -55,9 +60,10 @@ class OneByOne:
 
 
 class Vectorised:
-    """Computes stacks of clients at once under torch.func.vmap.
+    """Computes the clients of a stack in parallel, under torch.func.vmap.
 
-    stack: the number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
+    Args:
+        stack: The number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
     """
 
     def __init__(self, stack: int | None = None):
@@ -84,7 +90,8 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
     In a stack all wait for the busiest client, and every step of a stack has its overhead.
 
-    steps: the local steps of each client, in falling order.
+    Args:
+        steps: The local steps of each client, in falling order.
     """
     n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
     costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))
@@ -111,7 +118,7 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Tell whether a cohort is computed faster at once than one by one. cohort: its number of clients.
+    """Tell whether a cohort is computed faster in parallel than one by one. cohort: its number of clients.
 
     It is False for a problem that vmap cannot run (``alone``). Stacking saves the cost of a call for each client. On a CPU it
     loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort is tiny (scripts/bench

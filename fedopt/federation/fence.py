@@ -23,7 +23,7 @@ REFUSED = (np.random.Generator, np.random.BitGenerator, torch.Generator, Random,
 def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
     """Refuse a client function that carries data of the server's: a tensor, an array or a random generator.
 
-    It looks at the variables of enclosing functions, and at those of the module that the function and the functions it calls
+    It looks at the variables of enclosing functions, and at the module variables that the function and the functions it calls
     use. It also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are
     allowed: they are hyperparameters.
 
@@ -47,7 +47,8 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each thing that a function brings along besides its arguments.
 
-    function: a function, a method or a partial function.
+    Args:
+        function: A function, a method or a partial function.
     """
     if not isinstance(function, FunctionType):
         name = "self" if hasattr(function, "__self__") else "arguments of partial"
@@ -79,7 +80,7 @@ def _globals(code: CodeType) -> tuple[str, ...]:
 def carries(value: Any, seen: set[int]) -> bool:
     """Tell whether a value is, or holds, a tensor, an array or a random generator.
 
-    seen: ids of objects that were looked at before; those of this value are added.
+    seen: ids of objects that were checked before; the ids of this value are added.
     """
     kind: Any = type(value)
     known = _verdict(kind)

@@ -30,7 +30,7 @@ class Sent:
     def message(self, today: Any, exchange: str, r: int, since: int) -> Any:
         """Return the first message of an exchange since a round; if there is none before round r, today's, which is r's.
 
-        Messages of another shape than today's are no messages of the same exchange. Neither are those of round 0, in which
+        A message with another shape than today's belongs to another exchange. So do messages of round 0, in which
         many methods begin differently. Numbers in a message are always today's: they are hyperparameters.
         """
         leaves, structure = tree_flatten(today)

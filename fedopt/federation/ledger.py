@@ -25,12 +25,12 @@ def size_in_bytes(message: object) -> int:
 class Ledger:
     """Counts what a run communicates and computes.
 
-    comm_rounds: the number of exchanges server -> clients -> server. visits: the clients that took part, summed over exchanges.
-    calls: the oracle calls.
-    down, up: the bytes to and from each client, [M] int64.
-    lost: the bytes to each client that dropped out after it had the message, [M] int64; not in `down`.
-    rounds: the number of rounds in which each client took part, [M] int64.
-    sent: the messages of the last rounds, if answers may be late.
+    Args:
+        comm_rounds: The number of exchanges server -> clients -> server.
+        visits: The clients that took part, summed over exchanges.
+        calls: The oracle calls. down, up: the bytes to and from each client, [M] int64. lost: the bytes to each client that
+            dropped out after it had the message, [M] int64; not in `down`. rounds: the number of rounds in which each client
+            took part, [M] int64. sent: the messages of the last rounds, if answers may be late.
     """
 
     clients: int

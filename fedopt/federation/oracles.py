@@ -79,8 +79,9 @@ class Oracles(Derivatives):
 
     x and y are flat vectors, [dx] and [dy]. A client gets samples by `Client.scan`, `Client.steps` or `Client.sample`.
 
-    problem: the problem. An oracle raises UserError if it is not of a class that the oracle is for.
-    calls, stack: as in `Derivatives`.
+    Args:
+        problem: The problem. An oracle raises UserError if it is not of a class that the oracle is for.
+        calls, stack: As in `Derivatives`.
     """
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)

@@ -35,7 +35,9 @@ Answer = TypeVar("Answer")
 class Exchange(NamedTuple):
     """What the clients of an exchange get besides the message.
 
-    number: the index of the exchange in its round. cohort, memory, own, draws: as in `Round.exchange`.
+    Attributes:
+        number: The index of the exchange in its round.
+        cohort, memory, own, draws: As in `Round.exchange`.
     """
 
     number: int
@@ -53,11 +55,11 @@ class Federation:
 
     Attributes:
         ledger: The counts of bytes, exchanges and oracle calls so far, and the messages that late clients still answer.
-        availability: Which clients are there, and how late they are, round by round.
+        availability: The clients that are available in each round, and how late they are.
 
     Args:
         problem: The problem.
-        engine: How a client function runs over the clients of an exchange: one by one, or at once.
+        engine: How a client function runs over the clients of an exchange: one by one, or in parallel.
         seed: The seed of all draws.
         participation: Which clients take part in a round, and how uneven their local work is. By default all do, evenly.
         first_order: Whether second derivatives of problems with an inner objective are refused.
@@ -112,7 +114,7 @@ class Round:
         The same arguments give a generator of the same numbers: use a different name for each kind of draw.
 
         Args:
-            name: A word of your own for the quantity that is drawn.
+            name: Your name for the quantity that is drawn.
             exchange: An index that tells draws of one name apart, such as the index of an exchange in this round.
             client: The index of the client. None: the draws are the server's.
 
@@ -128,7 +130,7 @@ class Round:
 
     @cached_property
     def available(self) -> np.ndarray:
-        """The sorted indices of the clients that are there in this round: all, unless ``participation`` has a pattern."""
+        """The sorted indices of the clients that are available in this round: all, unless ``participation`` has a pattern."""
         return self._federation.availability.at(self.r)
 
     @property
@@ -171,7 +173,7 @@ class Round:
         return self._without(chosen, self._staying(chosen, np.ones_like(chosen), number))
 
     def weights(self, cohort: np.ndarray, *, unbiased: bool = False) -> np.ndarray:
-        """Return the weights of a cohort's clients, ``[cohort]``, for a server that weights answers by itself.
+        """Return the weights of a cohort's clients, ``[cohort]``, for a server that weights answers itself.
 
         Args:
             cohort: The clients: a cohort that this round sampled, or all clients.
@@ -204,8 +206,8 @@ class Round:
         Args:
             probabilities: ``[M]``. They are divided by their sum.
         """
-        number, there = next(self._cohorts), np.isin(self.everyone(), self.available)
-        possible = probabilities * there if probabilities[there].any() else there
+        number, available = next(self._cohorts), np.isin(self.everyone(), self.available)
+        possible = probabilities * available if probabilities[available].any() else available
         shares, times = possible / possible.sum(), np.ones(len(possible), dtype=int)
         if self.cohort_size < len(self.available) or (self._by_weight and self.participation.dropout):
             times = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares)
@@ -416,9 +418,9 @@ class Round:
     def _mine(self, cohort: np.ndarray, ages: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return which clients of the cohort this rank computes, the total steps of each, and whether the rank has none.
 
-        Clients are given by their places in the cohort: the least late first, among them those with most steps, since stacks
-        of equally busy clients waste the least. A rank without clients computes one that does not count, for the shapes of
-        the answers.
+        Clients are listed by their places in the cohort: the least late first, and among them the ones with the most steps,
+        since stacks of equally busy clients waste the least. A rank without clients computes one that does not count, for the
+        shapes of the answers.
         """
         steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((self.problem.sizes()[cohort], steps, -ages))[::-1]
@@ -430,7 +432,7 @@ class Round:
     def _stacks(
         self, exchange: Exchange, mine: np.ndarray, steps: np.ndarray, message: Any
     ) -> Iterator[tuple[np.ndarray, Stack]]:
-        """Yield the stacks of clients that are computed at once, each with the clients' places in the cohort.
+        """Yield the stacks of clients that are computed in parallel, each with the clients' places in the cohort.
 
         mine, steps: as `_mine` returns them. message: to these clients.
         """
@@ -472,7 +474,9 @@ class Round:
 
         That is, if they took second derivatives in a first-order method, or stored a tensor where only the server looks.
 
-        client_fn: the client function. calls: the oracle calls of the exchange.
+        Args:
+            client_fn: The client function.
+            calls: The oracle calls of the exchange.
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             why = "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order"

@@ -1,4 +1,4 @@
-"""The samples of a client, or of a stack of clients at once, fetched when the client asks for them."""
+"""The samples of a client, or of a stack of clients, fetched when the client asks for them."""
 
 from copy import copy
 from typing import Any, NamedTuple

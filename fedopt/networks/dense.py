@@ -31,12 +31,17 @@ class Layer(NamedTuple):
 class Pass(NamedTuple):
     """A pass through the network, forward and back.
 
-    layers, a, d: of each layer.
+    Attributes:
+        layers: The weights of each layer.
+        a: The input of each layer.
+        d: The derivative of the loss in the output of each layer.
+        logits: ``[classes, B]``.
     """
 
     layers: list[Layer]
     a: list[Tensor]
     d: list[Tensor]
+    logits: Tensor
 
 
 class Dense:
@@ -61,9 +66,20 @@ class Dense:
     @at_once
     def gradient(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Tensor:
         """Return the gradient in ``flat``, [dim]."""
-        _, a, d = self._pass(flat, batch, tuning)
-        found = d[-1].new_empty((*d[-1].shape[:-2], flat.shape[-1]))
-        for (W, b), a_n, d_n in zip(self._by_layer(found), a, d, strict=True):
+        return self._gradient(flat, self._pass(flat, batch, tuning))
+
+    @at_once
+    def gradient_and_losses(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the gradient in ``flat``, [dim], and the cross-entropy of each example, [B]."""
+        done = self._pass(flat, batch)
+        at = batch.y.unsqueeze(-2).expand(*done.logits.shape[:-2], 1, -1)
+        losses = torch.logsumexp(done.logits, -2) - done.logits.gather(-2, at).squeeze(-2)
+        return self._gradient(flat, done), losses
+
+    def _gradient(self, flat: Tensor, done: Pass) -> Tensor:
+        """Return the gradient of a pass in ``flat``, [dim]."""
+        found = done.logits.new_empty((*done.logits.shape[:-2], flat.shape[-1]))
+        for (W, b), a_n, d_n in zip(self._by_layer(found), done.a, done.d, strict=True):
             _add_product(W, d_n, a_n.mT, keep=0)
             if b is not None:
                 b.copy_(d_n.sum(-1, keepdim=True))
@@ -91,7 +107,7 @@ class Dense:
         at_flat = self._pass(flat, batch, tuning)
         if anchor is not None:
             at_flat = _difference(at_flat, self._pass(anchor, batch, tuning))
-        for (W, b), a_n, d_n in zip(*at_flat, strict=True):
+        for (W, b), a_n, d_n in zip(at_flat.layers, at_flat.a, at_flat.d, strict=True):
             _add_product(W, d_n, a_n.mT, keep, -eta)
             if b is not None:
                 (b if keep == 1 else b.mul_(keep)).sub_(d_n.sum(-1, keepdim=True), alpha=eta)
@@ -112,7 +128,7 @@ class Dense:
             # a is 0 where ReLU or dropout gave 0
             below = torch.ops.aten.threshold_backward(W.mT @ of_layers[0], a_n, 0)
             of_layers.insert(0, below * self._enlarged if batch.keys else below)
-        return Pass(layers, a, of_layers)
+        return Pass(layers, a, of_layers, logits)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
         """Return the input of each layer, and the output of the last layer."""
@@ -148,7 +164,7 @@ def _difference(one: Pass, other: Pass) -> Pass:
     """
     a = [torch.cat([mine, its], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
     d = [torch.cat([mine, -its], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
-    return Pass(one.layers, [one.a[0], *a], [one.d[0] - other.d[0], *d])
+    return one._replace(a=[one.a[0], *a], d=[one.d[0] - other.d[0], *d])
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, keep: float = 1, factor: float = 1) -> None:

@@ -33,7 +33,7 @@ COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", 
 RUNS = ("line", "seed", "run")  # the columns of runs.csv
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
 LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
-REMEDY = "the experiment writes it anew when it is run again"
+REMEDY = "run the experiment again, which writes it"
 HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
@@ -41,17 +41,18 @@ HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measur
 class Claim:
     """A statement about a paper's experiment, with one bound on the mean of a measure over the seeds.
 
-    says: the claim in words.
-    measure: the expression; or min, max or sum of a list of expressions, as {min: [...]}.
-    paper: what the paper shows, in words; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
-    at_least, at_most, within, equals: the bound; exactly one of them is set.
-    within, of: the mean may differ from `of` by at most `within`.
-    why: one sentence on the cause, shown if the claim is not supported.
-    kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
-    small: how the runs are smaller than the paper's, such as 'an MLP for 15 rounds, where the paper trains VGG-11 for 250'.
-        The claim is then small-scale, whatever it shows.
-    changes: how the settings differ from the published ones. The claim then counts as one with changes.
-    here: a phrase for the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
+    Args:
+        says: The claim, as a sentence.
+        measure: The expression; or min, max or sum of a list of expressions, as {min: [...]}.
+        paper: What the paper shows, as text; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
+        at_least, at_most, within, equals: The bound; exactly one of them is set.
+        within, of: The mean may differ from `of` by at most `within`.
+        why: One sentence on the cause, shown if the claim is not supported.
+        kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
+        small: How the runs are smaller than the paper's, such as 'an MLP for 15 rounds, where the paper trains VGG-11 for
+            250'. The claim is then small-scale, whatever it shows.
+        changes: How the settings differ from the published ones. The claim then counts as one with changes.
+        here: A phrase for the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 
     says: str
@@ -131,7 +132,8 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
     """Return a row of claims.csv, without the columns `MADE`, from the measure's mean and standard deviation over n seeds.
 
-    values: the value of each seed, as 'seed:value seed:value'.
+    Args:
+        values: The value of each seed, as 'seed:value seed:value'.
     """
     verdict = claim.verdict(mean, std, n)
     why = " ".join(filter(None, (claim.small or claim.changes, claim.why if verdict == FAILS else "")))

@@ -23,10 +23,11 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
     """Return the points of all lines: the columns `CURVES`, then the figure's x, mean, low and high.
 
-    In `CURVES`, title is that of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
+    In `CURVES`, title is the title of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
     a run did. A line whose runs lack the metric has no points.
 
-    lines: label -> runs.
+    Args:
+        lines: label -> runs.
     """
     parts = []
     for metric in published.y:
@@ -52,7 +53,9 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
     A line has the same colour in all pictures. Its name is the part of its label that differs within its panel.
 
-    paths: the files to write. table: as `curves` returns it.
+    Args:
+        paths: The files to write.
+        table: As `curves` returns it.
     """
     panels, metrics = published.panels or {"": list(published.lines)}, published.y
     row_is_panel = len(metrics) > 1 and len(panels) <= 4
@@ -144,7 +147,9 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
     A point at which some seed has no finite value has no mean, and is left out.
 
-    paths: the files to write. table: with the columns series, x, seed and y.
+    Args:
+        paths: The files to write.
+        table: With the columns series, x, seed and y.
     """
     panels = published.panels or {"": list(published.points)}
     finite = table.groupby(["series", "x"]).filter(lambda seeds: np.isfinite(seeds["y"]).all())

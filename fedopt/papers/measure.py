@@ -67,7 +67,11 @@ class Measure:
     def parse(cls, text: str, *names: str) -> "Measure":
         """Parse an expression.
 
-        names: which of the names `line` and `x` are allowed in it. Raises UserError if it can never be a number.
+        Args:
+            names: Which of the names `line` and `x` are allowed in it.
+
+        Raises:
+            UserError: It can never be a number.
         """
         calls: list[Call] = []
 
@@ -94,7 +98,8 @@ class Measure:
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:
         """Return the labels of the lines that the measure needs, each once.
 
-        points: as in `Published`; a `fit` needs all lines of its series.
+        Args:
+            points: As in `Published`; a `fit` needs all lines of its series.
         """
         labels = ([*points[call.label].values()] if call.name == "fit" else [call.label] for call in self.calls)
         return list(dict.fromkeys(chain.from_iterable(labels)))

@@ -36,34 +36,33 @@ Cell = tuple[str, float | None]
 class Published:
     """A published experiment: the node `experiment` of a file, after `fedopt.papers.where` has filled in its texts.
 
-    paper, title: the paper, and the figure's title.
-    minutes: the time of all runs on two cores, or on a GPU if the file asks for one.
-    seeds: the number of seeds of each line.
-    lines: label -> overrides, in addition to those of the whole file; a list, or one text split at blanks.
-    quick: overrides that --quick adds to all lines.
-
-    x: the cost axis. until: the upper end of the x axis; runs may be longer.
-    y: columns of metrics.csv, with a picture for each. A measure that names no metric uses the first.
-    y_from: the lower end of the y axis. transform: a function applied to the values before drawing.
-    scale: the scale of the y axis, and of x for points; auto: logarithmic if values span decades.
-    panels: title -> labels of lines, or series of points; there is a picture per panel and metric. x_label, y_label: one text
-        for all panels, or panel title -> text.
-    constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
-
-    points: series -> {x: label of a line}. If set, `point` is drawn against x instead of curves.
-    point: a measure that may use the names `line` and `x`; one for all series, or series -> measure.
-
-    table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of each
-        line is printed and no curves are drawn.
-
-    small, changes: line -> how its runs are smaller than the paper's, and how their settings differ from the published ones.
-        They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
-
-    claims: see `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
-    headlines: the lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims. figure:
-        the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict. also:
-        other experiments whose claims count too. about: a regular expression; only claims that match it count.
-    kind: the `Claim.kind` of claims that do not set one.
+    Args:
+        paper, title: The paper, and the figure's title.
+        minutes: The time of all runs on two cores, or on a GPU if the file asks for one.
+        seeds: The number of seeds of each line.
+        lines: label -> overrides, in addition to the overrides of the whole file; a list, or one text split at blanks.
+        quick: Overrides that --quick adds to all lines.
+        x: The cost axis.
+        until: The upper end of the x axis; runs may be longer.
+        y: Columns of metrics.csv, with a picture for each. A measure that names no metric uses the first.
+        y_from: The lower end of the y axis.
+        transform: A function applied to the values before drawing.
+        scale: The scale of the y axis, and of x for points; auto: logarithmic if values span decades.
+        panels: title -> labels of lines, or series of points; there is a picture per panel and metric.
+        x_label, y_label: One text for all panels, or panel title -> text.
+        constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
+        points: series -> {x: label of a line}. If set, `point` is drawn against x instead of curves.
+        point: A measure that may use the names `line` and `x`; one for all series, or series -> measure.
+        table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of each
+            line is printed and no curves are drawn.
+        small, changes: line -> how its runs are smaller than the paper's, and how their settings differ from the published
+            ones. They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
+        claims: See `Claim`. A claim that names axes is expanded to several (`fedopt.papers.where`).
+        headlines: The lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims.
+            figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the
+            verdict. also: other experiments whose claims count too. about: a regular expression; only claims that match it
+            count.
+        kind: The `Claim.kind` of claims that do not set one.
     """
 
     paper: str
@@ -120,7 +119,8 @@ class Published:
 class Task(NamedTuple):
     """A run that a line needs.
 
-    folder: the name of its folder, within the folder of all runs. Tasks with equal configs share it.
+    Attributes:
+        folder: The name of its folder, within the folder of all runs. Tasks with equal configs share it.
     """
 
     line: str
@@ -135,7 +135,7 @@ def names(folders: Sequence[Path] = ()) -> list[str]:
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """Return the wanted experiments, each once; the name of a paper stands for all its experiments. Raises UserError for an
+    """Return the wanted experiments, each once; the name of a paper selects all its experiments. Raises UserError for an
     unknown name.
     """
     every, found = names(folders), list[str]()
@@ -197,7 +197,12 @@ def tasks(
 ) -> list[Task]:
     """Return the runs of the lines (None: all), for the seeds below `seeds`.
 
-    name: <paper>/<name>. further: overrides that win over a line's. Raises UserError if an override is wrong.
+    Args:
+        name: <paper>/<name>.
+        further: Overrides that win over a line's.
+
+    Raises:
+        UserError: An override is wrong.
     """
     needed = []
     for line, words in published.lines.items():

@@ -28,12 +28,16 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 class Plan:
     """A published experiment as one command runs it: the runs it needs, and where its results go.
 
-    name: <paper>/<name>. output: the folder of all results and runs. folders: the user's config folders.
-    overrides: those that win over the lines'. seeds: the seeds of each line; None: what the experiment says, and more for the
-    lines of undecided claims. quick: a few rounds with one seed; claims are not judged.
+    Args:
+        name: <paper>/<name>.
+        output: The folder of all results and runs.
+        folders: The user's config folders.
+        overrides: Those that win over the lines'.
+        seeds: The seeds of each line; None: what the experiment says, and more for the lines of undecided claims.
+        quick: A few rounds with one seed; claims are not judged.
 
-    It has the experiment as `published`, the folder of all `runs` and that of its `results`, and as `tasks` the runs needed so
-    far. Raises UserError if the experiment's file or an override is wrong.
+    It has the experiment as `published`, the folder of all `runs` and the folder of its `results`, and as `tasks` the runs
+    needed so far. Raises UserError if the experiment's file or an override is wrong.
     """
 
     name: str
@@ -58,9 +62,9 @@ class Plan:
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
         """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs."""
-        there = {(task.line, task.seed) for task in self.tasks}
+        known = {(task.line, task.seed) for task in self.tasks}
         needed = tasks(self.name, self.published, seeds, self.overrides, self.folders, lines)
-        new = [task for task in needed if (task.line, task.seed) not in there]
+        new = [task for task in needed if (task.line, task.seed) not in known]
         self.tasks += new
         return len(new)
 
@@ -99,7 +103,8 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     claims.csv is not written if the plan is `quick`. An experiment with a table gets table.csv; any other gets curves.csv, with the
     points or the lines of the figure, and the figure. Without measured values there is no figure.
 
-    formats: the formats of the figure, such as png.
+    Args:
+        formats: The formats of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
     if published.table:

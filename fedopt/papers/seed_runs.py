@@ -20,11 +20,14 @@ class Unmeasurable(Exception):
 class SeedRuns:
     """The finished runs of one seed. Its public methods are the functions that a measure may call; each may raise Unmeasurable.
 
-    The first argument of each is the label of a line; for `fit` it is a series. metric: a column of metrics.csv; empty: the
-    figure's first y. x: the cost axis; empty: the figure's. A value that is not finite counts as infinitely bad.
+    The first argument of each is the label of a line; for `fit` it is a series.
 
-    runs: label -> run. x, metric: the defaults above. points, point: as in `Published`, with a `Measure` for
-        each series.
+    Args:
+        metric: A column of metrics.csv; empty: the figure's first y.
+        x: The cost axis; empty: the figure's. A value that is not finite counts as infinitely bad.
+        runs: label -> run.
+        x, metric: The defaults above.
+        points, point: As in `Published`, with a `Measure` for each series.
     """
 
     runs: Mapping[str, Recorded]

@@ -13,13 +13,13 @@ values, in which every other name has the value that belongs to the axes in its 
     panels:
       alpha = {alpha}: ["{method}, alpha = {alpha}"]
 
-A key that has names in curly brackets stands for one key for each of their values: four lines here, and two panels. Everything
-under the key is about the rows with these values. A text in a list that has further names stands for as many texts: each panel
+A key with names in curly brackets is expanded to one key for each of their values: four lines here, and two panels. Everything
+under the key is about the rows with these values. A text in a list with further names is expanded in the same way: each panel
 has both methods. The order is that of `where`; the first axis varies slowest.
 
-A claim whose `says` has names stands for one claim for each of their values. Its `for` maps axes to the values that it is about.
-A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list of axes,
-then all for the next.
+A claim whose `says` has names is expanded to one claim for each of their values. Its `for` maps axes to the values that it is
+about. A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list
+of axes, then all for the next.
 """
 
 import re
@@ -132,9 +132,9 @@ def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
             known if values is None else [str(value) for value in (values if isinstance(values, list) else [values])]
         )
         if not chosen or not {*chosen} <= {*known}:
-            there = (
+            allowed = (
                 f"of {axis}, which has {', '.join(known)}" if known else f"of an axis{nearest(str(axis), [*rows[0]])}"
             )
-            raise UserError(f"for.{axis}={values}: must be values {there}")
+            raise UserError(f"for.{axis}={values}: must be values {allowed}")
         rows = [row for row in rows if row.get(axis) in chosen]
     return rows

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, of_finite
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
+from fedopt.problems.function import function
 from fedopt.problems.projections import simplex
 from fedopt.problems.supervised import SupervisedMinimax
 
@@ -40,11 +41,20 @@ class FairClassification(SupervisedMinimax):
         class_weights = (Metric(f"weight_{c}", f"weight of class {c}", better="neither") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
 
+    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(
             self.net(x, batch.x, *batch.keys), batch, y * self._per_share
         ) - 0.5 * self.lam * torch.sum(y**2)
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
+        batch = sample["train"]
+        weighted = batch._replace(weight=batch.weight * (y * self._per_share)[batch.y])
+        grad_x, losses = self.net.gradient_and_losses(x, weighted)
+        of_classes = torch.zeros_like(y).scatter_add(0, batch.y, batch.weight * losses)
+        return grad_x, self._per_share * of_classes - self.lam * y
 
     def project(self, y: Tensor) -> Tensor:
         return simplex(y)

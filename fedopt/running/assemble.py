@@ -111,7 +111,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         original.deploys(own, common := getattr(algorithm, "common", True))
         if not common and not own:
             lacking = (
-                f"{type(algorithm).__name__} has no common model; metrics are those of the mean of its clients' models"
+                f"{type(algorithm).__name__} has no common model; metrics are taken at the mean of its clients' models"
             )
             original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
@@ -151,7 +151,10 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 
     Only data whose files have changed since the run began are read and compared; files that are gone are not.
 
-    folder: the run's. before: the hashes that the run has recorded. config: the run's.
+    Args:
+        folder: The run's.
+        before: The hashes that the run has recorded.
+        config: The run's.
     """
     nodes = {group: config[group] for group in ("dataset", "partitioner")}
     if before.get("data") is None or not nodes["dataset"].get("_target_"):
@@ -170,8 +173,13 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm.
 
-    participation: the settings. algorithm: its attribute `uneven` names the fields of local work that may differ among
-        clients. clients: the number of clients. Raises WrongFunction if the algorithm lacks such a field.
+    Args:
+        participation: The settings.
+        algorithm: Its attribute `uneven` names the fields of local work that may differ among clients.
+        clients: The number of clients.
+
+    Raises:
+        WrongFunction: The algorithm lacks such a field.
     """
     keys = getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys

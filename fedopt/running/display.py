@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from fedopt.console import Bar
 from fedopt.running.loop import Moment
 
-SHOWN = 4  # metrics, of those that a problem names first
+SHOWN = 4  # metrics: the first that the problem lists
 LINES = 10  # of a run, besides its first two evaluations
 
 
 class Display:
     """A sink that shows progress. Plain lines are shown only without a moving bar, and for a single job.
 
-    bar: the progress bar. metrics: the names of the problem's metrics; the first `SHOWN` are shown.
+    Args:
+        bar: The progress bar.
+        metrics: The names of the problem's metrics; the first `SHOWN` are shown.
     """
 
     def __init__(self, bar: Bar, metrics: Sequence[str]):

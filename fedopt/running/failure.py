@@ -23,7 +23,7 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         if ranks.count() > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before everything is written and reported
         if isinstance(error, SystemExit):
             raise UserError(f"something called sys.exit({error.code}) during the run; remove the call") from error
         if error is not callback.error and (mistake := blamed(error)):
@@ -36,8 +36,13 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
 
     Nothing is written if another process writes there, or has begun a run there before this one took the folder.
 
-    Returns the line that says what failed. folder: the run's. error: what was raised. composed: the config. vacate:
-        whether the run's other files are removed once that is written.
+    Returns the line that says what failed.
+
+    Args:
+        folder: The run's.
+        error: What was raised.
+        composed: The config.
+        vacate: Whether the run's other files are removed once that is written.
     """
     known = first_line(error) if isinstance(error, UserError) else mistake(error)
     line = known or f"{type(error).__name__}: {first_line(error)}"

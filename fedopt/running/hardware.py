@@ -126,9 +126,10 @@ def refuse_changed(who: str) -> None:
 
 
 def _in_turn(count: int) -> int:
-    """Return the index of this process's GPU. Ranks of a run, and runs at once of a sweep, use different GPUs in turn.
+    """Return the index of this process's GPU. Ranks of a run, and parallel runs of a sweep, use different GPUs in turn.
 
-    count: the number of GPUs. If a run has more ranks than that, the index may be too large, which `configure` refuses.
+    Args:
+        count: The number of GPUs. If a run has more ranks than that, the index may be too large, which `configure` refuses.
     """
     ranks = number_of("LOCAL_WORLD_SIZE", 1)
     return (number_of(PLACE, 0) * ranks + number_of("LOCAL_RANK", 0)) % max(count, ranks)
@@ -149,7 +150,7 @@ def restored() -> Iterator[None]:
         if workspace is None:
             os.environ.pop(WORKSPACE, None)
         for get, put, value in before:
-            if get() != value:  # an outer `with torch.device(...)` is still there
+            if get() != value:  # an outer `with torch.device(...)` is still active
                 put(value)
 
 

@@ -79,7 +79,8 @@ def execute(composed: Composed, locate: Callable[[], Path], options: Options = O
 class Start(NamedTuple):
     """With what a run begins or resumes.
 
-    rows_size: the bytes of metrics.csv to keep; None for a run that begins.
+    Attributes:
+        rows_size: The bytes of metrics.csv to keep; None for a run that begins.
     """
 
     e: Experiment
@@ -110,7 +111,7 @@ def _recorded(run: "Run") -> Iterator[None]:
 
 
 class Run:
-    """One run in its folder. Its arguments are those of `execute`.
+    """One run in its folder. It takes the arguments of `execute`.
 
     Attributes:
         folder: The run's folder, the first result of ``locate`` until the run begins to write.
@@ -164,7 +165,7 @@ class Run:
         ranks.refuse_different(facts(self._config, e.data))
         state, self.progress = begin(e)
         checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
-        if entry != "anew":
+        if entry != "begin":
             state, self.progress, rows_size = resume.restored(self.folder, checkpoint, e, entry == "longer")
         elif (source := self._config["from"]) is not None:
             state, self.progress = resume.taken_from(Path(source), self._config["algo"], state, e)
@@ -258,5 +259,5 @@ class Run:
         self.folder.log(": ".join([f"{status} after {counted(progress.round, 'round')}", *error.values()]))
 
     def _tuned(self) -> str:
-        """Return a text on the tuned values that apply: those that run.json records, since a resume need not name them."""
+        """Return a text on the tuned values that apply: the ones that run.json records, since a resume need not name them."""
         return str(self.folder.card().get("tuned", self.composed.tuned))

@@ -137,9 +137,9 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
 
 
 def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
-    """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics are those of the start; else ''.
+    """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics stay where they started; else ''.
 
-    point: the variables at the end; () for none. round: the rounds of the run; after a few rounds nothing is said.
+    point: the variables at the end; () for none. round: the rounds of the run; there is no note after only a few rounds.
     """
     if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""

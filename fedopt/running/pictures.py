@@ -40,5 +40,5 @@ def _title(folder: RunFolder) -> str:
     card, config = folder.card(), folder.config()
     method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
     placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")
-    words = [word for word in card.get("overrides", ()) if key_of(word) not in placed]
-    return ", ".join([f"{method} on {problem}", f"seed {config.get('seed')}", *words])
+    overrides = [override for override in card.get("overrides", ()) if key_of(override) not in placed]
+    return ", ".join([f"{method} on {problem}", f"seed {config.get('seed')}", *overrides])

@@ -36,7 +36,7 @@ def _may_have(composed: Composed, path: Path, other: Composed | None) -> bool:
     """Return whether a folder is free for a run or holds it already. other: the config of this command's run there, if any."""
     if other is not None:
         return _values(other.nodes) == _values(composed.nodes)
-    return not RunFolder(path).used or _holds(path, composed)
+    return not RunFolder(path).used or _same_run(path, composed)
 
 
 def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
@@ -47,29 +47,29 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
         shared: The overrides that all its runs have.
         swept: The keys whose values differ.
     """
-    wanted = {word for word in shared if key_of(word) not in FIRST}
+    wanted = {override for override in shared if key_of(override) not in FIRST}
 
     def fits(place: Path) -> bool:
         card = next(place.glob("*/run.json"), None)
-        words = RunFolder(card.parent).card().get("overrides", []) if card else wanted
-        return {word for word in words if key_of(word) not in {*FIRST, *swept}} == wanted
+        overrides = RunFolder(card.parent).card().get("overrides", []) if card else wanted
+        return {override for override in overrides if key_of(override) not in {*FIRST, *swept}} == wanted
 
     return next(filter(fits, _numbered(path)))
 
 
-def _holds(path: Path, composed: Composed) -> bool:
+def _same_run(path: Path, composed: Composed) -> bool:
     """Return whether the run in a folder was asked for by the same overrides, or has the same values."""
-    given, asked = (
-        {word for word in words if key_of(word) not in PLACED}
-        for words in (RunFolder(path).card().get("overrides", ["?"]), composed.words)
+    recorded, asked = (
+        {override for override in overrides if key_of(override) not in PLACED}
+        for overrides in (RunFolder(path).card().get("overrides", ["?"]), composed.words)
     )
     with suppress(UserError):  # a config that cannot be read
-        return given == asked or _values(RunFolder(path).config()) == _values(composed.nodes)
+        return recorded == asked or _values(RunFolder(path).config()) == _values(composed.nodes)
     return False
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values that are not null, by dotted key, without those that say where the run goes."""
+    """Return a config's values that are not null, by dotted key, without the keys that choose its folder."""
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
@@ -82,13 +82,13 @@ def place(composed: Composed) -> Path:
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
-    others = [word for word in composed.words if key_of(word) not in ("algo", "problem")]
+    others = [override for override in composed.words if key_of(override) not in ("algo", "problem")]
     parent = outputs() / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
     paths = _numbered(parent / (named(others) or "default"))
     path, before = next(paths), list[Path]()
     while RunFolder(path).used or RunFolder(path).alive:
         before.append(path)
         path = next(paths)
-    if composed.settings.resume and (begun := [other for other in before if _holds(other, composed)]):
+    if composed.settings.resume and (begun := [other for other in before if _same_run(other, composed)]):
         return begun[-1]
     return path

@@ -23,8 +23,12 @@ from fedopt.running.resume import progress_of
 class Trained(NamedTuple):
     """What a run has trained: the variables by name, the common model, and the parameters of the clients' own ones.
 
-    path: the run's folder. model: None if the problem has no network. own: [M, d]; None without. common: whether the method has
-    a common model. clients: their names.
+    Attributes:
+        path: The run's folder.
+        model: None if the problem has no network.
+        own: [M, d]; None without.
+        common: Whether the method has a common model.
+        clients: Their names.
     """
 
     path: Path
@@ -37,7 +41,11 @@ class Trained(NamedTuple):
     def deployed(self, client: object = None) -> Model:
         """Return a copy of the model that a client deploys, or of the common model.
 
-        client: its name or number; None: the common model. Raises UserError if there is no such model or client.
+        Args:
+            client: Its name or number; None: the common model.
+
+        Raises:
+            UserError: There is no such model or client.
         """
         if self.model is None:
             raise UserError(f"{self.path}: this problem has no network; use `variables` for its solution")
@@ -57,7 +65,7 @@ def read_back(path: Path, best: bool) -> Trained:
 
     Args:
         path: The run's folder.
-        best: Whether to take the variables at the best evaluation, else those of the last checkpoint.
+        best: Whether to take the variables at the best evaluation, else at the last checkpoint.
 
     Raises:
         UserError: The checkpoint or the data are missing or changed, or no best variables were kept.

@@ -23,8 +23,8 @@ from fedopt.results import (
 from fedopt.running.assemble import Experiment, refuse_changed_data
 from fedopt.running.loop import Progress, share_spent
 
-# A run begins anew, at its checkpoint, there with another budget, or not at all
-Entry = Literal["anew", "resume", "longer", "done"]
+# A run starts from the first round, resumes at its checkpoint, resumes with another budget, or has nothing left to do
+Entry = Literal["begin", "resume", "longer", "done"]
 START_OVER = "restore a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
@@ -40,14 +40,14 @@ def advising(advice: str) -> Iterator[None]:
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     """Return how a run with this config begins in a folder. With resume=true, a folder that holds a run is locked.
 
-    anew: from the first round. resume: at the checkpoint. longer: there too, with a different budget. done: the run has
+    begin: from the first round. resume: at the checkpoint. longer: at the checkpoint, with a different budget. done: the run has
         finished, and nothing is left to do.
 
     Raises UserError if the folder holds a run and resume is false, if that run has other values, or if its files were
     changed.
     """
     if not folder.used:
-        return "anew"
+        return "begin"
     if config["resume"] or folder.status() == "running":  # or else it was killed
         folder.open()
     if not config["resume"]:
@@ -56,7 +56,7 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     if not os.path.lexists(folder.checkpoint):
         if folder.metrics.exists():
             note(f"{folder.path}: there is no checkpoint, so that the run starts over")
-        return "anew"
+        return "begin"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
     here = stamp(config)
@@ -92,8 +92,15 @@ def refuse_used(folder: RunFolder) -> None:
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
     """Return the state and progress of the run's checkpoint, and the bytes of metrics.csv that it refers to.
 
-    The ledger of e.federation is set to the stored costs. folder, checkpoint: the run's. e: the objects of the run. longer:
-    whether the budget has changed. Raises UserError if the data, the checkpoint or the budget do not fit.
+    The ledger of e.federation is set to the stored costs.
+
+    Args:
+        folder, checkpoint: The run's.
+        e: The objects of the run.
+        longer: Whether the budget has changed.
+
+    Raises:
+        UserError: The data, the checkpoint or the budget do not fit.
     """
     with advising(START_OVER):
         stored = read(folder.checkpoint)
@@ -111,9 +118,16 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
     """Return the state of another run's checkpoint, and a progress that continues its rounds and seconds.
 
-    The ledger of e.federation is set to that run's costs. source: the other run's folder. algo: the config's node of the
-    algorithm. initial: the algorithm's first state. e: the objects of the run. Raises UserError if the checkpoint does not
-    fit, or its costs reach the budget.
+    The ledger of e.federation is set to that run's costs.
+
+    Args:
+        source: The other run's folder.
+        algo: The config's node of the algorithm.
+        initial: The algorithm's first state.
+        e: The objects of the run.
+
+    Raises:
+        UserError: The checkpoint does not fit, or its costs reach the budget.
     """
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():

@@ -84,7 +84,10 @@ def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
 
     If the tracker fails, the run continues without it, except for a UserError at its start.
 
-    logger: one of `loggers`. folder: the run's. first: the first round whose row is new.
+    Args:
+        logger: One of `loggers`.
+        folder: The run's.
+        first: The first round whose row is new.
     """
     failed = False
 
@@ -166,7 +169,10 @@ def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> 
     The columns say the model and the score, such as own_recall_yes; some are followed by the ends of an interval. An earlier
     clients.csv and its picture are removed.
 
-    folder: the run's. problem: as the algorithm sees it. point: the variables at the end; () for none.
+    Args:
+        folder: The run's.
+        problem: As the algorithm sees it.
+        point: The variables at the end; () for none.
     """
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
@@ -203,7 +209,10 @@ def write_division(folder: RunFolder, problem: Problem) -> None:
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
     """Write traffic.csv, a row a client, for at most `LISTED` clients: its rounds, and what was sent to it and by it.
 
-    folder: the run's. problem: as the algorithm sees it. ledger: the run's.
+    Args:
+        folder: The run's.
+        problem: As the algorithm sees it.
+        ledger: The run's.
     """
     if problem.clients <= LISTED:
         names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))

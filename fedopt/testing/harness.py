@@ -70,7 +70,7 @@ def held(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 
-named = {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.split()}
+named = {override for name in (*YOURS, *LESS, *APPROXIMATE) for override in name.split()}
 if unknown := ", ".join(sorted(named - {*names("algo"), *names("problem")})):
     raise UserError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {unknown}; correct the name")
 
@@ -105,8 +105,8 @@ def held_pairs() -> list[tuple[str, str]]:
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
 
-def composed(*words: str) -> Composed:
-    return compose(words, FOLDERS[1:])
+def composed(*overrides: str) -> Composed:
+    return compose(overrides, FOLDERS[1:])
 
 
 @cache
@@ -142,7 +142,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Return those of fedopt's algorithms that have the same `structure` as an earlier one.
+    """Return fedopt's algorithms with the same code as an earlier one: same class and choices, other numbers.
 
     Algorithms are ordered by the number of files that theirs builds on, then by name.
     """
@@ -209,44 +209,47 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
 
 
 def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
-    """Parametrise a test with its cases, without those that pytest's `-m` would deselect; creating them would be slow.
+    """Parametrise a test with its cases, without the cases that pytest's `-m` would deselect; creating them would be slow.
 
     `-m smoke` leaves out cases that are marked full or slow.
     """
-    words = metafunc.config.option.markexpr
+    expression = metafunc.config.option.markexpr
 
     def left_out(mark: str) -> bool:
-        return f"not {mark}" in words or (words.isidentifier() and words != mark)
+        return f"not {mark}" in expression or (expression.isidentifier() and expression != mark)
 
     names = ("algo", "problem", "setting")[: len(cases[0].values)]
     metafunc.parametrize(names, [case for case in cases if not any(left_out(mark.name) for mark in case.marks)])
 
 
-def config(*words: str) -> dict[str, Any]:
+def config(*overrides: str) -> dict[str, Any]:
     """Compose overrides without checking values, and return the config. If they choose no algorithm or problem, FedMSA and mco
     are used.
     """
-    chosen = {word.partition("=")[0] for word in words}
-    others = [word for word in PAIR if not {word.partition("=")[0], "experiment"} & chosen]
-    return dict(merge([*others, *words], FOLDERS[1:]).nodes)
+    chosen = {override.partition("=")[0] for override in overrides}
+    others = [override for override in PAIR if not {override.partition("=")[0], "experiment"} & chosen]
+    return dict(merge([*others, *overrides], FOLDERS[1:]).nodes)
 
 
-def overrides(algo: str, problem: str) -> list[str]:
+def contract_overrides(algo: str, problem: str) -> list[str]:
     """Return the overrides that the contract.yaml files give for a pair: fedopt's, then yours."""
     names = (algo, problem, f"{algo} {problem}")
-    return [word for said in (OURS, YOURS) for name in names for word in said.get(name, [])]
+    return [override for said in (OURS, YOURS) for name in names for override in said.get(name, [])]
 
 
-def small(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair as `tuned` does, with less work per round. words: more overrides, which win."""
-    return tuned(algo, problem, *LESS.get(algo, []), *words)
+def small(algo: str, problem: str, *overrides: str) -> Experiment:
+    """Assemble a pair as `tuned` does, with less work per round. overrides: more overrides, which win."""
+    return tuned(algo, problem, *LESS.get(algo, []), *overrides)
 
 
-def tuned(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair (algorithm, problem) on six clients, with tuned values unless contract.yaml or ``words`` set others."""
-    chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
+def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
+    """Assemble a pair (algorithm, problem) on six clients, with tuned values unless contract.yaml or ``overrides`` set others."""
+    chosen = [f"algo={algo}", f"problem={problem}", *contract_overrides(algo, problem), *FEDERATION, *overrides]
     if algo in EVERYONE:
-        chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
+        chosen = [
+            *(override for override in chosen if not override.startswith("participation.")),
+            "participation.cohort=null",
+        ]
     return assemble(composed(*last_of_each(chosen)))
 
 

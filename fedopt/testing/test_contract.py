@@ -46,7 +46,7 @@ from fedopt.toolbox import Vectors
 
 PAIRS = held_pairs()
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
-CLOSED = [  # without those whose solution is x alone, and y_i in the memory of clients
+CLOSED = [  # without problems whose solution is x alone, with y_i in the memory of clients
     p
     for p in names("problem")
     if class_at("problem", p).solution is not Problem.solution
@@ -111,10 +111,10 @@ def last(e: Experiment) -> Any:
 
 
 def test_engines_agree(algo: str, problem: str, setting: str) -> None:
-    """Running all clients at once, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
-    words, runs = batches(algo, setting), []
+    """Running all clients in parallel, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
+    overrides, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
-        e = small(algo, problem, *words)
+        e = small(algo, problem, *overrides)
         e.federation.engine = engine
         runs.append((last(e), e.federation.ledger))
     for state, ledger in runs[1:]:
@@ -177,18 +177,18 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     """Two processes give the same numbers and ledger as one. Each class of algorithms is tested on one problem."""
     problem_of = dict(PAIRS)
     chosen = {class_at("algo", algo): f"{algo}:{problem_of[algo]}" for algo in reversed(problem_of)}
-    words = list(chosen.values())
+    overrides = list(chosen.values())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command = [*launcher, "-m", "fedopt.testing.two_ranks", str(tmp_path / "states"), *words]
+    command = [*launcher, "-m", "fedopt.testing.two_ranks", str(tmp_path / "states"), *overrides]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "states", weights_only=True)
-    for word in words:
-        e = small(*word.split(":"))
-        *together, ledger = found[word]
+    for override in overrides:
+        e = small(*override.split(":"))
+        *together, ledger = found[override]
         close(leaves(last(e)), together)
-        assert ledger.tolist() == list(e.federation.ledger.columns().values()), word
+        assert ledger.tolist() == list(e.federation.ledger.columns().values()), override
 
 
 def test_same_seed_same_bits_and_another_seed_not(algo: str, problem: str) -> None:
@@ -300,10 +300,12 @@ def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.
     Inner loops of fedopt's algorithms are set to be exact up to rounding. For yours, `approximate` in contract.yaml says how
     far the state may move.
     """
-    exact = [word for key, words in EXACT.items() if key in (algo, *fields("algo", algo)) for word in words]
-    words = [f"algo.{word}" for word in exact if is_ours("algo", algo)]
-    words += [f"problem.{key}=0" for key in ALIKE if key in fields("problem", problem)]
-    e = tuned(algo, problem, *without_chance(algo), *words, "participation.cohort=6")
+    exact = [
+        override for key, overrides in EXACT.items() if key in (algo, *fields("algo", algo)) for override in overrides
+    ]
+    overrides = [f"algo.{override}" for override in exact if is_ours("algo", algo)]
+    overrides += [f"problem.{key}=0" for key in ALIKE if key in fields("problem", problem)]
+    e = tuned(algo, problem, *without_chance(algo), *overrides, "participation.cohort=6")
     at = with_v(e.problem, e.problem.solution())
     variables = 2 if isinstance(e.problem, classes.Bilevel | classes.Minimax) else 1
     monkeypatch.setattr(type(e.problem), "start", lambda _: at[:variables])

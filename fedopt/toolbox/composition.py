@@ -2,7 +2,7 @@
 
 Notation
     r^1, ..., r^K, f    the levels of a composition f(r^K(... r^1(x))), client.level(0), ..., client.level(K)
-    u^0, ..., u^K       u^0 = x, and what stands for the values of r^1, ..., r^K
+    u^0, ..., u^K       u^0 = x, and the estimates of the values of r^1, ..., r^K
     xi                  a sample for each level, since the product of two levels of one sample is biased
 """
 

@@ -1,7 +1,7 @@
 """The directions along which single-loop bilevel methods move x, y and v together, and a step along them.
 
 Notation
-    z = (x, y, v)        the variables; v stands for [grad^2_yy g]^-1 grad_y f, and is left out where the hypergradient is grad_x f
+    z = (x, y, v)        the variables; v estimates [grad^2_yy g]^-1 grad_y f, and is left out where the hypergradient is grad_x f
     D = (Dx, Dy, Dv)     the directions, zero in the mean at the solution; P, S^w and S^v in FedMSA's letters
     P_r                  the projection onto the ball |v| <= r
 """
@@ -122,7 +122,7 @@ def neumann_maps(
         xi: The samples, as many as `neumann_samples` returns.
         Q: The number of Hessian products.
         theta: The step size of the Neumann sum.
-        term: The index, 0 to Q, of the one term that stands for all; None takes all of them.
+        term: The index, 0 to Q, of the one term that represents the sum; None takes all terms.
     """
     (x, y), l = z, 1 / theta
     inverse: Inverse = partial(neumann_sum, N=Q, l=l)

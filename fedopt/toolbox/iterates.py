@@ -7,7 +7,8 @@ from fedopt.randomness import Purpose
 def drawn_iterate(fed: Round, K: int = 1) -> int:
     """Draw which iterate k = 1, ..., K of this round becomes the random one; 0 if the one of earlier rounds stays it.
 
-    K: the iterates of a round. The first round has one.
+    Args:
+        K: The iterates of a round. The first round has one.
     """
     rng, iterates = fed.rng(Purpose.OUTPUT), K if fed.r else 1
     if rng.random() >= iterates / (1 + fed.r * K):

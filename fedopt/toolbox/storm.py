@@ -9,7 +9,7 @@ Notation
     d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
 
 Where the clients' values become their means decides what the limit is at a constant step.
-    together            z_{t+1} and d_t become means at once, in one exchange; z_t, the next old point, stays the client's own
+    together            z_{t+1} and d_t become means together, in one exchange; z_t, the next old point, stays the client's own
     points_first        z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges; z_t as above
     Storm.iterations    in an exchange: z_t and d_t do, so that the next old point is the mean too
 """
@@ -27,7 +27,7 @@ Samples = Callable[[Client], Iterator[Sample]]
 
 
 class Pair(NamedTuple):
-    """A point z, and directions d there."""
+    """A point z, and directions d at z."""
 
     z: Vectors
     d: Vectors
@@ -76,7 +76,7 @@ class Storm(NamedTuple):
         Args:
             client: The client.
             z: The point before the first iteration.
-            d: The estimate there.
+            d: The estimate at z.
             xis: The samples.
             t: The number of the first iteration.
         """
@@ -89,8 +89,10 @@ class Storm(NamedTuple):
 class Averages(NamedTuple):
     """The state between two rounds of `together`, before iteration t.
 
-    z, d: the clients' means of z_t and d_{t-1}. previous: the mean of z_{t-1}, flat, which is used if cohorts change.
-    memory: each client's own z_{t-1}, flat, which is used if all clients take part.
+    Attributes:
+        z, d: The clients' means of z_t and d_{t-1}.
+        previous: The mean of z_{t-1}, flat, which is used if cohorts change.
+        memory: Each client's own z_{t-1}, flat, which is used if all clients take part.
     """
 
     z: Vectors
@@ -109,9 +111,13 @@ def together(
 ) -> Averages:
     """Return the state after p iterations and one exchange, which averages points and directions together.
 
-    storm: the method. s: the state before. fed: the round. draws: the samples that clients take under the name xi.
-    S: the number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
-    samples: client -> its samples, one for each D; None: those of its draws.
+    Args:
+        storm: The method.
+        s: The state before.
+        fed: The round.
+        draws: The samples that clients take under the name xi.
+        S: The number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
+        samples: client -> its samples, one for each D; None: the samples of its draws.
     """
     first = fed.r * p
 
@@ -139,8 +145,9 @@ def together(
 class Means(NamedTuple):
     """The state between two rounds of `points_first`.
 
-    z, d: the clients' means of the first variables and of their directions. The other variables stay on the clients.
-    memory: each client's z and d of all variables, as one vector.
+    Attributes:
+        z, d: The clients' means of the first variables and of their directions. The other variables stay on the clients.
+        memory: Each client's z and d of all variables, as one vector.
     """
 
     z: Vectors
@@ -159,8 +166,12 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
 
     Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
 
-    storm: the method. s: the state before. sizes: of all variables. fed: the round.
-    draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
+    Args:
+        storm: The method.
+        s: The state before.
+        sizes: Of all variables.
+        fed: The round.
+        draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
     """
     (z, d, memory), n = s, len(s.z)
     start, last = fed.r * I, fed.r * I + I - 1

@@ -89,7 +89,7 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
     words = [
         f"algo={algo}",
         f"problem={problem}",
-        *harness.overrides(algo, problem),
+        *harness.contract_overrides(algo, problem),
         *harness.LESS.get(algo, []),
     ]
     result = fedopt(
@@ -114,7 +114,7 @@ def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
     assert titles[0].startswith("fedmsa on mco, seed 3, ")
     assert titles[0].endswith("algo.K=2")
     assert "output_dir" not in titles[0]
-    assert f"goes on from {tmp_path / 'run'} after 4 rounds" in titles[1]
+    assert f"continues {tmp_path / 'run'} after 4 rounds" in titles[1]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ EXPERIMENT: dict[str, Any] = {
 @cache
 def keys(algo: str, problem: str) -> list[str]:
     """All dotted keys of the config of a pair, and the nodes above them."""
-    leaves = flat(harness.config(f"algo={algo}", f"problem={problem}", *harness.overrides(algo, problem)))
+    leaves = flat(harness.config(f"algo={algo}", f"problem={problem}", *harness.contract_overrides(algo, problem)))
     nodes = {leaf.rpartition(".")[0] for leaf in leaves} - {""}
     return sorted({*leaves, *nodes, *GROUPS})
 
@@ -69,7 +69,7 @@ def command(rng: random.Random) -> list[str]:
     words = [
         f"algo={algo}",
         f"problem={problem}",
-        *harness.overrides(algo, problem),
+        *harness.contract_overrides(algo, problem),
         *harness.LESS.get(algo, []),
         *BASE,
     ]

@@ -25,7 +25,12 @@ class Failure(NamedTuple):
 def setting(rng: random.Random, algo: str, rounds: int) -> list[str]:
     """A small run of an algorithm, on a random problem of those that it solves."""
     problem = rng.choice([p for a, p in harness.pairs() if a == algo])
-    chosen = [f"algo={algo}", f"problem={problem}", *harness.overrides(algo, problem), *harness.LESS.get(algo, [])]
+    chosen = [
+        f"algo={algo}",
+        f"problem={problem}",
+        *harness.contract_overrides(algo, problem),
+        *harness.LESS.get(algo, []),
+    ]
     federation = ["partitioner.clients=4", f"participation.cohort={rng.choice([2, 'null'])}", "hardware.threads=1"]
     rhythm = [f"budget.rounds={rounds}", f"eval.every={rng.choice([1, 2, 5])}", f"seed={rng.randrange(1000)}"]
     return [*chosen, *federation, *rhythm]
