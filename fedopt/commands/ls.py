@@ -41,7 +41,9 @@ def ls(arguments: list[str]) -> None:
     Raises:
         UserError: A folder, a column or a key does not exist.
     """
-    parser = _parser("ls", "List the runs in folders, at any depth. A search is one row; list its folder for its trials.")
+    parser = _parser(
+        "ls", "List the runs in folders, at any depth. A search is one row; list its folder for its trials."
+    )
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="sort in descending order")
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
