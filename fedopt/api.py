@@ -425,13 +425,9 @@ def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
             f"{overrides}: must be overrides KEY=VALUE as on the command line, in one string or a list of strings, or a dict"
         )
     try:
-        return [
-            of_folder(override) for override in (shlex.split(overrides) if isinstance(overrides, str) else overrides)
-        ]
+        return [of_folder(text) for text in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
     except ValueError as error:
-        raise UserError(
-            f"{overrides}: cannot be split into overrides ({first_line(error)}); close all quotes"
-        ) from None
+        raise UserError(f"{overrides}: cannot be split into overrides ({first_line(error)}); close quotes") from None
 
 
 @contextmanager

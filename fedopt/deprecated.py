@@ -3,9 +3,7 @@
 An entry is kept for one minor version after the version that removed the name.
 """
 
-_ALONE = (
-    "was removed; set problem.alone=true: each client's local model is now chosen by cross-validation and fully trained"
-)
+_ALONE = "was removed; set problem.alone=true: local models are now chosen by cross-validation and fully trained"
 _SMOOTH = "was removed; smooth the table of fedopt.frame with pandas, for example rolling(5, center=True).mean()"
 _LOOKS = "was removed; draw on matplotlib axes of any style and scale with comparison.draw(ax=...)"
 _FORMAT = "was removed; convert the file in a few lines (docs/own-data.md, Other formats) and choose dataset=npz"

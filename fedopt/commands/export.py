@@ -39,6 +39,6 @@ def export(arguments: list[str]) -> None:
         raise UserError(f"{path}: exists already; choose another file with --out FILE, or replace it with --force")
     model.save(path)
     what = f"the personal model of {args.client}" if model.card.own else "the common model of all clients"
-    personal = trained.own is not None and not args.client
-    others = f"; --client NAME writes one of the {len(trained.own)} personal models" if personal else ""
-    show(f"wrote {path}: {what}{others}")
+    if trained.own is not None and not args.client:
+        what += f"; --client NAME writes one of the {len(trained.own)} personal models"
+    show(f"wrote {path}: {what}")

@@ -52,9 +52,7 @@ def show_list(arguments: list[str]) -> None:
     topic = next((topic for topic, group in TOPICS.items() if args.topic == group), args.topic)
     group = TOPICS.get(topic or "", "")
     if args.topic is None:
-        counts = {
-            name: f"{len(options(group, args.folders))}, chosen by {group}=NAME" for name, group in TOPICS.items()
-        }
+        counts = {name: f"{len(options(its, args.folders))}, chosen by {its}=NAME" for name, its in TOPICS.items()}
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
     elif topic not in topics:

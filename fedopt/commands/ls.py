@@ -41,9 +41,7 @@ def ls(arguments: list[str]) -> None:
     Raises:
         UserError: A folder, a column or a key does not exist.
     """
-    parser = _parser(
-        "ls", "List the runs in folders, at any depth. A search is one row; list its folder for its trials."
-    )
+    parser = _parser("ls", "List the runs in folders, at any depth. A search is one row; its folder lists the trials.")
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
     parser.add_argument("--reverse", "-r", action="store_true", help="sort in descending order")
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
@@ -59,10 +57,8 @@ def ls(arguments: list[str]) -> None:
         _advise(rows, args)
     else:
         places = ", ".join(args.paths)
-        if runs:
-            show(f"no runs with {' '.join(args.filters)} in {places}, which contains {counted(len(runs), 'run')}")
-        else:
-            show(f"no runs in {places}; start one with fedopt algo=fedmsa problem=mco")
+        found = f"no runs with {' '.join(args.filters)} in {places}, which contains {counted(len(runs), 'run')}"
+        show(found if runs else f"no runs in {places}; start one with fedopt algo=fedmsa problem=mco")
 
 
 def rm(arguments: list[str]) -> None:
@@ -140,8 +136,7 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
     for key in filter(None, [sort, *(text.partition("=")[0] for text in args.filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
         if runs and key not in names:
-            known = f"; the columns are {', '.join(COLUMNS)}"
-            raise UserError(f"{key}: these runs have no such column or config key{nearest(key, names) or known}")
+            raise UserError(f"{key}: these runs have no such column or config key{nearest(key, names)}")
     for key, _, wanted in (text.partition("=") for text in args.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
     return runs, rows

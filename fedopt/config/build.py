@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, NotRequired, TypeVar, get_type_hints
+from typing import Any, NotRequired, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
@@ -213,9 +213,7 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
         counts = typed_value if isinstance(typed_value, list) else [typed_value]
         if where != "budget" and name != "seed" and any(isinstance(n, int) and abs(n) > MOST for n in counts):
             raise UserError(f"{name}: must be at most {MOST}")
-        if isinstance(raw, dict) and not isinstance(
-            typed_value, dict
-        ):  # a dict without a type is checked when it is built
+        if isinstance(raw, dict) and not isinstance(typed_value, dict):  # an untyped dict is checked when it is built
             _refuse_odd_numbers(raw, typed_value, name)
 
 
@@ -251,7 +249,7 @@ def _message(error: ErrorDetails, node: object, where: str, fields: list[str]) -
         where: The node's dotted key.
         fields: The keys that the node may have.
     """
-    path, value = [where] if where else [], node
+    path, value = [where] if where else [], cast(Any, node)
     for part in error["loc"]:  # a part that is no key names one of several types that pydantic tried
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
             value = value[part]

@@ -55,10 +55,9 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
         choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
         return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
     choices = [override for override in overrides if key_of(override) in ("algo", "problem")]
-    explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
-    typed = next(
-        (name for name in map(key_of, overrides) if name.startswith(f"{key}.")), key
-    )  # Hydra names the first part
+    explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains the keys"
+    # Hydra reports only the first part of the key
+    typed = next((name for name in map(key_of, overrides) if name.startswith(f"{key}.")), key)
     return f"{key}: there is no such key{_meant(typed, custom, keys)}; {explained}"
 
 

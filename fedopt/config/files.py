@@ -96,8 +96,9 @@ def display_name(algo: str, folders: Folders = ()) -> str:
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
     """Return the `_target_` of an option, from its file or the nearest file that it builds on; empty if there is none."""
     for name in reversed(chain(group, option, folders)):
-        node = content(file_of(group, name, folders))
-        if path := node.get(group, node.get(name, node)).get("_target_"):
+        file = content(file_of(group, name, folders))
+        node: Node = file.get(group, file.get(name, file))
+        if path := node.get("_target_"):
             return str(path)
     return ""
 

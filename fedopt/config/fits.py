@@ -44,7 +44,7 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
     other = "problem" if group == "algo" else "algo"
     path = "" if others else class_path(other, chosen[other], folders)
     if path.startswith("fedopt.") and (kinds := about(path)["fits"]):
-        return f" that fits {chosen[other]}: {', '.join(that_fit(group, kinds))}"
+        return f"; these fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
     return f"; fedopt list {group} shows all"
 
 

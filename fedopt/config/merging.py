@@ -74,9 +74,7 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
     config = deepcopy(files)
     if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
         refuse_mistyped(overrides)
-        raise UserError(
-            f"{lacking[0]}: is missing; choose one with {lacking[0]}=NAME{choice(lacking, chosen, folders)}"
-        )
+        raise UserError(f"{lacking[0]}: is missing; set {lacking[0]}=NAME{choice(lacking, chosen, folders)}")
     # A config file from somebody else must not decide where a run writes
     if config.output_dir is not None and "output_dir" not in map(key_of, overrides):
         raise UserError(f"output_dir={config.output_dir}: a config file cannot set output_dir; set it in the command")
@@ -209,9 +207,7 @@ def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
         overrides: The overrides of the command. Only those that choose an option matter.
         folders: The user's config folders.
     """
-    choices = tuple(
-        override for override in overrides if key_of(override) in GROUPS and not set(override) & set(", ()[]{}")
-    )
+    choices = tuple(text for text in overrides if key_of(text) in GROUPS and not set(text) & set(", ()[]{}"))
     try:
         composed, chosen, *_ = merged(choices, tuple(map(str, folders)))
         config = plain(composed, resolve=False)

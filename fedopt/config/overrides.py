@@ -140,11 +140,9 @@ def command_line(overrides: Iterable[str], folders: Iterable[str]) -> str:
 
 def last_of_each(overrides: Iterable[str]) -> list[str]:
     """Keep only the last override of each key. A key with and without a leading + is the same key."""
-    last: dict[str, str] = {}
-    for override in overrides:
-        key, equals, _ = override.partition("=")
-        last[key.lstrip("+") if equals else f"{override} "] = override
-    return [*last.values()]
+    return list(
+        {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}.values()
+    )
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:

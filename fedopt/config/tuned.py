@@ -16,11 +16,7 @@ from fedopt.errors import UserError, first_line, unknown
 from fedopt.files import Node
 
 NODES = ("algo", "budget", "eval", "problem", "dataset", "partitioner", "participation", "hardware")
-MODEL = (
-    "dataset",
-    "problem.model",
-    "problem.widths",
-)  # step sizes that suit one data set or model need not suit another
+MODEL = ("dataset", "problem.model", "problem.widths")  # tuned step sizes may not suit another data set or model
 
 
 @dataclass(frozen=True)

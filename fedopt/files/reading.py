@@ -192,7 +192,7 @@ def read_json(path: Path, types: Mapping[str, object], others: object = None) ->
 
 
 @cache
-def _adapter(kind: object) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

@@ -39,9 +39,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    aside = path.with_name(
-        f"{path.name}.{token_hex(4)}{PART}"
-    )  # a unique name: other processes may write this file too
+    # The temporary name is unique, since other processes may write this file too
+    aside = path.with_name(f"{path.name}.{token_hex(4)}{PART}")
     try:
         with aside.open("xb") as file:
             file.write(content)

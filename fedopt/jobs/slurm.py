@@ -257,9 +257,8 @@ def queued() -> list[Queued]:
         with suppress(LookupError, ValueError):  # another command has just removed the submission
             folder = _runs(pickled.parent)[int(number.partition("_")[2] or 0)]
             entries.append(Queued(Path(folder), SlurmJob(pickled.parent, number)))
-    waiting = [
-        entry for entry in entries if entry.waits
-    ]  # after all entries are known, so that Slurm is asked only once
+    # Only after all entries are known, so that Slurm is asked once
+    waiting = [entry for entry in entries if entry.waits]
     for entry in entries:
         if entry not in waiting:
             entry.forget()

@@ -179,9 +179,7 @@ def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Comp
         first = configs[0].chosen
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
         shared = [override for override in alternatives if key_of(override) not in keys]
-        name = named(
-            (override for override in (*shared, *keys) if key_of(override) not in FIRST), [f"{algo}_{problem}"]
-        )
+        name = named((text for text in (*shared, *keys) if key_of(text) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(outputs() / "multirun" / name, shared, keys)
     refuse_links([folder / "sweep.csv"])
     taken = {} if taken is None else taken

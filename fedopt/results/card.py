@@ -35,14 +35,14 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 def how(composed: Composed) -> Node:
     """Return the entries of the card that describe the command, such as the overrides and the chosen options."""
-    return {
+    chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
+    entries = {
         "overrides": list(composed.overrides),
-        "chosen": dict(composed.chosen),
+        "chosen": chosen,
         "folders": list(composed.folders),
-        "tuned": asdict(composed.tuned),
-        "departures": composed.departures,
-        "seed": composed.settings.seed,
+        "tuned": tuned,
     }
+    return {**entries, "departures": composed.departures, "seed": composed.settings.seed}
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -> Node:

@@ -64,10 +64,7 @@ class Checkpoint:
                 anything other than tensors and numbers.
         """
         if _kinds(state) != _kinds(self._initial):
-            raise UserError(
-                "the state that step returns has another structure, shapes or dtypes than the state from init; "
-                "return the same fields, shapes and dtypes"
-            )
+            raise UserError("the algorithm's step must return a state with the structure, shapes and dtypes of init's")
         start = _flat(self._initial)[0]
         changed = {
             name: leaf.changed(start[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)
@@ -210,9 +207,7 @@ def _restored(name: str, like: Any, stored: Mapping[str, Tensor]) -> object:
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     why = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
-    return UserError(
-        f"{path}: this checkpoint cannot be read ({why}); restore a copy, or delete it to start the run again"
-    )
+    return UserError(f"{path}: this checkpoint cannot be read ({why}); restore a copy, or delete it to start again")
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -221,8 +216,6 @@ def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         flat = tensor.reshape(-1)
-        flat = (
-            flat if flat.stride() == (1,) else flat.repeat(1)
-        )  # `view` refuses the stride 0 that a single number may have
+        flat = flat if flat.stride() == (1,) else flat.repeat(1)  # `view` refuses stride 0, which one number may have
         digest.update(flat.view(torch.uint8).numpy().data)
     return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)

@@ -173,7 +173,7 @@ def put(path, kind):
 @pytest.mark.parametrize("lock", [False, True])
 def test_a_cache_with_other_content_is_not_read(kind, lock, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(classes, "_kept", lambda: dict(classes._read()))
+    monkeypatch.setattr(classes, "_cached", lambda: dict(classes._read()))
     file = classes._file()
     put(Path(f"{file}.lock") if lock else file, kind)
     assert "minimisation" in classes.about("fedopt.algorithms.fedavg.FedAvg")["fits"]
