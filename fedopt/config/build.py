@@ -263,7 +263,7 @@ def _message(error: ErrorDetails, node: object, where: str, fields: list[str]) -
         )
     if error["type"].startswith("union_tag"):
         kind = f"={value['kind']}" if "kind" in value else ""
-        return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'one of the kinds that fedopt --help lists')}"
+        return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'set')}"
     if error["type"] == "dataclass_type":
         return f"{key}={value}: cannot be set as a whole; set individual keys with {key}.KEY=VALUE"
     message = MESSAGES.get(error["type"])

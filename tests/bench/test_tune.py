@@ -531,7 +531,7 @@ def test_nothing_in_a_search_leads_elsewhere(kind, monkeypatch, capsys, search, 
         place.symlink_to(tmp_path / "elsewhere" if kind == "folder" else "/dev/zero")
     code, err = again(monkeypatch, capsys, search, "3")
     assert code == 2
-    assert err.startswith(f"fedopt: {place}: is a link, or not a regular file, so that writing could go elsewhere; ")
+    assert err.startswith(f"fedopt: {place}: is a symbolic link or not a regular file, so that writing could change another file; ")
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 

@@ -189,6 +189,6 @@ def test_a_folder_that_is_a_link(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "else").mkdir()
     (tmp_path / "run" / "wandb").symlink_to(tmp_path / "else")
-    with pytest.raises(UserError, match="is a link"):
+    with pytest.raises(UserError, match="is a symbolic link"):
         api.run([*TINY, "logger=wandb"], output_dir=tmp_path / "run", quiet=True)
     assert not list((tmp_path / "else").iterdir())
