@@ -168,6 +168,6 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
 
             console.speaks = ranks.first()
         code = 2 if line and not isinstance(error, Unfinished) else 1
-        say(line or f"{type(error).__name__}: {first_line(error)} (a bug; HYDRA_FULL_ERROR=1 shows the traceback)")
+        say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug; HYDRA_FULL_ERROR=1 shows where)")
     if code:
         sys.exit(code)

@@ -105,4 +105,4 @@ def refuse_other(folder: Path, old: Mapping[str, object], new: Mapping[str, obje
         if old.get(key) != new.get(key):
             before, now = ("null" if values.get(key) is None else values[key] for values in (old, new))
             other = f"choose another output_dir, or start from its checkpoint with from={folder}"
-            raise UserError(f"{folder}: the run has {key}={before}, not {now}; set {key}={before}, or {other}")
+            raise UserError(f"the run in {folder} has {key}={before}, not {now}; set {key}={before}, or {other}")

@@ -87,8 +87,11 @@ def test_lists_have_checked_methods_first(capsys):
 @pytest.mark.parametrize(
     ("algo", "line"),
     [
-        ("simfbo", "SimFBO is experimental: written from memory of its paper, not compared with its code"),
-        ("br_fedbi", "BR-FedBi is experimental: written from others' notes on its paper, not compared with its code"),
+        ("simfbo", "SimFBO is experimental: implemented from memory of its paper, not compared with its code"),
+        (
+            "br_fedbi",
+            "BR-FedBi is experimental: implemented from others' notes on its paper, not compared with its code",
+        ),
         ("fednest", "fednest on quadratic_bilevel"),
     ],
 )

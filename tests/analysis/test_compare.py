@@ -235,7 +235,7 @@ def test_validation_selects_and_the_test_number_is_next_to_it(tmp_path, command)
         validated(tmp_path / "runs" / f"a{seed}", rows, seed)
         validated(tmp_path / "runs" / f"b{seed}", [(5, 5), (40, 50), (40, 60)], seed, algo=FEDAVG)
     _, csv, out, err = command(tmp_path / "runs")
-    assert err.count("selected on val_accuracy, over rows that are not for testing") == 1
+    assert err.count("selected by val_accuracy, on validation rows") == 1
     row = csv.set_index("algo").loc["FedMSA"]
     assert (row["final_val_accuracy_mean"], row["final_test_accuracy_mean"]) == (80, 80.5)
     assert (row["best_val_accuracy_mean"], row["test_accuracy_at_best_mean"]) == (85, 66)
@@ -297,7 +297,7 @@ def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
     assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
     for asked, said in (
         ("--columns=best", "runs, seeds, status, spent, final;"),
-        ("--target=2", "weight cannot be a goal"),
+        ("--target=2", "weight cannot be optimised"),
     ):
         code, _, _, err = command(tmp_path / "runs", *asked.split("="))
         assert code == 2

@@ -170,7 +170,9 @@ def presence(words, rounds, *others):
     """[rounds, clients], whether each client is there, without the one that is drawn if nobody is."""
     e = small("fedavg", "quadratic_minimisation", "problem.examples=400", pattern(words), *others)
     availability = e.federation.availability
-    return np.array([availability.pattern.available(r, availability._groups, availability._uniform) for r in range(rounds)])
+    return np.array(
+        [availability.pattern.available(r, availability._groups, availability._uniform) for r in range(rounds)]
+    )
 
 
 @pytest.mark.parametrize(("on", "off"), [(0.2, 0.1), (0.9, 0.7)])

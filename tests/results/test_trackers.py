@@ -132,7 +132,7 @@ def records_of(file):
 def test_nobody_is_asked_to_log_in(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setattr(wandb, "login", lambda prompt: prompt)
-    with pytest.raises(UserError, match="nobody is logged in"):
+    with pytest.raises(UserError, match="you are not logged in"):
         api.run([*TINY, "logger=wandb", "logger.wandb.mode=online"], output_dir=tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match=r"logger\.wandb\.mode=on"):
         api.run([*TINY, "logger=wandb", "logger.wandb.mode=on"], output_dir=tmp_path / "run", quiet=True)

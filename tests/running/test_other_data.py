@@ -118,17 +118,17 @@ def test_a_sweep_refuses_runs_on_other_data(here, monkeypatch):
     loads, load = [], Npz.load
     monkeypatch.setattr(Npz, "load", lambda self: loads.append(self) or load(self))
     again = run(*sweep)
-    assert (again.code, again.out.count("was there already"), len(loads)) == (0, 2, 0)
+    assert (again.code, again.out.count("already done"), len(loads)) == (0, 2, 0)
     save(folder, spare=np.zeros(2))  # the same data again
     again = run(*sweep)
-    assert (again.code, again.out.count("was there already"), len(loads)) == (0, 2, 2)
+    assert (again.code, again.out.count("already done"), len(loads)) == (0, 2, 2)
     save(folder, **changed("y_test"))
     other = run(*sweep)
     assert (other.code, "2 runs: 2 refused" in other.out) == (1, True)
     assert other.err.count("began") == 2
     (folder / "data.npz").unlink()
     gone = run(*sweep)
-    assert (gone.code, gone.out.count("was there already")) == (0, 2)
+    assert (gone.code, gone.out.count("already done")) == (0, 2)
     notes = {json.loads((path / "run.json").read_text())["data"] for path in (folder / "sweep").glob("fedavg*")}
     assert len(notes) == 1
 

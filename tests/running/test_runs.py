@@ -408,7 +408,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedopt.running.lifecycle.execute", stopped)
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
-    assert (result.code, result.err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert (result.code, result.err) == (130, "fedopt: stopped; to resume, repeat the command\n")
 
 
 SMALL = ["algo=fedmsa", "problem=mco", "budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
@@ -633,7 +633,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         ("fedmsa", "; tuned values: fedmsa/quadratic_bilevel"),
         (
             "fednest",
-            "; no tuned values for fednest on quadratic_bilevel: keys that the command does not set have their defaults",
+            "; no tuned values for fednest on quadratic_bilevel: keys that the command does not set have their default values",
         ),
     ):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
@@ -689,7 +689,7 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
     assert "tuned values: fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
-        (["algo.K=3"], "was begun with algo.K=2, not 3"),
+        (["algo.K=3"], "the run has algo.K=2, not 3"),
         (
             ["participation.cohort=null"],
             "cohort=3, not null; give 3, or choose another",
