@@ -43,10 +43,6 @@ class Composed:
     tuned: Tuned = field(default_factory=Tuned)
     experiment: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self.overrides
-
     @cached_property
     def settings(self) -> Settings:
         """The typed settings that every run has.

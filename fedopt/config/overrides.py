@@ -149,6 +149,3 @@ def extra_folders(arguments: Sequence[str]) -> list[str]:
     """Return the config folders that the arguments of a command name with --config-dir."""
     joined = [text.removeprefix("--config-dir=") for text in arguments if text.startswith("--config-dir=")]
     return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
-
-
-words_of = overrides_of
