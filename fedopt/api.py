@@ -226,7 +226,7 @@ def run(
         >>> run.status
         'finished'
         >>> sorted(run.final)
-        ['gradient_norm', 'objective']
+        ['distance', 'objective', 'suboptimality']
     """
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row of metrics.csv")

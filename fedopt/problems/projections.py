@@ -16,6 +16,10 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 
     It is max(y - t, 0) with t = max_k ((sum of the k largest y) - total) / k. A shift of y changes nothing: its largest entry is
     moved to 0 first, since sums of large numbers lose the total.
+
+    Example:
+        >>> fedopt.simplex(torch.tensor([0.5, 1.5]))
+        tensor([0., 1.])
     """
     y = y - y.amax()
     falling = torch.sort(y, descending=True).values
@@ -24,7 +28,12 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Return the point of {low <= z <= high} nearest to y."""
+    """Return the point of {low <= z <= high} nearest to y.
+
+    Example:
+        >>> fedopt.box(torch.tensor([-2.0, 0.5]), low=-1.0, high=1.0)
+        tensor([-1.0000,  0.5000])
+    """
     return y.clamp(min=low).clamp(max=high)
 
 
@@ -32,6 +41,10 @@ def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
     """Return the point nearest to y of the ball of a radius around 0. With norm l2 or linf, y may be several vectors, [..., d].
 
     radius: more than 0.
+
+    Example:
+        >>> fedopt.ball(torch.tensor([3.0, 4.0]), radius=1.0)
+        tensor([0.6000, 0.8000])
     """
     if norm == "linf":
         return box(y, -radius, radius)

@@ -551,7 +551,7 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     (tmp_path / "mine_of_test.py").write_text(f"{code}\n# another\n")
     capsys.readouterr()
     assert tune(monkeypatch, *words) == 0
-    assert "mine_of_test changed since this run began" in capsys.readouterr().err
+    assert "mine_of_test changed since this run started" in capsys.readouterr().err
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
     assert tune(monkeypatch, *words) == 2
     assert "the run has algo.momentum=0, not 0.5" in capsys.readouterr().err

@@ -436,7 +436,7 @@ def test_going_on_with_another_method(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, "algo=fedmsa", *TINY, "output_dir=run").code == 0
     words = ["resume=true", "output_dir=run", "problem=mco"]
     one_line(fedopt(monkeypatch, capsys, *words, "algo=soba,fedmsa"), "several values")
-    one_line(fedopt(monkeypatch, capsys, *words, "algo=soba"), "the run has algo.", "another output_dir")
+    one_line(fedopt(monkeypatch, capsys, *words, "algo=soba"), "the run in run has algo.", "another output_dir")
 
 
 def test_config_folder_after_an_equals_sign(monkeypatch, capsys, tmp_path):

@@ -344,7 +344,7 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "resume=true", f"output_dir='{folder.relative_to(tmp_path)}'", "budget.rounds=3"
     )
     assert longer.code == 0, longer.err
-    assert f": {name} changed since this run began; delete" in longer.err
+    assert f": {name} changed since this run started; delete" in longer.err
 
 
 def test_modules_that_ones_own_code_takes_from_count(monkeypatch, tmp_path):
