@@ -50,7 +50,7 @@ class Cost:
 
 
 CALLS = "gradients, Hessian-vector and Jacobian-vector products of all clients"
-ROUND_TRIPS = "exchanges of messages between the server and the clients"
+ROUND_TRIPS = "communication rounds between the server and the clients"
 VISITS = "participating clients, summed over communication rounds"
 PER_EXAMPLE = "gradients and vector products of one example"
 CALL_COLUMNS = ("grad_calls", "hvp_calls", "jvp_calls")
