@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print a table of docs/fair-clients.md: fair methods, and exact minimisers, by the clients that are served worst.
+"""Print a table of docs/fair-clients.md: how well fair methods and exact minimisers serve the worst clients.
 
     python docs/studies/fair.py adult                    16 clients, by education; needs `scripts/data adult`
     python docs/studies/fair.py hsb82                    160 clients, schools; needs `scripts/data hsb82`
@@ -55,7 +55,7 @@ METHODS: dict[str, tuple[list[str], dict[str, tuple[float, float]]]] = {
     "FGDRO-KL": (["algo=fgdro_kl", *FAIR, *LOCAL], STEP | {"algo.lam": (0.05, 5.0)}),
     "FedDRO": (["algo=feddro", "algo.I=5", *GLOBAL], STEP | {"problem.lam": (0.05, 5.0)}),
 }
-EXACT = {"exact, mean": "mean", "exact, worst tenth (CVaR)": "cvar", "exact, worst client": "max"}
+EXACT = {"exact mean": "mean", "exact CVaR": "cvar", "exact worst client": "max"}
 RIDGE = {"ridge": (1e-5, 1.0)}
 
 
@@ -128,17 +128,14 @@ def scores(e: Experiment, point: tuple[torch.Tensor, ...], table: Table) -> np.n
     return (logits[:, 1] - logits[:, 0]).numpy()
 
 
-def run(
-    name: str, title: str, values: Sequence[str], d: "Divided", seed: int, rounds: int
-) -> tuple[list[np.ndarray], int]:
-    """Run a method with these values. Return its predictions of rows to train on and to judge on, and its exchanges."""
+def run(name: str, title: str, values: Sequence[str], d: "Divided", seed: int, rounds: int) -> list[np.ndarray]:
+    """Run a method with these values. Return its predictions for the training rows and the evaluation rows."""
     words = [*PROBLEMS[name], *RUN, *METHODS[title][0], *values, f"dataset.path={d.file}", f"seed={seed}"]
     e, algorithm = experiment(*(word for word in words if not word.startswith("algo."))), compose(words).parts["algo"]
-    state, before = algorithm.init(e.problem), e.federation.ledger.comm_rounds
+    state = algorithm.init(e.problem)
     for r in range(rounds):
         state = algorithm.step(state, e.problem, e.federation.at(r))
-    predicted = [scores(e, algorithm.output(state), part) for part in (d.training, d.judged)]
-    return predicted, e.federation.ledger.comm_rounds - before
+    return [scores(e, algorithm.output(state), part) for part in (d.training, d.judged)]
 
 
 def least(table: Table, of: str, ridge: float = 0.0) -> np.ndarray:
@@ -176,8 +173,7 @@ def least(table: Table, of: str, ridge: float = 0.0) -> np.ndarray:
 
 # The table
 
-HEADS = ["", "exchanges", "training: worst tenth", "worst", "test: mean", "worst tenth", "minus FedAvg's", "worst"]
-ACCURACIES, WORST_TEST = ["accuracy: mean", "worst tenth"], 3
+HEADS = ["training: worst tenth", "test: mean", "worst tenth", "minus FedAvg's"]
 
 
 class Divided:
@@ -197,7 +193,7 @@ def measured(d: Divided, predicted: Sequence[np.ndarray]) -> list[float]:
     training, judged = d.training.losses(predicted[0]), d.judged.losses(predicted[1])
     if d.judged.real:
         training, judged = np.sqrt(2 * training), np.sqrt(2 * judged)
-    found = [worst(training), training.max(), judged.mean(), worst(judged), judged.max()]
+    found = [worst(training), judged.mean(), worst(judged)]
     if d.judged.real:
         return found
     right = 100 * d.judged.of_clients((predicted[1] > 0) == d.judged.y)
@@ -207,7 +203,7 @@ def measured(d: Divided, predicted: Sequence[np.ndarray]) -> list[float]:
 def chosen(name: str, title: str, d: Divided, trials: int, rounds: int) -> list[str]:
     """The words of the best of a method's trials."""
     tried = trial_values(METHODS[title][1], trials)
-    return best(d, tried, [run(name, title, values, d, TUNING, rounds)[0][1] for values in tried])
+    return best(d, tried, [run(name, title, values, d, TUNING, rounds)[1] for values in tried])
 
 
 def trial_values(ranges: dict[str, tuple[float, float]], trials: int) -> list[list[str]]:
@@ -223,8 +219,8 @@ def best(d: "Divided", tried: Sequence[Any], predicted: Sequence[np.ndarray]) ->
     return tried[int(np.argmin(np.nan_to_num(losses, nan=np.inf)))]
 
 
-def rows(name: str, trials: int, seeds: int, rounds: int, folder: Path) -> Iterator[tuple[str, str, np.ndarray, str]]:
-    """Yield each row's title, number of exchanges, numbers [seeds, columns] and chosen values."""
+def rows(name: str, trials: int, seeds: int, rounds: int, folder: Path) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield each row's title, numbers [seeds, columns] and chosen values."""
     table = read(name)
     rest, aside = cut(table.client, np.arange(len(table.y)), SHARE, TUNING)
     tuning, divisions = Divided(table, rest, aside, folder / "tuning.npz"), []
@@ -236,16 +232,16 @@ def rows(name: str, trials: int, seeds: int, rounds: int, folder: Path) -> Itera
             continue  # its problem is about classes
         values = chosen(name, title, tuning, trials, rounds)
         runs = [run(name, title, values, d, seed, rounds) for seed, d in enumerate(divisions)]
-        found = [measured(d, predicted) for d, (predicted, _) in zip(divisions, runs, strict=True)]
-        yield title, str(runs[0][1]), np.array(found), f"`{' '.join(value.split('.', 1)[1] for value in values)}`"
+        found = [measured(d, predicted) for d, predicted in zip(divisions, runs, strict=True)]
+        yield title, np.array(found), " ".join(value.split(".", 1)[1] for value in values)
     for title, of in EXACT.items():
-        yield title, "–", np.array([measured(d, exact(d, of)) for d in divisions]), ""
+        yield title, np.array([measured(d, exact(d, of)) for d in divisions]), ""
     penalties = [float(words[0].split("=")[1]) for words in trial_values(RIDGE, trials)]
     for title, of in EXACT.items():
         ridge = best(tuning, penalties, [exact(tuning, of, penalty)[1] for penalty in penalties])
         found = [measured(d, exact(d, of, ridge)) for d in divisions]
-        yield f"{title}, L2 penalty", "–", np.array(found), f"`ridge={ridge:g}`"
-    yield "each client alone, L2 penalty", "–", np.array([measured(d, by_client(d)) for d in divisions]), ""
+        yield f"{title} + L2", np.array(found), f"ridge={ridge:g}"
+    yield "each client alone", np.array([measured(d, by_client(d)) for d in divisions]), ""
 
 
 def standardised(d: Divided) -> list[Table]:
@@ -277,16 +273,22 @@ def by_client(d: Divided) -> list[np.ndarray]:
     return predicted
 
 
-def cells(row: tuple[str, str, np.ndarray, str], first: np.ndarray) -> list[str]:
-    """A row of the table. first: the numbers of the first row, from which the worst tenth's loss on test rows is paired off."""
-    title, exchanges, found, values = row
+def cells(row: tuple[str, np.ndarray, str], first: np.ndarray) -> list[str]:
+    """Return a row of the table, and print its tuned values, accuracies (mean, worst tenth) and diverged runs to stderr.
+
+    Args:
+        row: What `rows` yields.
+        first: Numbers of the first row, FedAvg's, for the differences of the worst tenth on test rows.
+    """
+    title, found, values = row
     ended = np.isfinite(found).all(axis=1)
-    if not ended.all():
-        values = f"{values}; {(~ended).sum()} of {len(found)} runs diverged and are left out"
-    off = found[ended, WORST_TEST] - first[ended, WORST_TEST]
-    means = [spread(column) for column in found[ended].T]
-    means.insert(WORST_TEST + 1, spread(off, "+") if off.any() else "")
-    return [title, exchanges, *means, values]
+    means, accuracies = np.split(found[ended], [len(HEADS) - 1], axis=1)
+    off = means[:, -1] - first[ended, len(HEADS) - 2]
+    notes = [values] * bool(values)
+    notes += [f"accuracy {spread(column)}" for column in accuracies.T]
+    notes += [f"{(~ended).sum()} of {len(found)} runs diverged and are left out"] * (not ended.all())
+    print(f"{title}: {'; '.join(notes)}", file=sys.stderr)
+    return [title, *(spread(column).split(" ±")[0] for column in means.T), spread(off, "+") if off.any() else ""]
 
 
 def spread(numbers: np.ndarray, sign: str = "") -> str:
@@ -306,11 +308,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100)
     given = parser.parse_args(words)
-    heads = [*HEADS, *([] if given.name == "hsb82" else ACCURACIES), "values"]
     with tempfile.TemporaryDirectory() as folder:
         every = rows(given.name, given.trials, given.seeds, given.rounds, Path(folder))
         first = next(every)
-        for line in markdown_table(heads, (cells(row, first[2]) for row in itertools.chain([first], every))):
+        for line in markdown_table(
+            [given.name.capitalize(), *HEADS], (cells(row, first[1]) for row in itertools.chain([first], every))
+        ):
             print(line, flush=True)
 
 

@@ -13,11 +13,11 @@ import yaml
 from fedopt.files import Loader, Node, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
-CONF = _inside if _inside.is_dir() else _beside  # the first in a wheel, the second in a checkout
-ROLE = re.compile(r"; tuned (?:as a|in) (.+)$")  # the end of a key's comment: how `fedopt tune` searches the key
-# The source of a method's equations: the beginning of the second comment of its file. A method is checked or experimental
-CHECKED = ("compared with code", "compared with text", "own")
-EXPERIMENTAL = {"from memory": "from memory of its paper", "from others' notes": "from others' notes on its paper"}
+CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+ROLE = re.compile(r"; tuned (?:as a|in) (.+?)(?: size)?$")  # the end of a key's comment: its role in `fedopt tune`
+# How certain a method's equations are: the start of the second comment in its file. A method is either checked or experimental
+CHECKED = ("compared with code", "compared with text", "fedopt's own")
+EXPERIMENTAL = tuple(f"unverified (reconstructed {how})" for how in ("without the paper's text", "from others' notes"))
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 
 Folders = Iterable[str | Path]  # the user's config folders; fedopt's own folder always comes first
@@ -57,19 +57,15 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return the source of a method's equations, one of `CHECKED` and `EXPERIMENTAL`; empty if its file does not name it."""
-    comments = _head("algo", algo, folders) if algo in options("algo", folders) else []
-    return next((label for line in comments if (label := line.partition(";")[0]) in (*CHECKED, *EXPERIMENTAL)), "")
+    """Return how certain a method's equations are, one of `CHECKED` or `EXPERIMENTAL`; empty if its file does not say."""
+    head = _head("algo", algo, folders) if algo in options("algo", folders) else []
+    return next((label for line in head for label in (*CHECKED, *EXPERIMENTAL) if line.startswith(label)), "")
 
 
 def experimental(algo: str, folders: Folders = ()) -> str:
-    """Return a line that says that a method is experimental; empty for a checked method and for a user's method."""
-    source = EXPERIMENTAL.get(certainty(algo, folders))
-    return (
-        ""
-        if source is None
-        else f"{display_name(algo, folders)} is experimental: implemented {source}, not compared with its code"
-    )
+    """Return a warning that a method is experimental; empty for checked and for custom methods."""
+    label = certainty(algo, folders)
+    return f"{display_name(algo, folders)} is experimental: its equations are {label}" if label in EXPERIMENTAL else ""
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:

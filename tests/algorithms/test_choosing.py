@@ -87,11 +87,8 @@ def test_lists_have_checked_methods_first(capsys):
 @pytest.mark.parametrize(
     ("algo", "line"),
     [
-        ("simfbo", "SimFBO is experimental: implemented from memory of its paper, not compared with its code"),
-        (
-            "br_fedbi",
-            "BR-FedBi is experimental: implemented from others' notes on its paper, not compared with its code",
-        ),
+        ("simfbo", "SimFBO is experimental: its equations are unverified (reconstructed without the paper's text)"),
+        ("br_fedbi", "BR-FedBi is experimental: its equations are unverified (reconstructed from others' notes)"),
         ("fednest", "fednest on quadratic_bilevel"),
     ],
 )
@@ -108,19 +105,19 @@ def test_a_run_says_it_first(algo, line, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("algo", "label"),
     [
-        ("fedrep", "compared with code; which has momentum 0.5, weight decay 1e-4, and 10 or more epochs of all heads"),
-        ("per_fedavg_hvp", "compared with code; by other authors"),
-        ("per_fedavg", "compared with code; the code of pFedMe, which adapts on test batches"),
-        ("fedavg", "compared with code; the public code of FedProx"),
+        ("fedrep", "compared with code, which has momentum 0.5, weight decay 1e-4, and 10 or more epochs of all heads"),
+        ("per_fedavg_hvp", "compared with code by other authors"),
+        ("per_fedavg", "compared with code (of pFedMe), which adapts on test batches"),
+        ("fedavg", "compared with code (FedProx's public code)"),
         ("fedprox", "compared with code"),
-        ("scaffold", "compared with code; by other authors (FedTorch, FLGo)"),
-        ("fedadam", "compared with code; Flower, which has v_0 = 0"),
-        ("fedyogi", "compared with code; Flower, which has v_0 = 0"),
-        ("fedadagrad", "from memory"),
+        ("scaffold", "compared with code by other authors (FedTorch, FLGo)"),
+        ("fedadam", "compared with code (Flower), which has v_0 = 0"),
+        ("fedyogi", "compared with code (Flower), which has v_0 = 0"),
+        ("fedadagrad", "unverified"),
         ("fgdro", "reviews of arXiv 2410.06369"),
         ("fgdro_kl", "[Guo & Yang 2024]"),
-        ("drfa", "compared with code; it trains on uniform cohorts"),
-        ("ditto", "compared with code; it samples clients by size and averages them with equal weights"),
+        ("drfa", "compared with code, which trains on uniform cohorts"),
+        ("ditto", "compared with code, which samples clients by size and averages them with equal weights"),
     ],
 )
 def test_what_a_method_was_compared_with(algo, label, capsys):

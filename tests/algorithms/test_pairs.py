@@ -1,4 +1,4 @@
-"""docs/studies/pairs.py, FeDXL beside methods of the minimax AUC by bytes: where budgets end, what is judged, its table."""
+"""docs/studies/pairs.py, which compares FeDXL with the minimax AUC by bytes: budgets, what is evaluated, and the table."""
 
 import re
 import runpy

@@ -31,7 +31,7 @@ def row(result, key):
 def test_keys_of_a_run(monkeypatch, capsys):
     """Default, tuned value, type and meaning, of the algorithm's keys and of those that every run has."""
     result = fedopt(monkeypatch, capsys, "--help", "algo=fedmsa", "problem=mco")
-    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0001", "step size", "step of x"]
+    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0001", "step size", "step size of x"]
     assert row(result, "algo.rho")[:3] == ["algo.rho", "0.5", "number from 0 to 1"]
     assert row(result, "algo.anchor")[2] == "all | cohort"
     assert row(result, "problem.x0")[2] == "number from -1e+30 to 1e+30"
@@ -48,12 +48,12 @@ def test_keys_of_a_run(monkeypatch, capsys):
 def test_one_key(monkeypatch, capsys):
     """By its name; without its group's choice in all of the group; a node gives all of its keys."""
     assert row(fedopt(monkeypatch, capsys, "--help", "preset"), "preset")[1:3] == ["auto", "text"]
-    assert row(fedopt(monkeypatch, capsys, "--help", "algo=fednest", "algo.beta"), "algo.beta")[-1] == "step of y"
+    assert row(fedopt(monkeypatch, capsys, "--help", "algo=fednest", "algo.beta"), "algo.beta")[-1] == "step size of y"
     result = fedopt(monkeypatch, capsys, "algo.beta", "-h")
     lines = [line.split("  ") for line in result.out.splitlines()]
-    meanings = {line[0]: line[-1].split(", ") for line in lines if len(line) > 1}
-    assert "fednest" in meanings["step of y"]
-    assert "fedmsa" in meanings["step of the sequences z^n, one for all or a list"]
+    meanings = {line[0]: line[-1].strip().split(", ") for line in lines if len(line) > 1}
+    assert "fednest" in meanings["step size of y"]
+    assert "fedmsa" in meanings["step size of the sequences z^n: one for all, or a list"]
     budget = fedopt(monkeypatch, capsys, "--help", "budget")
     assert row(budget, "budget.bytes")[1] == "null"
     assert "seed" not in budget.out

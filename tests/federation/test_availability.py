@@ -78,7 +78,7 @@ def test_methods_end_where_the_page_says(title):
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {title} |"))
     for (e, exact, solution), cell in zip(SCRIPT["columns"](title), line.split(" | ")[2:], strict=True):
         np.testing.assert_allclose(SCRIPT["measured"](e), exact, atol=1e-9)
-        assert cell.strip(" |") == ", ".join([f"{np.linalg.norm(exact - solution):.4f}"] * 2)
+        assert cell.strip(" |") == f"{np.linalg.norm(exact - solution):.4f}"
 
 
 FIRST_ASKS_ALL = {"adamfcgd", "fedbioacc", "fedbioacc_local", "fedxl", "mfcgd", "multilevel", "srba"}
