@@ -6,11 +6,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, NotRequired, TypeVar, cast, get_type_hints
+from typing import Any, NotRequired, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
-from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from fedopt.deprecated import removed
@@ -240,7 +239,7 @@ MESSAGES = {  # pydantic's type of error -> message
 KEY_ERRORS = ("missing", "unexpected_keyword_argument", "extra_forbidden")  # pydantic's errors about keys
 
 
-def _message(error: ErrorDetails, node: object, where: str, fields: list[str]) -> str:
+def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
     """Format one of pydantic's errors as a message that names the key, the value and what is allowed.
 
     Args:
@@ -249,7 +248,7 @@ def _message(error: ErrorDetails, node: object, where: str, fields: list[str]) -
         where: The node's dotted key.
         fields: The keys that the node may have.
     """
-    path, value = [where] if where else [], cast(Any, node)
+    path, value = [where] if where else [], node
     for part in error["loc"]:  # a part that is no key names one of several types that pydantic tried
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
             value = value[part]

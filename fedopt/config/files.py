@@ -93,7 +93,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
     """Return the `_target_` of an option, from its file or the nearest file that it builds on; empty if there is none."""
     for name in reversed(chain(group, option, folders)):
         file = content(file_of(group, name, folders))
-        node: Node = file.get(group, file.get(name, file))
+        node = file.get(group) or file.get(name) or file
         if path := node.get("_target_"):
             return str(path)
     return ""
