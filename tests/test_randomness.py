@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.linear_model  # noqa: F401  # before a test replaces np.random.Generator
 from support.cases import few
 
 from fedopt.data.datasets import Digits

@@ -100,7 +100,7 @@ def test_chosen_groups(tmp_path, command):
         (["--group-by", "algo.k"], "--group-by=algo.k: no run's config has this key, did you mean algo.K?"),
         (["--group-by", "problm"], "did you mean problem?"),
         (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has this metric, did you mean test_accuracy?"),
-        (["--metric", "acc"], "no run has this metric, did you mean test_accuracy?; there are test_accuracy"),
+        (["--metric", "acc"], "no run has this metric, did you mean test_accuracy?; choose from test_accuracy"),
         (["--x", "hours"], "invalid choice: 'hours'"),
         (["--target", "high"], "--target: invalid number value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
@@ -323,7 +323,7 @@ def test_the_table_says_what_clients_reach_alone(tmp_path, command):
         file = record(tmp_path / "runs" / str(i), (4, 3, 2), i, metric="test_rmse") / "metrics.csv"
         pd.read_csv(file).assign(alone_rmse=alone).to_csv(file, index=False)
     out = command(tmp_path / "runs")[2]
-    assert "each client alone: alone_rmse 2.4, on its test rows\n" in out
+    assert "each client alone: alone_rmse 2.4 on its test rows\n" in out
     assert "alone" not in command(tmp_path / "runs", "--metric", "train_loss")[2]
 
 

@@ -61,9 +61,9 @@ def trials(folder):
         (
             "classification",
             [],
-            "selected by test_accuracy, over test rows; name rows for validation, as docs/own-data.md says",
+            "selected by test_accuracy, on test rows; define validation rows (docs/own-data.md)",
         ),
-        ("classification", ["dataset=digits"], "selected by test_accuracy, over test rows"),
+        ("classification", ["dataset=digits"], "selected by test_accuracy, on test rows"),
         ("quadratic_minimisation", [], ""),
     ],
 )
@@ -554,7 +554,7 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     assert "mine_of_test changed since this run started" in capsys.readouterr().err
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
     assert tune(monkeypatch, *words) == 2
-    assert "the run has algo.momentum=0, not 0.5" in capsys.readouterr().err
+    assert "has algo.momentum=0, not 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.slow

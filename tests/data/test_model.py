@@ -275,7 +275,7 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
     np.testing.assert_allclose(aue.predict(rows), fedopt.load("run").model(client="Aue").predict(rows))
     for words, why in (
         (["run"], "run/model.json: exists already"),
-        (["run", "--client", "aue"], "did you mean Aue?; there are Aue, Bonn, Celle"),
+        (["run", "--client", "aue"], "did you mean Aue?; choose from Aue, Bonn, Celle"),
         (["run", "--out", "m.txt"], "m.txt: must end in .json or .safetensors"),
         (["nowhere"], "nowhere: there is no run with a checkpoint in it"),
     ):

@@ -81,8 +81,8 @@ def test_no_run_goes_on_with_other_data(name, here):
     for words in (["budget.rounds=3"], []):
         result = run("output_dir=run", "resume=true", *words)
         assert result.code == 2
-        assert "began" in result.err.splitlines()[-1]
-    with pytest.raises(UserError, match=r"began.*other"):
+        assert "was started" in result.err.splitlines()[-1]
+    with pytest.raises(UserError, match=r"was started.*other"):
         api.load(folder / "run").model()
     assert (folder / "run" / "metrics.csv").read_bytes() == rows
     assert run("output_dir=new", "from=run", "budget.rounds=3").code == 0
@@ -125,7 +125,7 @@ def test_a_sweep_refuses_runs_on_other_data(here, monkeypatch):
     save(folder, **changed("y_test"))
     other = run(*sweep)
     assert (other.code, "2 runs: 2 refused" in other.out) == (1, True)
-    assert other.err.count("began") == 2
+    assert other.err.count("was started") == 2
     (folder / "data.npz").unlink()
     gone = run(*sweep)
     assert (gone.code, gone.out.count("already done")) == (0, 2)

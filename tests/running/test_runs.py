@@ -689,7 +689,7 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
     assert "tuned values: fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
-        (["algo.K=3"], "the run has algo.K=2, not 3"),
+        (["algo.K=3"], "has algo.K=2, not 3"),
         (
             ["participation.cohort=null"],
             "cohort=3, not null; give 3, or choose another",
