@@ -1,36 +1,43 @@
-"""The site: `sphinx-build -W docs site`.
+"""The documentation site, built with `sphinx-build -W docs build/site`.
 
-The pages are those that are read in the repository. The navigation has the pages that index.md links to, and below some of them the
-pages that these link to.
-Files outside of docs that pages link to get a page each. The pages of the benchmark are made from its table, in a minute; git
-keeps neither.
+Its pages are the Markdown files of this folder. Three kinds of content are generated during the build and are not in git: long
+generated blocks of pages (`IN_GIT` in scripts/docs), the pages of the benchmark, which take a minute, and a page for each file
+outside of docs that a page links to. The navigation contains the pages that index.md links to and, below those in `LISTS`, the
+pages that they link to.
 """
 
 import os
 import re
+import runpy
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import cache
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-OUTSIDE = "_outside"  # pages of files outside of docs
-BENCH = "bench/2.0"  # the folder of the benchmark's table, and of the pages that are made from it
+OUTSIDE = "_outside"  # folder of the pages of files outside of docs
+BENCH = "bench/2.0"  # folder of the benchmark's table and pages
+GENERATED = "<!-- generated: "
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
 LISTS = (
     f"{BENCH}/index",
+    "custom",
     "guides",
     "methods",
     "papers/index",
     "problems",
     "reference",
-)  # their links are below them in the navigation
+)  # the pages that they link to are below them in the navigation
 CARDS = re.compile(r"(?s)<!-- cards -->\n(.*?)<!-- /cards -->")
-# What a page that says the first is also searched for
+# Pattern in a page -> terms of the field under which the search also finds the page
 SEARCHED = {
     r"optimisation": "optimization",
     r"\b(un)?alike\b|heterogen": "non-IID data, heterogeneity",
@@ -50,14 +57,14 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinx-mathjax-offline",  # MathJax's files, for no network
+    "sphinx-mathjax-offline",  # the site needs no network
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "description"
-default_role = "py:obj"  # of docstrings: `name` is a link where a name is public
+default_role = "py:obj"  # `name` in a docstring is a link if the name is public
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
-myst_enable_extensions = ["dollarmath"]  # with fences, what GitHub takes for mathematics
+myst_enable_extensions = ["dollarmath"]  # with fences, the mathematics that GitHub shows
 myst_fence_as_directive = ["math"]
 myst_dmath_allow_space = myst_dmath_allow_digits = False
 myst_heading_anchors = 4
@@ -73,7 +80,7 @@ html_copy_source = False
 
 
 def write_bench(app: Sphinx) -> None:
-    """The pages of the benchmark, unless they are newer than its table and what makes them."""
+    """Write the pages of the benchmark, unless they are newer than its table and its code."""
     from fedopt.bench import Entries, released, tasks, write_pages
 
     index, used = DOCS / BENCH / "index.md", [DOCS / BENCH / "results.parquet", *(ROOT / "fedopt" / "bench").iterdir()]
@@ -84,8 +91,30 @@ def write_bench(app: Sphinx) -> None:
         write_pages(table, tasks(sorted(table["task"].unique())), Entries(), DOCS / BENCH)
 
 
+@cache
+def script() -> dict[str, Callable[[str], str]]:
+    """Return the functions of scripts/docs."""
+    return runpy.run_path(str(ROOT / "scripts" / "docs"))
+
+
+@cache
+def complete(text: str) -> str:
+    """Return the text of a page with its generated blocks as on the site."""
+    return script()["filled"](text) if GENERATED in text else text
+
+
+def outdated(app: Sphinx, env: BuildEnvironment, *_: set[str]) -> list[str]:
+    """Return the pages with generated blocks that were read before their sources changed."""
+    folders = (ROOT / "conf", ROOT / "fedopt", DOCS / "results")
+    files = chain([ROOT / "scripts" / "docs", DOCS / "choosing.yaml"], *(folder.rglob("*.*") for folder in folders))
+    newest = max(file.stat().st_mtime for file in files if file.suffix not in (".pyc", ".svg") and file.is_file())
+    pages = (name for name, read in env.all_docs.items() if read / 1e6 < newest)
+    texts = ((name, DOCS / f"{name}.md") for name in pages)
+    return [name for name, page in texts if page.exists() and GENERATED in page.read_text(encoding="utf-8")]
+
+
 def outside(page: Path, link: str) -> str | None:
-    """The name of the page that shows a file outside of docs, as links have it; None for all other links."""
+    """Return the link to the page of a file outside of docs; None for all other links."""
     target = Path(os.path.normpath(page.parent / link))
     if target.is_relative_to(DOCS) or not target.is_file():
         return None
@@ -93,7 +122,7 @@ def outside(page: Path, link: str) -> str | None:
 
 
 def write_outside(app: Sphinx) -> None:
-    """A page for each file outside of docs that a page links to, or that such a page links to."""
+    """Write a page for each file outside of docs that a page links to, directly or through other files."""
     waiting, seen = [*DOCS.rglob("*.md")], set[Path]()
     while waiting:
         page = waiting.pop()
@@ -114,29 +143,32 @@ def write_outside(app: Sphinx) -> None:
                 language = LANGUAGES.get(file.suffix, "text")
                 text = f"# {title}\n\n```{{literalinclude}} {path}\n:language: {language}\n:lineno-start: 1\n```\n"
             text = f"---\norphan: true\n---\n\n{text}"
-            if not shown.exists() or shown.read_text(encoding="utf-8") != text:  # else it would be read anew
+            if (
+                not shown.exists() or shown.read_text(encoding="utf-8") != text
+            ):  # keep the modification time of unchanged pages
                 shown.write_text(text, encoding="utf-8")
 
 
 def moved(file: Path) -> str:
-    """The text of a page outside of docs, with links from the root of docs."""
+    """Return the text of a page outside of docs, with links relative to docs."""
 
-    def there(match: re.Match[str]) -> str:
+    def from_docs(match: re.Match[str]) -> str:
         link, anchor = match[1], match[2] or ""
         target = Path(os.path.normpath(file.parent / link))
         if target.is_relative_to(DOCS):
             return f"](/{target.relative_to(DOCS).as_posix()}{anchor})"
         return f"]({outside(file, link) or link}{anchor})"
 
-    text = LINK.sub(there, file.read_text(encoding="utf-8"))
+    text = LINK.sub(from_docs, file.read_text(encoding="utf-8"))
     return IMAGE.sub(r"![\2](/\1)", text)
 
 
 def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
-    """Links that lead out of docs lead to their pages; index.md gets its navigation."""
+    """Fill the generated blocks of a page, point links out of docs to the pages of these files, and add the navigation."""
     page = DOCS / f"{name}.md"
     if name.startswith(OUTSIDE):
         return
+    source[0] = complete(source[0])
     if name == "index":
         source[0] = CARDS.sub(lambda found: cards(found[1]), source[0]) + tree(pages_of("index"))
     if name == "benchmark":
@@ -150,39 +182,39 @@ def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def pages_of(name: str) -> list[str]:
-    """The pages that a page links to in its own folder or below, relative to it."""
-    links = [link.removeprefix("./") for link, _ in LINK.findall((DOCS / f"{name}.md").read_text(encoding="utf-8"))]
+    """Return the pages in the folder of a page or below it that the page links to, relative to it."""
+    text = complete((DOCS / f"{name}.md").read_text(encoding="utf-8"))
+    links = [link.removeprefix("./") for link, _ in LINK.findall(text)]
     return [*dict.fromkeys(link.removesuffix(".md") for link in links if link.endswith(".md") and ".." not in link)]
 
 
 def tree(pages: list[str]) -> str:
-    """A hidden tree of contents."""
+    """Return a hidden table of contents."""
     return "\n".join(["\n", "```{toctree}", ":hidden:", *pages, "```", ""])
 
 
 def cards(text: str) -> str:
-    """A list of links, each with a sentence, as cards."""
+    """Convert a list of links, each with a sentence, to cards."""
     items = re.findall(r"\* \[(.+?)\]\((.+?)\.md\) (.*)", text)
     each = [
-        f"```{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n\n{words}\n```" for title, page, words in items
+        f"```{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n\n{about}\n```" for title, page, about in items
     ]
     return "\n".join(["````{grid} 1 2 3 3", ":gutter: 3", "", *each, "````"])
 
 
 def finish(app: Sphinx, doctree: nodes.document) -> None:
-    """Each picture is as wide as the page and leads to its file; the search finds a page by the field's words."""
+    """Show pictures at the width of the page, linked to their files, and add the field's terms for the search."""
     for image in doctree.findall(nodes.image):
         image["width"] = "100%"
     text = doctree.astext()
-    found = " ".join(said for pattern, said in SEARCHED.items() if re.search(pattern, text))
-    words = dict.fromkeys(
-        re.findall(r"\w+", f"federated learning {found}")
-    )  # the search takes what is between commas as one
+    found = " ".join(terms for pattern, terms in SEARCHED.items() if re.search(pattern, text))
+    words = dict.fromkeys(re.findall(r"\w+", f"federated learning {found}"))  # the search index splits at commas only
     doctree.insert(0, nodes.meta(name="keywords", content=", ".join(words)))
 
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_bench)
     app.connect("builder-inited", write_outside)
+    app.connect("env-get-outdated", outdated)
     app.connect("source-read", from_repository)
     app.connect("doctree-read", finish)

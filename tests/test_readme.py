@@ -46,9 +46,10 @@ LONG = {
     "applied",
     "comparing",
     "hospitals",
+    "custom",
     "own-algorithm",
-    "own-model",
     "own-problem",
+    "problem-examples",
     "python",
     "running",
     "tune",
@@ -173,9 +174,9 @@ def script():
 
 
 def is_quick(page: Path) -> bool:
-    """By default one page of each folder is made anew, and of the others those that run no method and load no experiment."""
+    """Return whether a page is tested by default: the first of each folder, and those whose blocks are quick to make."""
     first = next(path for path in PAGES if path.parent == page.parent)
-    slow = (f"<!-- generated: {kind}" for kind in ("choices", "gallery", "hours", "methods"))
+    slow = (f"<!-- generated: {kind}" for kind in ("exchanges", "hours"))
     return page in (first, *(ROOT / "docs").glob("*.md")) and not any(mark in page.read_text() for mark in slow)
 
 
@@ -197,10 +198,39 @@ def test_the_notebook_is_up_to_date(script):
     assert script["notebook_text"](script["notebook"](tutorial.read_text(), json.loads(kept))) == kept
 
 
-def test_a_table_is_made_anew(script):
-    table = script["written"]("<!-- generated: problem mco -->\nold\n<!-- /generated -->\n")
-    assert "| `problem.lam` | `0.1` | number from 0 | weight of the risk" in table
-    assert "old" not in table
+def test_the_site_has_the_whole_table(script, monkeypatch, capsys, tmp_path):
+    """In git a long block says where its content is, and `--print` prints it."""
+    page = "<!-- generated: problem mco -->\nold\n<!-- /generated -->\n"
+    row = "| `problem.lam` | `0.1` | number from 0 | factor of the risk"
+    assert row in script["filled"](page)
+    assert row not in script["written"](page)
+    assert "`fedopt help problem=mco` prints the keys" in script["written"](page)
+    assert "old" not in script["filled"](page) + script["written"](page)
+    (tmp_path / "page.md").write_text(page)
+    monkeypatch.setattr(sys, "argv", ["docs", "--print", str(tmp_path / "page.md")])
+    script["main"]()
+    assert row in capsys.readouterr().out
+
+
+MARKS = {mark for page in PAGES for mark in re.findall(r"<!-- generated: (\w+) ?(.*?) -->", page.read_text())}
+OF_KEYS = sorted(mark for mark in MARKS if mark[0] in ("every_run", "choices", "family", "problem"))
+QUICK = {("every_run", ""), ("choices", "logger"), ("family", "fednest"), ("problem", "mco")}
+
+
+@pytest.mark.parametrize(("kind", "arguments"), few(OF_KEYS, QUICK.__contains__))
+def test_commands_named_in_git_print_the_keys(kind, arguments, script, monkeypatch, capsys):
+    """Where git has no table of keys, it names a command that prints the keys."""
+    short, long = ("\n".join(script[made][kind](*arguments.split())) for made in ("IN_GIT", "TABLES"))
+    commands = re.findall(r"`(fedopt (?:help|list) [^`]+)`", short)
+    printed = ""
+    for command in commands:
+        result = fedopt(monkeypatch, capsys, *shlex.split(command)[1:])
+        assert result.code == 0
+        printed += result.out
+    table = long.partition(f"Keys of `{commands[0].split()[-1]}`:")[2] or long
+    keys = re.findall(r"^\| `([\w.]+)` \|", re.split("\nKeys of|\nOn these", table)[0], re.MULTILINE)
+    assert keys
+    assert [key for key in keys if f"\n{key} " not in printed] == []
 
 
 @pytest.mark.parametrize("paper", few(PAPERS, lambda paper: paper == "zohfl"))
@@ -232,8 +262,9 @@ def test_promises_are_held_by_tests():
 
 @pytest.mark.full
 def test_own_files_are_held_to_the_contract(tmp_path):
-    """Those of docs/own-algorithm.md, own-problem.md and own-contract.md."""
-    for block in (block for page in sorted((ROOT / "docs").glob("own-*.md")) for block in blocks(page)):
+    """The files on the guides to custom methods and problems."""
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("custom", "own-algorithm", "own-contract")]
+    for block in (block for page in pages for block in blocks(page)):
         if (file := FILE.match(block.text)) and block.language in ("python", "yaml", "toml"):
             (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file[1]).write_text(block.text)

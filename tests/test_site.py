@@ -4,12 +4,15 @@ and a desk.
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import unicodedata
+from functools import cache
 
 import pytest
 from markdown_it import MarkdownIt
+from support.cases import few
 from support.command import ROOT
 from support.pages import written
 
@@ -17,13 +20,32 @@ from fedopt.config.files import CONF, ROLE, comments, content, file_of, options
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *written(DOCS)]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "docs"))
 
 WORD = r"[^\W_]+(?:-[^\W_]+)*"
 
 
-def tables(page):
-    """The tables of a page, each as lists of cells, without the rule below the head."""
-    lines = [*re.sub(r"(?ms)^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8")).splitlines(), ""]
+@cache
+def on_site(page):
+    """Return the text of a page with its generated blocks as on the site."""
+    return SCRIPT["filled"](page.read_text(encoding="utf-8"))
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def is_quick(page):
+    """Return whether a page is tested by default. The blocks of others take seconds to generate."""
+    slow = ("choices", "exchanges", "gallery", "hours", "methods", "papers")
+    text = page.read_text(encoding="utf-8")
+    quick = page.parent == DOCS and not any(f"generated: {kind}" in text for kind in slow)
+    return quick or name(page) in ("docs/algorithms/fedmsa.md", "docs/papers/pfedme.md", "docs/problems/mco.md")
+
+
+def tables(text):
+    """Yield the tables of a text, each as lists of cells, without the rule below the head."""
+    lines = [*re.sub(r"(?ms)^( *)```.*?^\1```$", "", text).splitlines(), ""]
     table = []
     for line in lines:
         if line.startswith("|"):
@@ -33,19 +55,19 @@ def tables(page):
             table = []
 
 
-def test_tables_are_whole():
-    """Each has rows, each row as many cells as the head, and each column something in one of its rows."""
+@pytest.mark.parametrize("page", few(PAGES, is_quick), ids=name)
+def test_tables_are_whole(page):
+    """Tables have rows, in git and on the site; each row has as many cells as the head, and no column is empty."""
     wrong = []
-    for page in PAGES:
-        for head, *rows in tables(page):
-            name = f"{page.relative_to(ROOT)}: {' | '.join(head)}"
-            if not rows:
-                wrong.append(f"{name}: no rows")
-            elif {len(row) for row in rows} != {len(head)}:
-                wrong.append(f"{name}: rows of another length")
-            else:
-                empty = [column for column, *cells in zip(head, *rows, strict=True) if not any(cells)]
-                wrong += [f"{name}: {column!r} is empty" for column in empty]
+    for head, *rows in (*tables(page.read_text(encoding="utf-8")), *tables(on_site(page))):
+        title = " | ".join(head)
+        if not rows:
+            wrong.append(f"{title}: no rows")
+        elif {len(row) for row in rows} != {len(head)}:
+            wrong.append(f"{title}: rows of another length")
+        else:
+            empty = [column for column, *cells in zip(head, *rows, strict=True) if not any(cells)]
+            wrong += [f"{title}: {column!r} is empty" for column in empty]
     assert wrong == []
 
 
@@ -61,23 +83,28 @@ def letters(text):
     return re.sub(r"[\W_]", "", text)
 
 
-def test_comments_of_conf_are_shown_as_they_are():
+@pytest.mark.parametrize(
+    ("shown_on", "least"),
+    [(is_quick, 20), pytest.param(lambda page: True, 400, marks=pytest.mark.full)],
+    ids=["some pages", "all pages"],
+)
+def test_comments_of_conf_are_shown_as_they_are(shown_on, least):
     """Markdown takes no part of them for emphasis, HTML or the end of a cell. Comments of options that change some keys are on no
     page.
     """
-    pages = "\n\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    pages = "\n\n".join(on_site(page) for page in PAGES if shown_on(page))
     groups = ("algo", "problem", "dataset", "partitioner", "hardware", "logger")
     files = [CONF / "config.yaml", *(file_of(group, option) for group in groups for option in options(group))]
     told = {ROLE.sub("", comment) for file in files for comment in comments(file).values()}
     shown, there = plain(pages), letters(pages)
     on_pages = {comment for comment in told if letters(comment) in there}
-    assert len(on_pages) > 400
+    assert len(on_pages) > least
     assert sorted(comment for comment in on_pages if " ".join(comment.split()) not in shown) == []
 
 
 def test_defaults_are_those_of_conf():
     values = content(CONF / "config.yaml")
-    (table,) = [rows for head, *rows in tables(DOCS / "keys.md") if rows[0][0] == "`seed`"]
+    (table,) = [rows for head, *rows in tables("\n".join(SCRIPT["every_run"]())) if rows[0][0] == "`seed`"]
     told = {key.strip("`"): default.strip("`") for key, default, *_ in table}
     assert told["preset"] == values["preset"]
     assert told["keep"] == values["keep"]
@@ -103,16 +130,17 @@ def test_names_have_one_spelling():
     assert everywhere & accents | in_prose & hyphens == {"ProxSkipVIP"}  # of a public code
 
 
-def test_numbers_in_words_are_those_of_the_table():
-    """How many exchanges methods make in a round, and by which factor their bytes differ."""
-    exchanges = [float(row[head.index("exchanges")]) for head, *rows in tables(DOCS / "methods.md") for row in rows]
+@pytest.mark.full
+def test_costs_of_a_round_in_the_text_are_those_of_the_table():
+    of_methods = tables("\n".join(SCRIPT["methods"]("./")))
+    rounds = [float(row[head.index("communication rounds")]) for head, *rows in of_methods for row in rows]
     page = (DOCS / "choosing.md").read_text(encoding="utf-8")
-    assert f"{min(exchanges):g} to {max(exchanges):g} exchanges a round" in page
+    assert f"One round of a method takes {min(rounds):g} to {max(rounds):g} communication rounds" in page
 
 
-def test_pages_of_results_name_no_machine_nor_commit():
-    for page in DOCS.glob("papers/*.md"):
-        assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", page.read_text(encoding="utf-8")) == [], page
+@pytest.mark.parametrize("page", few(sorted(DOCS.glob("papers/*.md")), is_quick), ids=name)
+def test_pages_of_results_name_no_machine_nor_commit(page):
+    assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", on_site(page)) == []
 
 
 def test_every_picture_is_made_by_a_script():
@@ -165,6 +193,18 @@ def test_nothing_is_cut(site, browser):
     tab.close()
     assert cut == {}
     assert fetched == []  # the site needs no network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [("algorithms/fedmsa", "type or values"), ("problems/mco", "problem.lam"), ("keys", "participation.cohort_from"),
+     ("methods", "communication rounds"), ("papers/fedmsa", "Reasons"), ("experiments", "subtracts the difference")],
+)  # fmt: skip
+def test_the_site_has_the_blocks_that_git_lacks(page, text, site):
+    shown = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert text in shown
+    assert text not in re.search(r"(?s)<!-- generated: .*", (DOCS / f"{page}.md").read_text(encoding="utf-8"))[0]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import MOST_OF_A_CONFIG, read_text
 
 NAME = "fedopt.toml"
-TEXT = """# Commands in this folder find your configs and your Python files here
+TEXT = """# The folders in which fedopt finds your configuration files and Python files
 config_dir = "myconf"
 python_path = "."
 """

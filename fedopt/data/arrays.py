@@ -1,4 +1,7 @@
-"""Arrays named as in an .npz, checked and turned into `LabelledData`. Files with pickled objects are refused."""
+"""Validate the arrays of a data set and turn them into `LabelledData`.
+
+The arrays are named as in an .npz file (``x_train``, ``y_train``, ...). Files that contain pickled objects are refused.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,26 +20,30 @@ from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
-MOST_MAGNITUDE = 1e15  # of a feature or a target: sums of squares stay within float32
+MOST_MAGNITUDE = 1e15  # largest feature or target: sums of squares fit in float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
-ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # of an .npz
+ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # the arrays that fedopt reads from an .npz file
 
 
 def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
-    """Read the arrays `ARRAYS` of an .npz file.
+    """Read a data set from an .npz file with the arrays listed in `ARRAYS`.
 
-    x_train and x_test are [n, h, w], [n, h, w, channels] or [n, features]; y_train and y_test are [n]. Optional: client_train
-    and client_test, [n], the owner of each example; val_train, [n], true or 1 for training examples to validate on.
+    ``x_train`` and ``x_test`` have shape ``[n, h, w]``, ``[n, h, w, channels]`` or ``[n, features]``; ``y_train`` and
+    ``y_test`` have shape ``[n]``. Three more arrays of shape ``[n]`` are optional: ``client_train`` and ``client_test`` name
+    the client that owns each example, and ``val_train`` is true (or 1) for training examples that are kept for validation.
 
     Args:
         path: The file.
-        channels: Where the channel axis of colour images is, first or last. None: last.
-        tokens: Whether x has token ids, [n, length].
+        channels: Position of the channel axis of colour images, ``"first"`` or ``"last"``. None: last.
+        tokens: Whether ``x`` contains token ids, ``[n, length]``.
+
+    Returns:
+        The data set.
 
     Raises:
-        UserError: The file is missing, broken or too large, or an array is missing or does not fit.
+        UserError: The file is missing, damaged or too large, or an array is missing or has the wrong shape or type.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; give the path of an .npz with {', '.join(KEYS)}")
@@ -48,7 +55,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
             unread = ", ".join(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
-    except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
+    except Exception as error:  # zipfile, zlib and numpy raise many different exceptions for damaged files
         hint = "if the file is damaged, copy it again; save texts with .astype('U'), not as objects"
         raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); {hint}") from None
     if missing := [key for key in KEYS if key not in arrays]:
@@ -59,11 +66,14 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
 
 
 def refuse_larger(path: Path, size: float) -> None:
-    """Raise UserError if data would need more memory than the machine has.
+    """Raise UserError if the data would need more memory than the machine has.
 
     Args:
         path: The file, for the message.
-        size: The bytes of its text or its arrays. Five times as many are needed, for copies.
+        size: Size of its text or arrays in bytes. Five times as much memory is assumed, because the data are copied.
+
+    Raises:
+        UserError: ``5 * size`` exceeds the memory of the machine.
     """
     if 5 * size > memory():
         needed, has = (f"{number / 1e9:.3g} GB" for number in (5 * size, memory()))
@@ -73,22 +83,26 @@ def refuse_larger(path: Path, size: float) -> None:
 def split_at_random(
     count: int, test: float, seed: int, path: Path, strata: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide range(count) at random into sorted indices (train, test).
+    """Split the indices 0, ..., count - 1 at random into training and test indices.
 
     Args:
-        count: The number of examples.
-        test: The fraction for testing, as in ``dataset.test``.
-        seed: The seed of the draw.
-        path: The file of the examples, for the message.
-        strata: Arrays ``[count]``, such as clients and classes. The fraction is drawn, up to rounding, from the examples that
-            have the same value in each of the arrays, and from all with the same value in the last. None: from all examples.
+        count: Number of examples.
+        test: Fraction of the examples used for testing (``dataset.test``).
+        seed: Seed of the random split.
+        path: File of the examples, for the message.
+        strata: Arrays of shape ``[count]``, such as the client and the class of each example. The split is stratified: the
+            test fraction is taken, up to rounding, from each combination of values, and from each value of the last array.
+            None: the split is not stratified.
+
+    Returns:
+        The sorted indices of the training examples and of the test examples.
 
     Raises:
-        UserError: No example would be left for training or for testing.
+        UserError: The fraction leaves no example for training or for testing.
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
-        why = f"{test} of {count} examples leaves none to train on, or none to test on"
+        why = f"{test} of {count} examples leaves no example for training or for testing"
         raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out
@@ -100,10 +114,19 @@ def split_at_random(
 def _stratified(
     order: np.ndarray, held_out: int, rng: np.random.Generator, strata: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return an order of the examples, and which places in it are for testing.
+    """Return an order of the examples and which positions in this order are for testing.
 
-    Systematic sampling: sort by strata, the last one first, in random order, and take every (count / held_out)-th example.
-    Within strata examples stay in ``order``.
+    Systematic sampling: sort the examples by stratum (the last array of ``strata`` first, the strata in random order), then
+    take every (count / held_out)-th example. Within a stratum, examples keep the relative order given by ``order``.
+
+    Args:
+        order: A random permutation of the examples, ``[count]``.
+        held_out: Number of test examples.
+        rng: Generator that orders the strata.
+        strata: Arrays of shape ``[count]`` whose values define the strata.
+
+    Returns:
+        The order, ``[count]``, and a boolean array ``[count]`` that is true at the positions of test examples.
     """
     ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
     places = [rng.permutation(rank.max() + 1)[rank] for rank in ranks]
@@ -111,11 +134,14 @@ def _stratified(
 
 
 def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz, such as x_train and x_test, from the arrays of all examples.
+    """Split arrays of all examples into training and test arrays, named as in an .npz file.
 
     Args:
-        columns: The arrays of all examples, by the names x, y and client.
-        rows: Two arrays: the indices of the training examples, and the indices of the test examples.
+        columns: Arrays of all examples, by the names ``x``, ``y`` and ``client``.
+        rows: Indices of the training examples and indices of the test examples.
+
+    Returns:
+        The arrays by name, such as ``x_train`` and ``x_test``.
     """
     splits = list(zip(("train", "test"), rows, strict=True))
     return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
@@ -130,23 +156,25 @@ def checked(
     features: tuple[str, ...] = (),
     allow_nan: bool = False,
 ) -> LabelledData:
-    """Check arrays that are named as in an .npz, and return them as `LabelledData`.
+    """Validate arrays that are named as in an .npz file and return them as `LabelledData`.
 
-    Labels that are texts are the names of classes, and are numbered in the order of names; whole numbers are the numbers of
-    classes; floating-point numbers are the targets of a regression. Clients are normalised by `identifiers`.
+    Text labels are class names, numbered in sorted order; integer labels are class indices; floating-point labels are
+    regression targets. Client names are normalised by `identifiers`.
 
     Args:
-        arrays: The arrays by their names in an .npz; see `read_npz`.
+        arrays: The arrays by name; `read_npz` lists the names and shapes.
         path: The file, for messages.
-        channels: Where the channel axis of colour images is, first or last. None: last.
-        tokens: Whether x has token ids.
-        class_names: The names of the classes, if y has the numbers of classes already.
-        features: The names of a table's columns.
-        allow_nan: Whether features may be nan, for `LabelledData.filled`.
+        channels: Position of the channel axis of colour images, ``"first"`` or ``"last"``. None: last.
+        tokens: Whether ``x`` contains token ids.
+        class_names: The names of the classes, if ``y`` already contains class indices.
+        features: The column names of a table.
+        allow_nan: Whether features may be nan (missing), to be filled in later by `LabelledData.filled`.
+
+    Returns:
+        The data set.
 
     Raises:
-        UserError: A shape, a type, a label, a value or a client's name does not fit. The message names the file and the
-            array.
+        UserError: A shape, type, label, value or client name is invalid. The message names the file and the array.
     """
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
@@ -165,7 +193,7 @@ def checked(
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
-            raise UserError(f"{path}: {VALIDATES} must have values true or false, and both must occur")
+            raise UserError(f"{path}: {VALIDATES} must contain true and false, and no other values")
         validates = validates.astype(bool)
     y, y_test, class_names = _labels(arrays["y_train"], arrays["y_test"], class_names, path)
     notes = _class_notes(y, y_test, class_names, path) if y.dtype.kind != "f" else ()
@@ -178,16 +206,16 @@ def checked(
 def with_owners(
     data: LabelledData, where: str, owners: np.ndarray | None, owners_test: np.ndarray | None
 ) -> LabelledData:
-    """Return the data with the client that each example belongs to. Names are normalised by `identifiers`.
+    """Return the data with the client that owns each example.
 
     Args:
-        data: The data. Owners that the data have already are replaced, or removed if ``owners`` is None.
-        where: Where the names are, for messages.
-        owners: The names or numbers of the clients of the training examples, ``[n]``.
-        owners_test: The names or numbers of the clients of the test examples. None: test examples get no owners.
+        data: The data. Owners that it already has are replaced, or removed if ``owners`` is None.
+        where: Where the names come from, for messages.
+        owners: Client names or numbers of the training examples, ``[n]``. They are normalised by `identifiers`.
+        owners_test: Client names or numbers of the test examples, ``[n_test]``. None: test examples have no owners.
 
     Raises:
-        UserError: `identifiers` refuses a name.
+        UserError: `identifiers` rejects a name.
     """
     if owners is None:
         return replace(data, owners=None, owners_test=None)
@@ -197,9 +225,16 @@ def with_owners(
 
 
 def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return a note on classes without training examples. Raises UserError if all training examples are of one class.
+    """Return a note for the user about classes that have no training examples.
 
-    y, y_test: [n] classes of training and test examples. class_names: the names of the classes, or empty. path: for the message.
+    Args:
+        y: Class indices of the training examples, ``[n]``.
+        y_test: Class indices of the test examples, ``[n_test]``.
+        class_names: The names of the classes, or empty.
+        path: The file, for the message.
+
+    Raises:
+        UserError: All training examples belong to one class.
     """
     counts = np.bincount(y, minlength=max(y.max(), y_test.max()) + 1)
     shown = np.array(class_names or range(len(counts)))
@@ -214,10 +249,19 @@ def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...]
 def _labels(
     y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return the labels of training and of test examples, numbers of classes or real targets, and the names of the classes.
+    """Convert labels to class indices (int64) or regression targets (float64).
 
-    y, y_test: the labels as in the file. class_names: the names, if labels are numbers of named classes. path: the file, for
-        messages. Raises UserError for other labels than texts, whole numbers and floating-point numbers.
+    Args:
+        y: Labels of the training examples, as stored in the file.
+        y_test: Labels of the test examples, as stored in the file.
+        class_names: The names of the classes, if the labels are indices of named classes.
+        path: The file, for messages.
+
+    Returns:
+        The converted training labels, the converted test labels, and the names of the classes.
+
+    Raises:
+        UserError: The labels are not texts, integers or finite floating-point numbers.
     """
     labels = [y, y_test]
     kinds = {part.dtype.kind for part in labels}
@@ -233,15 +277,25 @@ def _labels(
         wanted = "give texts or whole numbers for classes, or floating-point numbers as targets"
         raise UserError(f"{path}: y_train is {y.dtype}, and y_test {y_test.dtype}; {wanted}")
     if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
-        raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; mend them")
+        raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; correct them")
     return y.astype(np.float64), y_test.astype(np.float64), class_names
 
 
 def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, allow_nan: bool) -> np.ndarray:
-    """Check the x of one split and return it in the form of `LabelledData`.
+    """Validate the inputs ``x`` of one split and convert them to the layout of `LabelledData`.
 
-    where: the file and the array, for messages. The other arguments are as in `checked`. Raises UserError for shapes,
-        types and values that do not fit.
+    Args:
+        x: The array as stored in the file.
+        where: The file and the array, for messages.
+        channels: Position of the channel axis of colour images, ``"first"`` or ``"last"``. None: last.
+        tokens: Whether ``x`` contains token ids.
+        allow_nan: Whether features may be nan (missing).
+
+    Returns:
+        The inputs: images ``[n, channels, h, w]``, a table ``[n, features]``, or token ids ``[n, length]``.
+
+    Raises:
+        UserError: The shape, the type or a value is invalid.
     """
     floating = np.issubdtype(x.dtype, np.floating)
     if tokens:
@@ -252,13 +306,13 @@ def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool
         fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
     if not fits or not x.size:
         raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
-    if floating:  # in this machine's byte order; half precision would overflow
+    if floating:  # native byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-        known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0, inf stays too large
+        known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0; inf stays too large
         if (wrong := ~(np.abs(known) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
             why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"
-            raise UserError(f"{where}: {which} {why}; remove or mend them")
+            raise UserError(f"{where}: {which} {why}; remove or correct them")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
         raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first or last")
     if tokens:

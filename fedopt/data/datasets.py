@@ -1,8 +1,8 @@
-"""The data sets that fedopt knows by name, and a user's .npz file.
+"""The built-in data sets, and data sets in a user's .npz file.
 
-MNIST and the digits come with fedopt. Fashion-MNIST and CIFAR-10 are read from the data folder; the first use downloads them
-there with torchvision. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt. If
-it has a file `<name>.npz`, that file is read instead.
+MNIST and the digits are included in fedopt. Fashion-MNIST and CIFAR-10 are read from the data folder, and downloaded to
+it by torchvision on first use. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else
+~/.cache/fedopt. If it contains a file `<name>.npz`, this file is used instead.
 """
 
 import os
@@ -22,8 +22,8 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
-SHIPPED = Path(__file__).parent  # the folder of the data that come with fedopt
-DOWNLOADED = {  # the folder of torchvision's, the shape of an image, and where the data are from
+SHIPPED = Path(__file__).parent  # folder of the data sets included in fedopt
+DOWNLOADED = {  # torchvision's folder, shape of an image, source of the data
     "fashion_mnist": ("FashionMNIST", "28, 28", "github.com/zalandoresearch/fashion-mnist"),
     "cifar10": ("cifar-10-batches-py", "32, 32, 3", "www.cs.toronto.edu/~kriz/cifar.html"),
 }
@@ -36,14 +36,14 @@ def data_folder(root: str | None) -> Path:
 
 @dataclass(frozen=True, config=_config)
 class Torchvision:
-    """MNIST, which comes with fedopt, or Fashion-MNIST or CIFAR-10 from torchvision.
+    """MNIST (included in fedopt), or Fashion-MNIST or CIFAR-10 from torchvision.
 
-    If the data folder has a file <name>.npz, that is read instead.
+    If the data folder contains a file ``<name>.npz``, this file is used instead.
 
     Args:
-        name: The data set.
-        root: The data folder. None: as in `data_folder`.
-        pixels: As in `LabelledData`.
+        name: Name of the data set.
+        root: The data folder. None: the environment variable FEDOPT_DATA, else ~/.cache/fedopt.
+        pixels: How inputs are scaled for models (see `LabelledData`).
     """
 
     name: Literal["mnist", "fashion_mnist", "cifar10"]
@@ -58,28 +58,36 @@ class Torchvision:
         return str(npz if npz.exists() else other)
 
     def load(self) -> LabelledData:
-        """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder lacks them.
+        """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder does not contain them.
 
         Raises:
-            UserError: The files are broken, the folder cannot be made, or the download fails.
+            UserError: The files are damaged, the folder cannot be created, or the download fails.
         """
         path = Path(self.path)
         return replace(read_npz(path) if path.suffix else self._torchvision(path), pixels=self.pixels)
 
     def _torchvision(self, path: Path) -> LabelledData:
+        """Read the data with torchvision, and download them first if they are missing.
+
+        Args:
+            path: Folder of torchvision's files.
+
+        Raises:
+            UserError: The files are damaged, or the download fails.
+        """
         from fedopt.networks import torchvision
 
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()
         above = next(folder for folder in path.parents if folder.exists())
-        socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
+        socket.setdefaulttimeout(20)  # do not hang if the network drops packets
         try:
-            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # nothing is left
+            with TemporaryDirectory(prefix=".download-", dir=None if found else above) as work:  # removed
                 sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
                 if not found:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Path(work, path.name).rename(path)
-        except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
+        except Exception as error:  # torchvision raises many different exceptions
             what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and cannot be downloaded"
             _, shape, source = DOWNLOADED[self.name]
             raise UserError(
@@ -95,12 +103,13 @@ class Torchvision:
 
 @dataclass(frozen=True, config=_config)
 class Npz:
-    """A user's .npz file with x_train, y_train, x_test and y_test.
+    """A data set in a user's .npz file with the arrays x_train, y_train, x_test and y_test.
 
     Args:
         path: The file.
-        pixels: As in `LabelledData`.
-        channels, tokens: As in `read_npz`.
+        pixels: How inputs are scaled for models (see `LabelledData`).
+        channels: Position of the channel axis of colour images, ``"first"`` or ``"last"``. None: last.
+        tokens: Whether ``x`` contains token ids.
     """
 
     path: str
@@ -114,10 +123,12 @@ class Npz:
 
 @dataclass(frozen=True, config=_config)
 class Digits:
-    """1797 images of 8 x 8 pixels with values 0 to 16. Every fifth is a test example. digits.md names their source.
+    """1797 images of handwritten digits with 8 x 8 pixels and values from 0 to 16. digits.md names their source.
+
+    Every fifth image is a test example.
 
     Args:
-        pixels: As in `LabelledData`.
+        pixels: How inputs are scaled for models (see `LabelledData`).
     """
 
     pixels: Pixels = "standardised"

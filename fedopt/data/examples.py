@@ -1,4 +1,4 @@
-"""Normalised examples on the device, their minibatches, and the losses of a minibatch."""
+"""Normalised examples on the device, minibatches, and the loss of a minibatch."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,23 +11,32 @@ from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
 from fedopt.networks import Batch, Tuning
 
-PIECE = 2**22  # numbers that are normalised at once
-Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
-Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
+PIECE = 2**22  # size of the pieces in which inputs are normalised
+Logits = Callable[[Tensor], Tensor]  # function from inputs [B, features] to logits [B, classes]
+Batches = Mapping[str, Batch]  # a sample: one batch per split, by name
 
 
-Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
+Values = Callable[[Batch], tuple[Tensor, ...]]  # function from a batch to tensors [B]
 
 
 def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
-    """Return the logits, scaled and shifted per class. tuning: (scale, shift), [classes] each. None: no change."""
+    """Scale and shift the logits of each class.
+
+    Args:
+        logits: Logits, ``[B, classes]``.
+        tuning: Scale and shift, ``[classes]`` each. None: the logits are returned unchanged.
+    """
     return logits if tuning is None else logits * tuning[0] + tuning[1]
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the loss of each example, [B], without the batch's weights.
+    """Return the loss of each example, ``[B]``, without the weights of the batch.
 
-    It is the cross-entropy; for targets that are real numbers, half the squared error of the first output. logits: [B, classes].
+    This is the cross-entropy for classification, and half the squared error of the first output for regression.
+
+    Args:
+        logits: Outputs of the network, ``[B, outputs]``.
+        batch: The examples.
     """
     if batch.y.is_floating_point():
         return 0.5 * (logits[:, 0] - batch.y) ** 2
@@ -35,22 +44,26 @@ def losses(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def of_finite(judged: Tensor, scores: Tensor) -> Tensor:
-    """Return what comparisons of scores have given, as numbers, and nan where a score is not finite.
+    """Convert the results of a comparison to numbers, with nan where the compared scores are not finite.
 
     Args:
-        judged: ``[B]``, such as whether the largest score is that of an example's class. A nan has an answer there, too.
-        scores: ``[B]`` or ``[B, classes]``.
+        judged: Boolean results, ``[B]``, such as whether the largest score is the score of the true class.
+        scores: The compared scores, ``[B]`` or ``[B, classes]``. The result is nan if one of them is not finite.
     """
     return judged.to(scores).where(scores.isfinite().reshape(len(judged), -1).all(1), torch.nan)
 
 
 def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
-    """Return the weighted cross-entropy ``sum_j weight_j class_weight[y_j] CE_j``, a scalar.
+    """Return the weighted cross-entropy of a batch, a scalar.
+
+    With the weight w_j of example j and its class y_j, it is::
+
+        sum_j  w_j class_weight[y_j] CE_j
 
     Args:
-        logits: ``[B, classes]``.
-        batch: The classes ``y`` of the examples, and their weights.
-        class_weight: ``[classes]``, the weight of each class. None: all are 1.
+        logits: Logits, ``[B, classes]``.
+        batch: The examples, with their classes and weights.
+        class_weight: Weight of each class, ``[classes]``. None: all weights are 1.
 
     Example:
         >>> x, y, weight = torch.zeros(2, 3), torch.tensor([0, 1]), torch.full((2,), 0.5)
@@ -65,19 +78,19 @@ class Examples:
     """Labelled examples on the device, such as ``problem.test_examples``.
 
     Attributes:
-        x: ``[n, features]``, normalised by the training set's statistics, or token ids ``[n, length]``.
-        y: ``[n]``, the classes, or targets that are real numbers.
+        x: Inputs ``[n, features]``, normalised by the statistics of the training set, or token ids ``[n, length]``.
+        y: Classes or regression targets, ``[n]``.
 
     Args:
-        x: The training or the test examples, as in ``data``.
-        y: Their classes or targets.
-        data: The data set, which gives the normalisation.
-        world: The device and the type.
+        x: Raw inputs, in the layout of `LabelledData`.
+        y: Their classes or targets, ``[n]``.
+        data: The data set, which provides the normalisation.
+        world: Provides the device and the type.
     """
 
     normalisation: (
         tuple[np.ndarray, np.ndarray] | None
-    )  # mean and deviation of each channel or column, None for token ids
+    )  # mean and standard deviation of each channel or column; None for token ids
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         self.y = world.tensor(y) if data.real else torch.from_numpy(y).to(world.device)
@@ -89,11 +102,11 @@ class Examples:
         scale, ones = 1 / std, (1,) * (x.ndim - 2)
         factor, shift = (world.tensor(v).view(-1, *ones) for v in (scale, -mean * scale))
         self.x = torch.empty(x.shape, dtype=world.dtype, device=world.device)
-        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # examples at once, which bounds memory
+        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # process the examples in pieces, to bound memory
         for part in (slice(start, start + step) for start in range(0, len(x), step)):
             if x.dtype == np.uint8:
                 self.x[part] = (world.tensor(x[part]) * factor).add_(shift)
-            else:  # in double: a column may be large beside its deviation
+            else:  # in double precision: a column's mean may be much larger than its deviation
                 self.x[part] = world.tensor((x[part] - mean.reshape(-1, *ones)) * scale.reshape(-1, *ones))
         self.x = self.x.flatten(1)
 
@@ -101,26 +114,29 @@ class Examples:
         return len(self.y)
 
     def batch(self, rows: Tensor, weight: Tensor, keys: tuple[Tensor, ...] = ()) -> Batch:
-        """Return the examples with these indices as a minibatch.
+        """Return a minibatch.
 
         Args:
-            rows: ``[B]``, indices of examples.
-            weight: ``[B]``, their weights.
-            keys: The key of dropout, as in `Batch`.
+            rows: Indices of the examples, ``[B]``.
+            weight: Weights of the examples, ``[B]``.
+            keys: The key of the dropout masks, as a tuple with one element; empty for no dropout.
         """
-        # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
+        # F.embedding copies rows; under vmap, index_select copies single numbers, which is ten times slower
         return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows, keys)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
-        """Return the weighted means over examples of the tensors that ``values`` gives, one number for each tensor.
+        """Return weighted means over examples.
 
-        Examples are taken 2048 at a time, which bounds memory.
+        Examples are processed in pieces of 2048, which bounds memory.
 
         Args:
-            values: A function of a `Batch` that returns a tuple of tensors ``[B]``, a number for each example.
-            rows: The indices of the examples. None: all.
-            weights: Their weights, which sum to 1. None: equal weights.
+            values: Function of a `Batch` that returns a tuple of tensors ``[B]``, one number per example each.
+            rows: Indices of the examples. None: all examples.
+            weights: Weights of the examples, with sum 1. None: equal weights.
+
+        Returns:
+            One mean for each tensor that ``values`` returns.
         """
         rows = np.arange(len(self)) if rows is None else rows
         weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
@@ -128,16 +144,16 @@ class Examples:
         for start in range(0, len(rows), 2048):
             index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
             of_piece = [value.double() @ weight for value in values(self.batch(index, weight))]
-            # In place: a number kept of each piece would lie where its activations were, and the next ones need other memory
+            # Accumulate in place: keeping one small tensor per piece would fragment the memory of the activations
             sums = [total.add_(more) for total, more in zip(sums, of_piece, strict=True)] if sums else of_piece
         return list(map(float, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
-        """Return [mean cross-entropy, accuracy], the accuracy from 0 to 1; nan if a logit is not finite.
+        """Return the mean cross-entropy and the accuracy (from 0 to 1); nan if a logit is not finite.
 
         Args:
-            logits: A function from ``x`` ``[B, features]`` to logits ``[B, classes]``.
-            rows: The indices of the examples. None: all.
+            logits: Function from inputs ``[B, features]`` to logits ``[B, classes]``.
+            rows: Indices of the examples. None: all examples.
         """
 
         def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Folders of images: FOLDER/<class>/<image>, as torchvision's ImageFolder has them."""
+"""Data sets of image files in one folder per class, FOLDER/<class>/<image>, the layout of torchvision's ImageFolder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +16,26 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # for some others, Pillow runs external programs
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
 @dataclass(frozen=True, config=_config)
 class Folder:
-    """Images in one folder per class. They have one channel if all are grey, else three; transparency is left out.
+    """Images in one folder per class.
 
-    The folders of classes may be in the folders `train`, and `test` or `val` or both. The images in `val` are for validation.
-    Without `test`, the fraction `test` of all images, those in `val` included, is drawn for testing. Files and folders whose
-    names begin with a dot are ignored.
+    They have one channel if all images are grey, otherwise three; transparency is dropped. The class folders may be inside
+    the folders `train`, `val` and `test`, of which `train` and at least one of the others must exist. Images in `val` are
+    for validation. Without `test`, a random fraction of all images (including those in `val`) is used for testing. Files
+    and folders whose names begin with a dot are ignored.
 
     Args:
         path: The folder.
-        size: The size to scale images to, in pixels: one number or [height, width]. None: images are not scaled, and all must
-            have the same size.
-        test: The fraction for testing if there is no folder for it.
-        split_seed: The seed of that draw.
-        pixels: As in `LabelledData`.
+        size: Size to scale the images to, in pixels: one number or [height, width]. None: images are not scaled, and must
+            all have the same size.
+        test: Fraction of the images used for testing if there is no folder `test`.
+        split_seed: Seed of the random choice of these test images.
+        pixels: How inputs are scaled for models (see `LabelledData`).
     """
 
     path: str
@@ -64,9 +65,17 @@ class Folder:
         return replace(checked(arrays, path), pixels=self.pixels)
 
     def _read(self, files: list[Path], path: Path) -> np.ndarray:
-        """Read images as one array, [n, height, width] or [n, height, width, 3], uint8.
+        """Read images into one array.
 
-        files: their paths. path: the folder, for a message. Raises UserError if sizes differ, or memory does not suffice.
+        Args:
+            files: Paths of the images.
+            path: The folder of the data set, for the message.
+
+        Returns:
+            The images, uint8, ``[n, height, width]`` if all are grey, otherwise ``[n, height, width, 3]``.
+
+        Raises:
+            UserError: The images differ in size, or do not fit in memory.
         """
         first = self._open(files[0])
         refuse_larger(path, 3 * first.height * first.width * len(files))
@@ -79,15 +88,17 @@ class Folder:
         return np.stack([np.asarray(image.convert(mode)) for image in images])
 
     def _open(self, file: Path) -> Image.Image:
-        """Open an image upright, in pillow's mode L if it is grey, else RGB. Raises UserError for more than 8 bits, and broken
-        files.
+        """Open an image in its upright orientation, in Pillow's mode L if it is grey and in RGB otherwise.
+
+        Raises:
+            UserError: The file is damaged, or it has more than 8 bits per channel.
         """
         try:
             with Image.open(file, formats=FORMATS) as opened:
                 if opened.mode[0] in "IF":
                     raise ValueError("it has more than 8 bits per pixel; dataset=npz reads arrays of any numbers")
                 image = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
-        except Exception as error:  # pillow has many ways to say that a file is broken, or a bomb
+        except Exception as error:  # Pillow raises many different exceptions for damaged files
             raise UserError(f"{file}: cannot be read as an image ({first_line(error)}); replace or remove it") from None
         if self.size is None:
             return image
@@ -96,9 +107,16 @@ class Folder:
 
 
 def _images(folder: Path) -> list[Path]:
-    """Return the paths of the images in a folder that has a folder for each class, sorted by class and name.
+    """List the images in a folder that contains one folder per class.
 
-    Raises UserError if there is no such folder, or a class has no images.
+    Args:
+        folder: The folder.
+
+    Returns:
+        The paths, sorted by class and name.
+
+    Raises:
+        UserError: The folder does not exist, or a class has no images.
     """
     classes = [inner for inner in sorted(folder.glob("[!.]*")) if inner.is_dir()]
     of_class = [sorted(file for file in inner.glob("[!.]*") if file.suffix.lower() in SUFFIXES) for inner in classes]

@@ -1,4 +1,4 @@
-"""Labelled examples, checked: images, tables of features and texts as token ids."""
+"""Labelled examples after validation: images, tables of features, or texts as token ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,12 +11,18 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, some
 
 Pixels = Literal["standardised", "unit", "raw"]
-SHOWN = 4  # of names in a note
-LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
+SHOWN = 4  # names shown in a note
+LEAST_RANGE = 1e-12  # a range below this, relative to the widest column (at most 1), is rounding
 
 
 class Validation(NamedTuple):
-    """Examples for validation that are no training examples. x, y, owners: as in `LabelledData`."""
+    """Validation examples that are not among the training examples.
+
+    Args:
+        x: Inputs, in the layout of `LabelledData`.
+        y: Classes or targets, ``[n]``.
+        owners: Client of each example, ``[n]``. None: not known.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -30,21 +36,21 @@ class LabelledData:
     Args:
         x_train, x_test: Images ``[n, channels, height, width]`` or a table ``[n, features]``, uint8 or floating point; or
             token ids ``[n, length]``, int64.
-        y_train, y_test: ``[n]``, int64, classes from 0 to classes - 1; or float64, targets that are real numbers.
-        pixels: How x is scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over the
-            training set. ``unit``: the largest magnitude is 1. ``raw``: as it is.
-        owners, owners_test: ``[n]``, the name or number of the client that each example belongs to. None: the data do not
-            say.
-        validates: ``[n]`` of bool, True for training examples that are kept for validation. None: the data do not say.
-        class_names: The names of the classes, in order; empty without names.
-        feature_names: The names of a table's columns; empty without names.
-        fills: The means that stand for missing values of a table's features, ``[features]`` by the client's name, '' for other
-            clients. Empty: they are nan until `filled` is called. None: no value may be missing.
-        left_out: How many validation examples `without_validation` has removed.
-        validation: These examples; None if it has not been called.
-        numbers: ``[n]``, the place of each training example among those of the data set, from 0, which are followed by the
-            test examples. None: they are in order.
-        notes: Lines for the user: what the reader assumed about the file, and what it ignored.
+        y_train, y_test: Class indices ``[n]``, int64; or regression targets ``[n]``, float64.
+        pixels: How inputs are scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over
+            the training set. ``unit``: the largest magnitude is 1. ``raw``: not scaled.
+        owners, owners_test: Name or number of the client that owns each example, ``[n]``. None: not known.
+        validates: Boolean array ``[n]``, true for training examples that are kept for validation. None: the data do not
+            mark any.
+        class_names: Names of the classes, in order; empty if they have none.
+        feature_names: Column names of a table; empty if it has none.
+        fills: Means that replace missing values of a table, ``[features]`` for each client name; the key ``""`` is for
+            other clients. Empty: missing values are nan until `filled` is called. None: values must not be missing.
+        left_out: Number of validation examples that `without_validation` removed.
+        validation: The removed validation examples. None: `without_validation` was not called.
+        numbers: Position of each training example in the data set, ``[n]``, from 0. Test examples come after all training
+            examples. None: the examples are in their original order.
+        notes: Lines for the user: what the reader assumed about the file and what it ignored.
     """
 
     x_train: np.ndarray
@@ -65,18 +71,18 @@ class LabelledData:
 
     @property
     def tokens(self) -> bool:
-        """Whether x has token ids, which are not normalised."""
+        """Whether the inputs are token ids, which are not normalised."""
         return self.x_train.dtype == np.int64
 
     @property
     def real(self) -> bool:
-        """Whether the targets y are real numbers, and no classes."""
+        """Whether the targets are real numbers (regression) instead of classes."""
         return self.y_train.dtype.kind == "f"
 
     def without_validation(self) -> "LabelledData":
-        """Return the data without the training examples that are kept for validation, which are in ``validation``.
+        """Return the data without the examples marked for validation, which move to the attribute ``validation``.
 
-        Without such marks, return the data unchanged.
+        Data without such marks are returned unchanged.
         """
         if self.validates is None:
             return self
@@ -89,20 +95,20 @@ class LabelledData:
         return replace(kept, left_out=len(validation), validation=Validation(*others))
 
     def filled(self, by_owner: bool) -> "LabelledData":
-        """Return the data with means in place of missing values of features, and set `fills`. Data without any are returned.
+        """Replace missing feature values by means and set ``fills``. Complete data are returned unchanged.
 
-        A value is the mean of its column over the training rows of its client, without those kept for validation. A client
-        that has no value of the column gets the mean of all training rows, which standardisation takes to 0.
+        A missing value becomes the mean of its column over the training examples of the same client, not counting validation
+        examples. A client without any value in a column gets the mean over all training examples (0 after standardisation).
 
         Args:
-            by_owner: Whether clients are the owners; else all training rows are taken together.
+            by_owner: Whether to use each client's own mean. False: use the mean over all training examples for everyone.
 
         Raises:
-            UserError: No training row has a value of a column.
+            UserError: A column has no value in any training example.
         """
         if self.fills is None:
             return self
-        import pandas as pd  # the reader of a table has it already
+        import pandas as pd  # already imported by the reader of tables
 
         train = self.without_validation()
         parts = [
@@ -128,7 +134,7 @@ class LabelledData:
         return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)
 
     def digest(self) -> str:
-        """Return a hash of all fields that a file determines, without the notes. Equal data have equal hashes."""
+        """Return a hash of everything that the file determines, without the notes. Equal data have equal hashes."""
         digest = sha256()
         derived = ("notes", "fills", "validation", "numbers")
         for part in (name for name in self.__dataclass_fields__ if name not in derived):
@@ -140,15 +146,21 @@ class LabelledData:
 
     @property
     def classes(self) -> int:
-        """The number of classes; 0 if the targets are real numbers."""
+        """The number of classes; 0 for regression."""
         labels = [self.y_train, self.y_test, *([self.validation.y] if self.validation else [])]
         return 0 if self.real else int(max(y.max() for y in labels)) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
+        """Return the shift and the scale of the normalisation that ``pixels`` asks for.
 
-        Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels have the
-        scale 1. Examples that are kept for validation do not count.
+        The normalised input is::
+
+            (x - shift) / scale
+
+        Constant columns and channels have scale 1. Validation examples are not taken into account.
+
+        Returns:
+            The shift and the scale, ``[channels]`` each for images and ``[features]`` each for a table, in the units of x.
         """
         if self.validates is not None:
             return self.without_validation().normalisation()
@@ -161,7 +173,7 @@ class LabelledData:
             x, constant = self.x_train.astype(np.float64, copy=False), self._constant
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
-        if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
+        if self.x_train.dtype == np.uint8:  # exact, without a larger copy of the data
             counts = np.zeros((channels, 256), dtype=np.int64)
             for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
                 counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
@@ -174,36 +186,36 @@ class LabelledData:
 
     @property
     def _constant(self) -> np.ndarray:
-        """Whether each column or channel is constant up to rounding, [columns] of bool.
+        """Whether each column or channel is constant up to rounding, a boolean array ``[columns]``.
 
-        Rounding is judged by the column's own magnitude, and by the widest range of all columns.
+        Rounding is judged by the magnitude of the column and by the widest range of all columns.
         """
         axes = (0, *range(2, self.x_train.ndim))
         least, most = (
             of(self.x_train, axes).astype(np.float64) for of in (np.fmin.reduce, np.fmax.reduce)
-        )  # not of nan
+        )  # fmin and fmax ignore nan
         eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
         range_of = most - least
         own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
         return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
 
-    def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
-        """Pool all examples and divide them at random into new training and test examples.
+    def resplit(self, test: float, rng: np.random.Generator) -> "LabelledData":
+        """Pool all examples and split them at random into new training and test examples.
 
-        The data must have no marks for validation: `without_validation` comes first.
+        The data must have no validation marks; call `without_validation` first.
 
         Args:
-            test: The fraction for testing.
-            rng: The generator of the draw.
+            test: Fraction of the examples for testing.
+            rng: Generator of the random split.
 
         Raises:
-            UserError: Only one of the training and the test examples have owners, or missing values are filled in.
+            UserError: Only one of the training and test sets names its clients, or missing values are filled in.
         """
         if self.fills is not None:
-            why = "dataset.missing=mean takes means of the training rows that the data set names"
+            why = "dataset.missing=mean uses means of the data set's training rows, which would change"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            why = "only one of the training and the test examples have owners, so that they cannot be pooled"
+            why = "only the training or only the test examples name their clients, so that they cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])

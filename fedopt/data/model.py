@@ -1,4 +1,7 @@
-"""Trained models that predict from raw examples, and their files: JSON for linear models, safetensors for all networks."""
+"""Trained models that predict from raw examples, and their files.
+
+Linear models can be saved as JSON, all models as safetensors.
+"""
 
 import json
 from copy import deepcopy
@@ -17,28 +20,34 @@ from torch.nn.utils import vector_to_parameters
 
 from fedopt.config import with_project
 from fedopt.data.examples import tuned
-from fedopt.data.names import spelt
+from fedopt.data.names import clean_name
 from fedopt.errors import UserError, nearest, some
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
-from fedopt.networks import Normalised, Tuning, flat, own
+from fedopt.networks import Normalised, Tuning, custom, flat
 
 FORMAT = "fedopt model 1"
-LINEAR = ("linear", "softmax")  # the networks that are one matrix, and perhaps an intercept
+LINEAR = ("linear", "softmax")  # networks that consist of one linear layer
 NUMBERS = {"means": "mean", "deviations": "std", "coefficients": "network.1.0.weight", "intercept": "network.1.0.bias"}
-NUMBERS |= {"scale": "scale", "shift": "shift"}  # in JSON: the tensor of a linear model
-AT_ONCE = 2048  # examples, which bounds memory
-SHOWN, MOST_SHOWN = 4, 300  # columns, and letters of an error, in a message
+NUMBERS |= {"scale": "scale", "shift": "shift"}  # name in the JSON file: tensor of the model
+AT_ONCE = 2048  # examples that are predicted together; bounds memory
+SHOWN, MOST_SHOWN = 4, 300  # columns and characters of an error that are shown in a message
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Card:
-    """What a model's file says besides its numbers.
+    """The metadata of a trained model, stored in its file next to the parameters.
 
-    kind: what it predicts. features: the names of a table's columns, in order; empty without names. classes: their names or
-    numbers, in the order of the outputs; empty for a regression. shape: of an example. network: problem.model and further values
-    that build it. fill: what stands for missing values of the features; None: none may be missing. client: whose it is; None:
-    nobody's in particular. own: whether this client alone has it. run: facts about the run that trained it.
+    Attributes:
+        kind: The task, ``classification`` or ``regression``.
+        features: Column names of the table, in order; empty if they have no names.
+        classes: Names or numbers of the classes, in the order of the outputs; empty for a regression.
+        shape: Shape of an example.
+        network: How to build the network: ``problem.model`` and its options.
+        fill: Values that replace missing features, ``[features]``. None: values must not be missing.
+        client: Name of the client that the model is for. None: it is for no particular client.
+        own: Whether the model was trained for this client alone.
+        run: Facts about the run that trained the model.
     """
 
     kind: Literal["classification", "regression"]
@@ -55,12 +64,13 @@ class Card:
 class Model(Normalised):
     """A trained model for raw examples, on the CPU and in evaluation mode.
 
-    It is a `torch.nn.Module` that takes examples in the data set's units, such as images as bytes from 0 to 255, and
-    normalises them itself. `predict` and `predict_proba` also take data frames and NumPy arrays.
+    It is a `torch.nn.Module` that takes examples in the units of the data set, such as images with pixels from 0 to 255, and
+    normalises them itself. `predict` and `predict_proba` also accept data frames and NumPy arrays.
 
     Attributes:
-        card: What its file says besides the numbers, such as ``card.features``.
-        classes_: The classes in the order of `predict_proba`: whole numbers if all their names are, else texts.
+        card: Metadata of the model, such as ``card.features``.
+        classes_: The classes in the order of the columns of `predict_proba`: integers if all class names are integers,
+            otherwise texts.
     """
 
     scale: Tensor | None
@@ -70,11 +80,13 @@ class Model(Normalised):
         """Wrap a trained network.
 
         Args:
-            network: It takes normalised examples.
-            normalisation: As in `Normalised`.
-            card: What its file says besides the numbers.
-            tuning: The scale and the shift of the logits that make probabilities, ``[classes]`` each. None: no change.
-            fills: What stands for missing values, ``[features]`` by the client's name, '' for other clients. None: nothing.
+            network: The network, which takes normalised examples.
+            normalisation: Shift and scale of the inputs, ``[channels]`` or ``[features]`` each. None: the inputs are token ids.
+            card: Metadata of the model.
+            tuning: Scale and shift of the logits, ``[classes]`` each, that turn them into calibrated probabilities. None: the
+                logits are used as they are.
+            fills: Values that replace missing features, ``[features]`` for each client name; the key ``""`` is for other
+                clients. None: values must not be missing.
         """
         super().__init__(network, normalisation, card.shape)
         self.fills, self.classes_ = fills or {}, np.array(card.classes)
@@ -83,18 +95,18 @@ class Model(Normalised):
         self.register_buffer("shift", tuning and tuning[1])
 
     def predict(self, examples: Any) -> np.ndarray:
-        """Return the class of each example, or the number that a regression predicts.
+        """Predict the class of each example, or the target of a regression.
 
         Args:
-            examples: A pandas data frame with the features by name, in any order; further columns are ignored. Or an array as
-                in the data set: ``[n, features]``, or images ``[n, channels, height, width]``.
+            examples: A pandas data frame that contains the features by name, in any order (other columns are ignored); or an
+                array in the layout of the data set: ``[n, features]``, or images ``[n, channels, height, width]``.
 
         Returns:
-            ``[n]``, classes as in ``classes_``.
+            The predictions, ``[n]``; classes are values of ``classes_``.
 
         Raises:
-            UserError: A feature is not there, or a cell is no number. Missing cells are filled in as in training
-                (dataset.missing), and refused if training had none.
+            UserError: A feature is missing from the data frame, a cell is not a number, or a cell is empty and the model was
+                trained without missing values. Otherwise empty cells are filled in as in training (``dataset.missing``).
 
         Example:
             ``run.model(client="Aue").predict(pd.read_csv("new.csv"))``
@@ -105,31 +117,35 @@ class Model(Normalised):
         return self.classes_[outputs.argmax(1).numpy()]
 
     def predict_proba(self, examples: Any) -> np.ndarray:
-        """Return the probabilities of the classes, ``[n, classes]``, with columns in the order of ``classes_``.
+        """Predict the probabilities of the classes.
 
-        Of a tuned loss they are calibrated, and `predict` takes the largest output before that.
+        If the loss was tuned, these are the calibrated probabilities. `predict` then takes the largest output before
+        calibration, which can be another class than the most probable one.
 
         Args:
-            examples: As in `predict`.
+            examples: A data frame or an array, as for `predict`.
+
+        Returns:
+            The probabilities, ``[n, classes]``, with columns in the order of ``classes_``.
 
         Raises:
-            UserError: As in `predict`; or the model is a regression.
+            UserError: The examples are invalid (see `predict`), or the model is a regression.
         """
         if not self.card.classes:
-            raise UserError("a regression has no classes, and no probabilities; use predict")
+            raise UserError("a regression model has no class probabilities; use predict")
         outputs = self._outputs(examples)
         if self.scale is not None and self.shift is not None:
             outputs = tuned(outputs, (self.scale, self.shift))
         return torch.softmax(outputs.double(), 1).numpy()
 
     def save(self, path: str | Path) -> None:
-        """Write the model to a file, which `load_model` reads.
+        """Write the model to a file that `load_model` can read.
 
         Args:
-            path: NAME.json for a linear model, which other programs can read too; NAME.safetensors for any model.
+            path: ``NAME.json`` for a linear model, which other programs can read too; ``NAME.safetensors`` for any model.
 
         Raises:
-            UserError: The path ends otherwise, or the network is not linear and the path ends in .json.
+            UserError: The path has another suffix, or it ends in .json and the model is not linear.
             OSError: The file cannot be written.
         """
         file, entries = Path(path), {"format": FORMAT, **asdict(self.card)}
@@ -147,15 +163,15 @@ class Model(Normalised):
 
     @property
     def linear(self) -> bool:
-        """Whether its outputs are linear in the examples."""
+        """Whether the outputs are linear in the inputs."""
         return self.card.network["model"] in LINEAR
 
     def of(self, client: str, parameters: Tensor | None) -> "Model":
-        """Return a client's copy of the model.
+        """Return a copy of the model for one client.
 
         Args:
             client: The client's name.
-            parameters: The parameters of its own model, ``[dim]``. None: it has none, and takes the common model.
+            parameters: Parameters of the client's own model, ``[dim]``. None: the client uses the common model.
         """
         model = deepcopy(self)
         if parameters is not None:
@@ -165,22 +181,30 @@ class Model(Normalised):
         return model
 
     def _fill(self, client: str) -> list[float] | None:
+        """Return the values that replace a client's missing features, ``[features]``; None if values must not be missing."""
         fill = self.fills.get(client, self.fills.get(""))
         return None if fill is None else [*map(float, fill)]
 
     def _outputs(self, examples: Any) -> Tensor:
-        """Return the network's outputs, [n, classes]. examples: as in `predict`."""
+        """Return the outputs of the network, ``[n, outputs]``, for a data frame or an array of examples."""
         x = torch.tensor(self._numbers(examples))
         with torch.no_grad():
             return torch.cat([self(part) for part in x.split(AT_ONCE)])
 
     def _numbers(self, examples: Any) -> np.ndarray:
-        """Return the examples as an array, with missing values filled in. Raises UserError for other cells than numbers."""
+        """Convert examples to an array and fill in missing values.
+
+        Args:
+            examples: A data frame or an array of raw examples.
+
+        Raises:
+            UserError: A column is missing, or a cell is not a finite number.
+        """
         names = self.card.features
         by_name = names and hasattr(examples, "columns")
         x = _of_frame(examples, names) if by_name else np.asarray(examples)
         if self.mean is None:
-            return x  # token ids
+            return x  # the inputs are token ids
         x = x.astype(np.float64, copy=False)
         if self.card.fill is not None:
             x = np.where(np.isnan(x), self.card.fill, x)
@@ -188,34 +212,48 @@ class Model(Normalised):
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
             which = some((names[c] if names else c for c in columns), SHOWN)
             raise UserError(
-                f"column {which}: has cells that are empty or no finite numbers; fill them in, or drop the rows"
+                f"column {which}: has cells that are empty or not finite numbers; fill them in, or drop the rows"
             )
         return x
 
 
 def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
-    """Return the columns of a data frame as numbers, [n, features]; infinity for texts, nan for missing cells."""
-    import pandas as pd  # not at the top: it takes half a second
+    """Return the named columns of a data frame as an array.
 
-    frame = frame.rename(columns=lambda column: spelt(str(column)))
-    there = frame.columns.tolist()
-    if lacking := [name for name in names if there.count(name) != 1]:
-        near = nearest(lacking[0], there)
+    Args:
+        frame: The data frame. Its column names are normalised first.
+        names: The columns to take, in this order.
+
+    Returns:
+        The values, ``[n, features]``: infinity for cells that are texts, nan for empty cells.
+
+    Raises:
+        UserError: A column is missing or occurs more than once.
+    """
+    import pandas as pd  # imported here because it takes half a second
+
+    frame = frame.rename(columns=lambda column: clean_name(str(column)))
+    present = frame.columns.tolist()
+    if lacking := [name for name in names if present.count(name) != 1]:
+        near = nearest(lacking[0], present)
         raise UserError(f"column {some(lacking, SHOWN)}: must be in the table once{near}; name it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 
 
 def load_model(path: str | Path) -> Model:
-    """Return a model that ``fedopt export`` or ``Model.save`` has written.
+    """Load a model written by ``fedopt export`` or `Model.save`.
 
-    The file is read safely: it holds numbers and texts, and no code. A network of your own must be importable.
+    Reading the file is safe: it contains numbers and texts but no code. A custom network must be importable.
 
     Args:
         path: A file that ends in .json or .safetensors.
 
+    Returns:
+        The model.
+
     Raises:
-        UserError: The file is missing, or is no such model; one line.
+        UserError: The file is missing or does not contain a model.
 
     Example:
         >>> command = "algo=fedavg problem=classification dataset=digits budget.rounds=1"
@@ -230,7 +268,7 @@ def load_model(path: str | Path) -> Model:
         content = read_bytes(file, LARGEST_JSON if in_json else memory() // 3, links=True)
         entries, tensors = _of_json(content) if in_json else _of_safetensors(content)
         if entries.pop("format", None) != FORMAT:
-            raise ValueError(f"it does not say {FORMAT}")
+            raise ValueError(f"its format is not {FORMAT}")
         return _built(TypeAdapter(Card).validate_json(json.dumps(entries)), tensors)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; `fedopt export RUN` writes one") from None
@@ -238,13 +276,23 @@ def load_model(path: str | Path) -> Model:
         first = error.errors(include_url=False)[0]
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (*BROKEN, AttributeError, SafetensorError, RuntimeError, MemoryError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
-        why = " ".join(said.split())[:MOST_SHOWN]  # torch has several lines
-    raise UserError(f"{path}: is no model that can be read ({why}); write it again with `fedopt export RUN`")
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{path}: ")
+        why = " ".join(reason.split())[:MOST_SHOWN]  # torch's messages have several lines
+    raise UserError(f"{path}: is not a model that fedopt can read ({why}); write it again with `fedopt export RUN`")
 
 
 def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the entries of a card and the tensors of a linear model. Raises one of `BROKEN` for a broken file."""
+    """Parse the JSON file of a linear model.
+
+    Args:
+        content: The bytes of the file.
+
+    Returns:
+        The metadata (fields of `Card`) and the tensors of the model by name.
+
+    Raises:
+        Exception: One of `BROKEN`, if the file is invalid.
+    """
     entries = json.loads(content)
     lists = {key: entries.pop(name) for name, key in NUMBERS.items() if name in entries}
     numbers = {key: torch.tensor(list_, dtype=torch.float64) for key, list_ in lists.items()}
@@ -253,16 +301,33 @@ def _of_json(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _of_safetensors(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `_of_json` does. Raises one of `BROKEN`, or SafetensorError."""
+    """Parse a safetensors file.
+
+    Args:
+        content: The bytes of the file.
+
+    Returns:
+        The metadata (fields of `Card`) and the tensors of the model by name.
+
+    Raises:
+        Exception: SafetensorError or one of `BROKEN`, if the file is invalid.
+    """
     tensors = safetensors.torch.load(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"]["fedopt"]), tensors
 
 
 def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
-    """Return the model of a card with these tensors.
+    """Build a model from its metadata and its tensors.
 
-    Raises ValueError or RuntimeError if their names, shapes or numbers do not fit. Memory is taken for the tensors alone.
+    Memory is only allocated for the tensors themselves.
+
+    Args:
+        card: The metadata.
+        tensors: The tensors by name.
+
+    Raises:
+        ValueError, RuntimeError: A name, a shape or a number is invalid.
     """
     outputs = len(card.classes) or 1
     model = Model(_network(card, outputs), None, card)
@@ -271,20 +336,27 @@ def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
             setattr(model, name, torch.empty(shape, device="meta"))
     model.load_state_dict(tensors, assign=True)
     if any(values and len(values) != card.shape[0] for values in (card.features, card.fill)):
-        raise ValueError("its features do not fit the shape of an example")
+        raise ValueError("its feature names do not match the shape of an example")
     if not all(tensor.isfinite().all() for tensor in tensors.values()) or (
         "std" in tensors and tensors["std"].min() <= 0
     ):
-        raise ValueError("it has numbers that are not finite, or deviations that are not positive")
+        raise ValueError("it contains numbers that are not finite, or standard deviations that are not positive")
     return model
 
 
 def _network(card: Card, outputs: int) -> nn.Module:
-    """Return the untrained network of a card, without memory unless it is a network of yours."""
+    """Build the untrained network that the metadata describe.
+
+    Parameters are created without memory (on the meta device), except those of a custom network.
+
+    Args:
+        card: The metadata of the model.
+        outputs: Number of outputs of the network.
+    """
     model, widths = card.network["model"], card.network.get("widths", [])
     if isinstance(model, dict) or "." in model:
         with_project()
-        return own.maker(model, 0)[0]()
+        return custom.maker(model, 0)[0]()
     with torch.device("meta"):
         net = flat.build(model, widths, card.shape, outputs, 0, dropout=card.network.get("dropout", 0.0))
         return net.trained(net.initial)

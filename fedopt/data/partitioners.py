@@ -1,7 +1,7 @@
-"""Partitions of examples among clients.
+"""Partitions of the examples among clients.
 
-A partitioner takes the number of examples, their labels (None without labels), a generator and the least number of examples
-of a client. It returns an array of indices for each client; every example belongs to exactly one client.
+A partitioner is called with the number of examples, their labels (or None), a random generator and the minimum number of
+examples per client. It returns one array of indices per client; every example belongs to exactly one client.
 """
 
 import re
@@ -23,15 +23,19 @@ from fedopt.errors import UserError, first_line
 from fedopt.files import expanded, read_text
 
 _config = ConfigDict(extra="forbid")
-Labels = np.ndarray | None  # the class of each example, [count]
-Parts = list[np.ndarray]  # the rows of each client
+Labels = np.ndarray | None  # class of each example, [count]
+Parts = list[np.ndarray]  # example indices of each client
 
 
 class Partitioner(Protocol):
-    """The interface of a partition. clients: the number of clients, None if the data determine it.
+    """The interface of a partition of the examples among clients.
 
-    Calling it returns the indices of each client's examples. count: the number of examples. labels: [count], the class of
-    each example (for `ByColumn`, its client), or None. rng: the generator. least: the least number of examples of a client.
+    Attributes:
+        clients: The number of clients. None: it is determined by the data.
+
+    Calling a partitioner returns one array of example indices per client. The arguments are the number of examples
+    ``count``; their classes ``labels``, ``[count]`` or None (`ByColumn` expects clients instead of classes); the generator
+    ``rng``; and ``least``, the minimum number of examples per client.
     """
 
     @property
@@ -40,14 +44,17 @@ class Partitioner(Protocol):
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
 
 
-def check_division(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
-    """Raise UserError unless ``parts`` is a partition of the indices 0 to count - 1.
+def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
+    """Raise UserError unless ``parts`` is a partition of the indices 0, ..., count - 1.
 
     Args:
         partitioner: The partitioner that returned it, for the message and the number of clients.
-        parts: What it returned: the indices of each client's examples.
-        count: The number of examples.
-        least: The least number of examples that each client must have.
+        parts: The value it returned: one array of example indices per client.
+        count: Number of examples.
+        least: Minimum number of examples that each client must have.
+
+    Raises:
+        UserError: ``parts`` is not such a partition.
     """
     key = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
     clients = getattr(partitioner, "clients", None)
@@ -55,7 +62,7 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
     if not arrays or any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
         raise UserError(f"{key}: must return a list with an array for each client, the indices of its examples")
     if clients is not None and len(arrays) != clients:
-        raise UserError(f"{key}: returns {len(arrays)} clients, and must return partitioner.clients={clients}")
+        raise UserError(f"{key}: returns {len(arrays)} clients, but partitioner.clients={clients}; return as many")
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
         few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
@@ -66,32 +73,43 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
 
 
 def _check(clients: int, count: int, least: int) -> None:
+    """Raise UserError if there are fewer than ``clients * least`` examples."""
     if count < clients * least:
-        few = f"{count} examples are less than {least} for each client"
+        few = f"{count} examples are fewer than {least} for each client"
         raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
+    """Return the labels. Raise UserError if they are None, because the partitioner needs classes."""
     if labels is None:
-        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
+        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # the name on the command line
         raise UserError(
-            f"partitioner={name} divides by class, and these data have no classes; use partitioner=iid, "
-            "or, in a problem of your own, self.world.split(n, labels=CLASSES)"
+            f"partitioner={name} partitions by class, and these data have no classes; use partitioner=iid, "
+            "or, in a custom problem, self.world.split(n, labels=CLASSES)"
         )
     return labels
 
 
 def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
-    """Return the indices of each client's examples, ascending.
+    """Group the example indices by client.
 
-    owner: [count], the client of each example. sizes: [M], the number of examples of each client.
+    Args:
+        owner: Client of each example, ``[count]``.
+        sizes: Number of examples of each client, ``[M]``.
+
+    Returns:
+        The indices of each client's examples, in ascending order.
     """
     return cut(np.argsort(owner, kind="stable"), sizes)
 
 
 @dataclass(frozen=True, config=_config)
 class Iid:
-    """A uniformly random partition into parts whose sizes differ by at most one."""
+    """A uniformly random partition into parts whose sizes differ by at most one.
+
+    Args:
+        clients: Number of clients.
+    """
 
     clients: PositiveInt
 
@@ -102,12 +120,11 @@ class Iid:
 
 @dataclass(frozen=True, config=_config)
 class Proportions:
-    """A random partition in given proportions.
+    """A random partition with prescribed proportions.
 
     Args:
-        clients: The number of clients.
-        shares: The share of each client, relative to the sum. If there are fewer shares than clients, the other clients have
-            the last share.
+        clients: Number of clients.
+        shares: Relative size of each client. If there are fewer entries than clients, the last entry is repeated.
     """
 
     clients: PositiveInt
@@ -121,7 +138,11 @@ class Proportions:
 
 @dataclass(frozen=True, config=_config)
 class Centralized:
-    """One client that has all examples."""
+    """A single client that has all examples.
+
+    Args:
+        clients: Always 1.
+    """
 
     clients: Annotated[int, Field(ge=1, le=1)] = 1
 
@@ -132,14 +153,14 @@ class Centralized:
 
 @dataclass(frozen=True, config=_config)
 class ByColumn:
-    """The data's own partition: a column of the data, or a file, names the client of each example.
+    """The natural partition of the data: a column of the data, or a file, names the client of each example.
 
     Clients are sorted by name or number.
 
     Args:
-        clients: The number of clients that the data must have. None: any.
-        file: A file with a client's name on each line, for the training examples, or for the training and then the test
-            examples. None: the data's own column.
+        clients: Number of clients that the data must have. None: any number.
+        file: File with one client name per line, for the training examples, or for the training examples followed by the
+            test examples. None: use the data set's own column.
     """
 
     clients: PositiveInt | None = None
@@ -149,7 +170,7 @@ class ByColumn:
         """Return the data with the client of each example.
 
         Raises:
-            UserError: Neither a file nor the data name the clients, or the file does not fit.
+            UserError: Neither a file nor the data set names the clients, or the file does not match the data.
         """
         if self.file is not None:
             train, path = len(data.y_train), expanded(self.file)
@@ -161,6 +182,19 @@ class ByColumn:
         return data
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
+        """Read the client names from the file.
+
+        Args:
+            path: The file.
+            train: Number of training examples.
+            test: Number of test examples.
+
+        Returns:
+            The names, ``[train]`` or ``[train + test]``.
+
+        Raises:
+            UserError: The file cannot be read, or has another number of lines.
+        """
         wanted = f"have a client's name on each line, {train} for the training examples, or {train + test} with the test examples"
         try:
             names = read_text(path, LONGEST * (train + test), links=True).removesuffix("\n").split("\n")
@@ -172,15 +206,21 @@ class ByColumn:
         return np.array(names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
-        """Return the indices of each client's examples. labels: [count], the client of each example, not its class.
+        """Return the indices of each client's examples.
 
-        count and rng are not used. Raises UserError if a client has fewer than ``least`` examples, or their number is not
-        `clients`.
+        Args:
+            count: Not used.
+            labels: Client (not class) of each example, ``[count]``.
+            rng: Not used.
+            least: Minimum number of examples per client.
+
+        Raises:
+            UserError: A client has fewer than ``least`` examples, or the number of clients differs from ``clients``.
         """
         if labels is None:
             raise UserError(
                 "partitioner=by_column: this problem does not name the client of each example; use partitioner=iid, or, in a "
-                "problem of your own, self.world.split(n, owners=NAMES), such as self.world.load().owners"
+                "custom problem, self.world.split(n, owners=NAMES), such as self.world.load().owners"
             )
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
@@ -195,9 +235,13 @@ class ByColumn:
 
 @dataclass(frozen=True, config=_config)
 class Shards:
-    """A partition of examples sorted by class [McMahan et al. 2017].
+    """A partition by shards of examples sorted by class [McMahan et al. 2017].
 
-    They are cut into `per_client` x `clients` shards; each client gets `per_client` random shards.
+    The sorted examples are cut into ``per_client * clients`` shards, and each client gets ``per_client`` random shards.
+
+    Args:
+        clients: Number of clients.
+        per_client: Number of shards per client.
     """
 
     clients: PositiveInt
@@ -205,7 +249,7 @@ class Shards:
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         labels = _labels(labels, self)
-        shard = -(-least // self.per_client)  # the least size of a shard: a client may get the smaller ones only
+        shard = -(-least // self.per_client)  # minimum size of a shard: a client may get only small ones
         _check(self.clients, count, shard * self.per_client)
         by_class = np.lexsort((rng.random(count), labels))
         shards = np.array_split(by_class, self.clients * self.per_client)
@@ -215,12 +259,14 @@ class Shards:
 
 @dataclass(frozen=True, config=_config)
 class Dirichlet:
-    """A partition that draws, for each class, the clients' proportions from Dir(alpha) [Wang et al. 2019].
+    """A partition whose class proportions follow a Dirichlet distribution [Wang et al. 2019].
+
+    For each class, the shares of the clients are sampled from Dir(alpha).
 
     Args:
-        clients: The number of clients.
-        alpha: The concentration: small values give each client few classes; large ones approach an iid partition.
-        min_size: The least number of examples of a client. Smaller clients get random examples of the largest ones.
+        clients: Number of clients.
+        alpha: Concentration. With a small value, each client has few classes; a large value approaches an IID partition.
+        min_size: Minimum number of examples per client. Clients with fewer get random examples from the largest clients.
     """
 
     clients: PositiveInt
@@ -249,22 +295,24 @@ class Dirichlet:
         return parts
 
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
+        """Sample the clients' shares of one class, ``[clients]``, with sum 1."""
         gammas = rng.standard_gamma(self.alpha, self.clients)
-        if not gammas.any():  # alpha so small that all of them underflowed
+        if not gammas.any():  # all values underflowed because alpha is very small
             gammas[rng.integers(self.clients)] = 1
         return gammas / gammas.sum()
 
 
 @dataclass(frozen=True, config=_config)
 class QHeterogeneity:
-    """A partition with controlled heterogeneity q [FedMSA Sec. 4].
+    """A partition with controlled heterogeneity q [FedMSA, Sec. 4].
 
-    C groups of equal size n are formed, one per class. Group c takes q n examples of class c (all of them if there are fewer)
-    and is filled up to n uniformly from the rest. Each group is then divided evenly among M / C clients.
+    There is one group of clients per class, and all C groups have the same number n of examples. The group of class c gets
+    q n examples of class c (all of them if there are fewer) and is filled up at random from the remaining examples of all
+    classes. The examples of a group are then divided evenly among its M / C clients.
 
     Args:
-        clients: The number M of clients, a multiple of the number C of classes.
-        q: 0 is iid; 1 is as heterogeneous as the sizes of the classes allow.
+        clients: Number M of clients, a multiple of the number C of classes.
+        q: Heterogeneity: 0 is IID, 1 is as heterogeneous as the class sizes allow.
     """
 
     clients: PositiveInt

@@ -6,22 +6,22 @@ import numpy as np
 
 
 def cut(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    """Cut ``rows`` into consecutive parts of these sizes: `np.split`, ten times as fast."""
+    """Cut ``rows`` into consecutive parts with these sizes, like `np.split` but ten times faster."""
     ends = np.cumsum(sizes).tolist()
     return [rows[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 class Ragged:
-    """The examples of each of M clients: ``self[i]`` has the indices of client i's examples.
+    """The examples of M clients: ``self[i]`` contains the indices of client i's examples.
 
     Args:
-        lists: The indices of each client.
-        names: The clients' names if the data have them, else empty.
+        lists: One array of example indices per client.
+        names: Names of the clients, if the data have them; otherwise empty.
 
     Attributes:
-        rows: The indices of all clients, one client after another.
-        sizes: ``[M]``, the number of examples of each client.
-        offsets: ``[M]``, where each client begins in ``rows``.
+        rows: The indices of all clients, concatenated in the order of the clients.
+        sizes: Number of examples of each client, ``[M]``.
+        offsets: Position in ``rows`` at which each client begins, ``[M]``.
     """
 
     def __init__(self, lists: Sequence[np.ndarray], names: Sequence[str] = ()):
@@ -41,10 +41,13 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def example_weights(self, weights: np.ndarray) -> np.ndarray:
-        """Return the weight of each entry of `rows`: p_i / n_i for a client with weight p_i and n_i examples.
+        """Return the weight of each entry of ``rows``, such that a weighted sum is the weighted mean of the clients' means.
 
-        A sum over examples with these weights is the weighted mean of the clients' means.
+        An example of client i has the weight::
 
-        weights: [M], the weight p_i of each client.
+            p_i / n_i
+
+        Args:
+            weights: Weight p_i of each client, ``[M]``; n_i is the number of its examples.
         """
         return np.repeat(weights / self.sizes, self.sizes)

@@ -1,4 +1,4 @@
-"""CSV files: tables of features, one column of which is the class."""
+"""Data sets in CSV files: one column contains the class or the target, others contain the features."""
 
 import csv
 import gzip
@@ -15,40 +15,44 @@ from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.arrays import VALIDATES, checked, npz_arrays, refuse_larger, split_at_random
-from fedopt.data.columns import noted, numbers, refuse_cells, refuse_empty
+from fedopt.data.columns import column_notes, numbers, refuse_cells, refuse_empty
 from fedopt.data.labelled import LabelledData, Pixels
-from fedopt.data.names import identifiers, numbered, spelt
+from fedopt.data.names import clean_name, identifiers, numbered
 from fedopt.errors import UserError, first_line, nearest, some
 from fedopt.files import decoded, expanded, read_bytes
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-SHOWN = 8  # columns in a message
+SHOWN = 8  # columns shown in a message
 
 
 @dataclass(frozen=True, config=_config)
 class Csv:
-    """A table as text, also compressed (.gz), with the column names in its first line.
+    """A table in a text file, optionally compressed (.gz), with the column names in its first line.
 
-    Features must be numbers. The data's notes tell what was guessed, such as the separator, and which columns look wrong.
+    Features must be numbers. The notes of the data list what was guessed, such as the separator, and suspicious columns.
 
     Args:
         path: The file.
-        label: The column of the class. Classes are numbered in the order of their names or numbers.
-        real: Whether that column has real numbers instead, the targets of a regression.
-        features: The columns that are features. None: all columns besides label, client and split.
-        drop: Columns that are not features. None: none.
-        missing: What to do with empty cells of features: refuse the table, or fill in means (`LabelledData.filled`).
-        client: The column that names the client of each row, for `ByColumn`.
-        split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
-        test: That fraction.
-        split_seed: The seed of that draw.
-        stratify: Whether the draw takes that fraction of each class of each client, up to rounding. Real targets have no classes.
-        pixels: As in `LabelledData`.
-        separator: The character between cells. None: a tab in a .tsv, else a comma; if the first line has none, whichever of
-            ; tab | it has.
-        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number has a point; else a point.
-        encoding: The text's encoding. None: UTF-8, or Latin-1 if it is not valid UTF-8.
+        label: Column of the class. Classes are numbered in the order of their names or numbers.
+        real: Whether this column contains real numbers, the targets of a regression, instead of classes.
+        features: Columns used as features. None: all columns except label, client and split.
+        drop: Columns that are not used as features. None: none.
+        missing: What to do with empty cells of features: ``refuse`` the table, or fill in the ``mean``
+            (`LabelledData.filled`).
+        client: Column that names the client of each row, for `ByColumn`.
+        split: Column with the values ``train``, ``val`` or ``test``. None: a random fraction of the rows is used for
+            testing.
+        test: This fraction.
+        split_seed: Seed of the random choice of test rows.
+        stratify: Whether the fraction is taken from each class of each client, up to rounding. Regression targets are not
+            stratified.
+        pixels: How inputs are scaled for models (see `LabelledData`).
+        separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
+            contain it, the first of ; tab | that it contains.
+        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number contains a point,
+            otherwise a point.
+        encoding: Encoding of the text. None: UTF-8, or Latin-1 if the text is not valid UTF-8.
     """
 
     path: str
@@ -72,14 +76,14 @@ class Csv:
         table, notes = self._read(path)
         features = self._features(table, path)
         of_roles = table[list(self._roles.values())]
-        refuse_cells(of_roles, of_roles.isna(), path, "is empty; remove such rows, or fill in a value")
+        refuse_cells(of_roles, of_roles.isna(), path, "is empty; remove these rows, or fill in values")
         columns = {"x": numbers(table[features], path)}
         if self.missing == "refuse":
             refuse_empty(columns["x"], features, path)
         classes = tuple[str, ...]()
         if self.real:
             target = table[[self.label]].apply(pd.to_numeric, errors="coerce")
-            remedy = "is not a finite number; mend the cell, or leave out dataset.real=true"
+            remedy = "is not a finite number; correct the cell, or leave out dataset.real=true"
             refuse_cells(table[[self.label]], ~np.isfinite(target), path, remedy)
             columns["y"] = target.to_numpy(np.float64)[:, 0]
         else:
@@ -87,9 +91,9 @@ class Csv:
         if self.client is not None:
             columns["client"] = identifiers(table[self.client].to_numpy(), f"{path}: the column {self.client}")
         if self.split is not None:
-            split = table[self.split].map(spelt).to_numpy()
+            split = table[self.split].map(clean_name).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
-                why = f"has {other[0]} in {path}; each row must say train, val or test"
+                why = f"has {other[0]} in {path}; each row must have train, val or test"
                 raise UserError(f"dataset.split={self.split}: {why}")
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
@@ -99,24 +103,32 @@ class Csv:
         if self.split is not None and (validates := split[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
         data = checked(arrays, path, class_names=classes, features=tuple(features), allow_nan=self.missing == "mean")
-        notes += [*data.notes, *noted(data, self.label)]
+        notes += [*data.notes, *column_notes(data, self.label)]
         fills = dict[str, np.ndarray]() if self.missing == "mean" else None
         return replace(data, pixels=self.pixels, fills=fills, notes=tuple(notes))
 
     @property
     def _roles(self) -> dict[str, str]:
-        """The columns of the label, the clients and the split, by key; without those that are not given."""
+        """The columns of the label, the client and the split, by key; columns that are not set are left out."""
         columns = {"label": self.label, "client": self.client, "split": self.split}
         return {key: column for key, column in columns.items() if column is not None}
 
     def _features(self, table: pd.DataFrame, path: Path) -> list[str]:
-        """Return the names of the features. Raises UserError if there are none, or a column is missing or has two roles."""
+        """Return the names of the feature columns.
+
+        Args:
+            table: The table.
+            path: The file, for messages.
+
+        Raises:
+            UserError: There are no features, a named column does not exist, or a column has two roles.
+        """
         roles, dropped = self._roles, self.drop or []
         features = self.features or [column for column in table.columns if column not in roles.values()]
         features = [column for column in features if column not in dropped]
         if not features:
             others = ", ".join([*roles.values(), *dropped])
-            raise UserError(f"{path}: has no columns besides {others}; it must have features too")
+            raise UserError(f"{path}: has no columns except {others}; add feature columns")
         named = [*roles.items(), *(("features", name) for name in features), *(("drop", name) for name in dropped)]
         used = [column for _, column in named]
         for key, column in named:
@@ -129,7 +141,17 @@ class Csv:
         return features
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
-        """Return the table, and notes on what was guessed. Raises UserError if the file is no table with names of columns."""
+        """Read the table.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The table, and notes on what was guessed.
+
+        Raises:
+            UserError: The file is not a table with column names.
+        """
         text, notes = self._text(path)
         first = text.partition("\n")[0]
         separator = self.separator or ("\t" if ".tsv" in path.suffixes else ",")
@@ -140,35 +162,45 @@ class Csv:
         if self.decimal is None and separator == ";" and re.search(r"\d,\d", text) and not re.search(r"\d\.\d", text):
             decimal = ","
             notes.append("numbers are read with decimal commas")
-        refuse_larger(path, len(text) + 10 * text.count(separator))  # a number needs about 50 bytes
+        refuse_larger(path, len(text) + 10 * text.count(separator))  # reading a number takes about 50 bytes
         cells = csv.reader(StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-        rows = filter(None, cells)  # pandas would fill short rows, and shift the cells of long ones
+        rows = filter(None, cells)  # pandas would pad short rows and shift the cells of long ones
         texts = dict.fromkeys([name for key, name in self._roles.items() if key != "label" or not self.real], str)
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "header": 0}
         try:
-            names = [spelt(name) for name in next(rows, [])]
+            names = [clean_name(name) for name in next(rows, [])]
             if "" in names or len({*names}) < len(names):
                 raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
             for number, row in enumerate(rows, 1):
                 if len(row) != len(names):
                     has = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
                     raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
-            del cells, rows  # they hold the text once more
+            del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
                 raise ValueError("it has no rows below the names")
         except (ValueError, csv.Error) as error:
             why = first_line(error)
-            raise UserError(f"{path}: must be a CSV with a line of column names, and rows as long ({why})") from None
+            raise UserError(f"{path}: must be a CSV with column names, and rows of the same length ({why})") from None
         if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
             shown = ", ".join(names[:3])
             notes.append(
-                f"the first line is read as column names, but looks like values ({shown}); if it is, add names"
+                f"the first line is read as column names, but looks like values ({shown}); if so, add column names"
             )
         return table, notes
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
-        """Return the text, uncompressed if the name of the file ends in .gz, and notes. Raises UserError if there is none."""
+        """Read the text of the file, decompressed if its name ends in .gz.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The text, and notes on what was guessed.
+
+        Raises:
+            UserError: The file does not exist or cannot be read.
+        """
         try:
             content = read_bytes(path)
             content = gzip.decompress(content) if path.suffix == ".gz" else content

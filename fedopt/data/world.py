@@ -1,4 +1,4 @@
-"""The world that a problem is built from: data, their partition among clients, random numbers and a device."""
+"""The context in which a problem is built: data, their partition among clients, random numbers and a device."""
 
 from dataclasses import dataclass, field
 
@@ -6,29 +6,29 @@ import numpy as np
 import torch
 
 from fedopt.data.labelled import DatasetSource, LabelledData
-from fedopt.data.partitioners import ByColumn, Partitioner, check_division
+from fedopt.data.partitioners import ByColumn, Partitioner, check_partition
 from fedopt.data.ragged import Ragged, cut
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
 
-BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
+BYTES_AN_EXAMPLE = 100  # minimum memory per example while a problem is built
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class World:
-    """The data, their partition, the random numbers and the device that a problem is built from.
+    """The context in which a problem is built: data, their partition, random numbers and a device.
 
     Args:
-        seed: The seed of every draw while the problem is built.
-        partitioner: The partition of the examples among clients.
-        dataset: The source of the examples. None: the problem makes its own data.
-        device: The device of all tensors.
-        dtype: The type of floating-point tensors.
-        autocast: The type in which networks compute products and convolutions. None: ``dtype``.
+        seed: Seed of everything that is random while the problem is built.
+        partitioner: Partition of the examples among clients.
+        dataset: Source of the examples. None: the problem generates its own data.
+        device: Device of all tensors.
+        dtype: Type of floating-point tensors.
+        autocast: Type in which networks compute products and convolutions. None: ``dtype``.
         read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
@@ -42,19 +42,21 @@ class World:
 
     @property
     def clients(self) -> int:
-        """The number of clients, for problems that make their own data.
+        """The number of clients, for problems that generate their own data.
 
         Raises:
-            UserError: The partitioner takes the number from a data set.
+            UserError: The partitioner takes the number of clients from a data set, and there is none.
         """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
             raise UserError(
-                "this problem makes its own data, and so needs a number of clients; use partitioner=iid partitioner.clients=N"
+                "this problem generates its own data and needs a number of clients; use partitioner=iid partitioner.clients=N"
             )
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
-        """Return a generator for the problem's constants. Each call begins anew: the same name gives the same numbers.
+        """Return a random generator for the problem's constants.
+
+        Every call returns a fresh generator: the same name always yields the same numbers.
 
         Args:
             name: What the numbers are for: a `Part`, or any text that you choose.
@@ -65,20 +67,23 @@ class World:
         return keyed_rng(self.seed, Purpose.PROBLEM, name) if isinstance(name, Part) else keyed_rng(self.seed, name)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
-        """Return the array as a tensor on the device, in the type ``dtype``."""
+        """Convert an array to a tensor of type ``dtype`` on the device."""
         return torch.from_numpy(np.require(array, requirements="W")).to(
             self.device, self.dtype
-        )  # pandas gives locked ones
+        )  # pandas returns read-only arrays
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
-        """Read the data set, add its hash to ``read``, and fill in missing values, for each client if the data name clients.
+        """Load the data set.
+
+        Missing values are filled in, for each client separately if the data name the clients. The hash of the data is added to
+        ``read``.
 
         Args:
-            validation: Whether to include training examples that the data set keeps for validation.
-            real: Whether targets may be real numbers, and not only classes.
+            validation: Whether to include training examples that the data set marks for validation.
+            real: Whether targets may be real numbers (regression) as well as classes.
 
         Raises:
-            UserError: No data set is chosen, it cannot be read, or its targets are real numbers and must be classes.
+            UserError: No data set is chosen, it cannot be read, or its targets are real numbers although classes are required.
         """
         if self.dataset is None:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
@@ -100,22 +105,25 @@ class World:
         owners: np.ndarray | None = None,
         stratified: int | None = None,
     ) -> dict[str, Ragged]:
-        """Divide examples 0 to count - 1 among the clients. Return, for each split, the indices of each client's examples.
+        """Partition the examples 0, ..., count - 1 among the clients.
 
         Args:
-            count: The number of examples.
-            labels: ``[count]``, the classes, for partitioners that use them.
-            validation: The fraction of a client's examples that goes to the split ``val``, at least one example; or
-                ``[count]`` of bool, True for examples in ``val``. None: the only split is ``train``.
-            owners: ``[count]``, the client of each example, such as ``self.world.load().owners``. ``partitioner=by_column``
-                needs them, and other partitioners ignore them.
-            stratified: A seed of the draw of a fraction ``validation`` that takes of each class of a client its share, rounded
-                up or down. It does not depend on the world's seed. None: the draw follows the world's seed and no classes.
+            count: Number of examples.
+            labels: Class of each example, ``[count]``, for partitioners that use it.
+            validation: Fraction of each client's examples that goes to the split ``val`` (at least one example), or a boolean
+                array ``[count]`` that is true for the examples in ``val``. None: there is only the split ``train``.
+            owners: Client of each example, ``[count]``, such as ``self.world.load().owners``. Required by
+                ``partitioner=by_column``; ignored by other partitioners.
+            stratified: Seed of a stratified split: the fraction ``validation`` is taken from each class of a client, rounded up
+                or down, independently of the world's seed. None: the split is not stratified and follows the world's seed.
+
+        Returns:
+            For each split, the indices of each client's examples.
 
         Raises:
-            UserError: The partition omits or repeats examples, or leaves a client without examples in a split. Or an array
-                has not an entry for each example, or ``owners`` are missing.
-            MemoryError: There are more examples than memory can hold. It is raised before time is spent.
+            UserError: The partition omits or repeats examples, or leaves a client without examples in a split; an array does
+                not have one entry per example; or ``owners`` are missing.
+            MemoryError: There are more examples than fit in memory. It is raised before any work is done.
         """
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")
@@ -126,7 +134,7 @@ class World:
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):
             parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
-        check_division(self.partitioner, parts, count, least)
+        check_partition(self.partitioner, parts, count, least)
         names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
             return {"train": Ragged(parts, names)}
@@ -136,7 +144,7 @@ class World:
             for name, rows_of_clients in splits.items():
                 if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "since the data mark which are for validation; give each client both, or choose another partitioner"
+                    why = "which the data mark; give each client training and validation examples, or change the partitioner"
                     raise UserError(f"client {client} has no examples in the split {name}, {why}")
             return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
         own = Ragged(parts)
@@ -144,7 +152,7 @@ class World:
         if stratified is None:
             rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
             for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
-                rng.shuffle(rows)  # in place, and so in own.rows
+                rng.shuffle(rows)  # shuffles in place, and thus in own.rows
         else:
             places = keyed_rng(stratified, Purpose.SPLIT, exchange=1).permutation(count)
             strata = np.zeros(count) if labels is None else labels

@@ -1,4 +1,4 @@
-"""Networks as functions of one flat vector; your own nn.Module."""
+"""Networks as functions of one flat parameter vector, including custom nn.Modules."""
 
 from fedopt.lazy import exports
 

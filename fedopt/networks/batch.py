@@ -1,4 +1,4 @@
-"""What a network is trained on: a minibatch, and the change of its logits."""
+"""Minibatches, and the scale and shift of a network's logits."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes
 class Batch(NamedTuple):
     """A minibatch.
 
-    Args:
-        x: ``[B, features]``, normalised, or token ids ``[B, length]``.
-        y: ``[B]``, the classes, or targets that are real numbers.
-        weight: ``[B]``, the weights of the examples in a mean. They sum to 1; padding has weight 0.
-        rows: ``[B]``, the indices of the examples in their data set.
-        keys: The key that determines the network's dropout masks; empty during evaluation.
+    Attributes:
+        x: Normalised inputs, ``[B, features]``, or token ids, ``[B, length]``.
+        y: Classes or regression targets, ``[B]``.
+        weight: Weights of the examples in a mean, ``[B]``, with sum 1; padding has weight 0.
+        rows: Indices of the examples in their data set, ``[B]``.
+        keys: The key that determines the dropout masks, as a tuple with one element; empty during evaluation.
     """
 
     x: Tensor

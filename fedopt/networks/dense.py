@@ -1,13 +1,15 @@
-"""Backpropagation written out for dense networks: gradients, and steps in place.
+"""Backpropagation written by hand for dense networks: gradients, and gradient steps in place.
 
-On small batches automatic differentiation takes longer than the matrix products, and its copies of vectors as long.
+For small batches, automatic differentiation takes longer than the matrix products, and so does copying parameter vectors.
 
-Notation
-    W, b    the weights of a layer, [outputs, inputs], and its biases, [outputs, 1]
-    a, d    the input of a layer, [inputs, B], and the derivatives of the loss in its output, [outputs, B]
+Notation::
 
-Examples are columns: the products of small batches are then a quarter faster than with rows, and softmax is several times faster
-(scripts/bench fedavg). All tensors may have further first dimensions, as `at_once` gives them.
+    W, b    weights [outputs, inputs] and biases [outputs, 1] of a layer
+    a       input of a layer, [inputs, B]
+    d       derivative of the loss with respect to the output of a layer, [outputs, B]
+
+Examples are columns: for small batches, this makes the products a quarter faster than rows would, and softmax several
+times faster (scripts/bench fedavg). All tensors may have further leading dimensions, as `at_once` adds them.
 """
 
 from collections.abc import Sequence
@@ -22,20 +24,25 @@ from fedopt.networks.stacked import at_once
 
 
 class Layer(NamedTuple):
-    """The weights of a layer, or their gradients. b: None if there are no biases."""
+    """The parameters of a layer, or their gradients.
+
+    Attributes:
+        W: Weights, ``[outputs, inputs]``.
+        b: Biases, ``[outputs, 1]``. None: the layer has no biases.
+    """
 
     W: Tensor
     b: Tensor | None
 
 
 class Pass(NamedTuple):
-    """A pass through the network, forward and back.
+    """The result of a forward and backward pass. Each list has one entry per layer.
 
     Attributes:
-        layers: The weights of each layer.
-        a: The input of each layer.
-        d: The derivative of the loss in the output of each layer.
-        logits: ``[classes, B]``.
+        layers: Parameters of the layers.
+        a: Inputs of the layers, ``[inputs, B]``.
+        d: Derivatives of the loss with respect to the outputs of the layers, ``[outputs, B]``.
+        logits: Outputs of the last layer after scaling and shifting, ``[classes, B]``.
     """
 
     layers: list[Layer]
@@ -45,14 +52,17 @@ class Pass(NamedTuple):
 
 
 class Dense:
-    """A chain of linear layers with ReLUs and dropout between them, as a function of one flat parameter vector.
+    """A chain of linear layers, with ReLU and dropout between them, as a function of one flat parameter vector.
 
-    The loss is sum_j weight_j CE(scale logits_j + shift, y_j). Derivatives equal those of automatic differentiation.
+    With the weight w_j and the class y_j of example j, the loss is::
 
-    In all methods flat is the vector of parameters, [dim]. batch: the examples; its key determines the dropout masks. tuning:
-    (scale, shift) of the logits, [classes] each, or None.
+        sum_j  w_j CE(scale * logits_j + shift, y_j)
 
-    shapes: the shapes of the parameters. dropped: the probability of dropout.
+    The derivatives equal those of automatic differentiation.
+
+    Args:
+        shapes: Shapes of the parameters, in the order of the vector.
+        dropped: Dropout probability.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], dropped: float):
@@ -65,19 +75,35 @@ class Dense:
 
     @at_once
     def gradient(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Tensor:
-        """Return the gradient in ``flat``, [dim]."""
+        """Return the gradient of the loss, ``[dim]``.
+
+        Args:
+            flat: Parameters, ``[dim]``.
+            batch: The examples; the key of the batch determines the dropout masks.
+            tuning: Scale and shift of the logits, ``[classes]`` each. None: the logits are used as they are.
+        """
         return self._gradient(flat, self._pass(flat, batch, tuning))
 
     @at_once
     def gradient_and_losses(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the gradient in ``flat``, [dim], and the cross-entropy of each example, [B]."""
+        """Return the gradient of the loss, ``[dim]``, and the cross-entropy of each example, ``[B]``.
+
+        Args:
+            flat: Parameters, ``[dim]``.
+            batch: The examples; the key of the batch determines the dropout masks.
+        """
         done = self._pass(flat, batch)
         at = batch.y.unsqueeze(-2).expand(*done.logits.shape[:-2], 1, -1)
         losses = torch.logsumexp(done.logits, -2) - done.logits.gather(-2, at).squeeze(-2)
         return self._gradient(flat, done), losses
 
     def _gradient(self, flat: Tensor, done: Pass) -> Tensor:
-        """Return the gradient of a pass in ``flat``, [dim]."""
+        """Return the gradient of the loss, ``[dim]``, from the result of a pass.
+
+        Args:
+            flat: The parameters of the pass, ``[dim]``.
+            done: The result of the pass.
+        """
         found = done.logits.new_empty((*done.logits.shape[:-2], flat.shape[-1]))
         for (W, b), a_n, d_n in zip(self._by_layer(found), done.a, done.d, strict=True):
             _add_product(W, d_n, a_n.mT, keep=0)
@@ -96,13 +122,22 @@ class Dense:
         anchor: Tensor | None = None,
         keep: float = 1.0,
     ) -> Tensor:
-        """Overwrite ``flat`` by keep flat - eta (gradient - gradient at the anchor + plus), and return it.
+        """Take a gradient step in place and return the parameters.
 
-        The matrix products add to the weights, and no gradient is formed. All arguments are positional.
+        ``flat`` is overwritten by::
 
-        flat: [dim]. Under vmap it must be a separate vector in memory for each client. eta: the step size.
-        plus: [dim], added to the gradient; None for nothing.
-        anchor: [dim], a point whose gradient on the same batch is subtracted; None for nothing.
+            keep * flat - eta * (gradient(flat) - gradient(anchor) + plus)
+
+        The matrix products are added to the weights directly; the gradient is never stored. All arguments are positional.
+
+        Args:
+            flat: Parameters, ``[dim]``. Under vmap, each client's vector must have its own memory.
+            batch: The examples; the key of the batch determines the dropout masks.
+            eta: Step size.
+            plus: Vector added to the gradient, ``[dim]``. None: nothing is added.
+            tuning: Scale and shift of the logits, ``[classes]`` each. None: the logits are used as they are.
+            anchor: Point whose gradient on the same batch is subtracted, ``[dim]``. None: nothing is subtracted.
+            keep: Factor of the old parameters.
         """
         at_flat = self._pass(flat, batch, tuning)
         if anchor is not None:
@@ -114,13 +149,20 @@ class Dense:
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _pass(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Pass:
+        """Run the network forward and backward.
+
+        Args:
+            flat: Parameters, ``[dim]``.
+            batch: The examples.
+            tuning: Scale and shift of the logits, ``[classes]`` each. None: the logits are used as they are.
+        """
         layers = self._by_layer(flat)
         *a, logits = self._outputs(layers, batch)
         if tuning is not None:
             scale, shift = (part.unsqueeze(-1) for part in tuning)
             logits = logits * scale + shift
         weight = batch.weight.unsqueeze(-2)
-        d = torch.softmax(logits, -2) * weight  # and minus weight at y: d = weight (softmax - onehot(y))
+        d = torch.softmax(logits, -2) * weight  # minus weight at y, below: d = weight (softmax - onehot(y))
         at = batch.y.unsqueeze(-2).expand(*d.shape[:-2], 1, -1)
         d = d.scatter_add_(-2, at, -weight.expand_as(at))
         of_layers = [d if tuning is None else d * scale]
@@ -131,7 +173,7 @@ class Dense:
         return Pass(layers, a, of_layers, logits)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
-        """Return the input of each layer, and the output of the last layer."""
+        """Return the input of each layer, followed by the output of the last layer."""
         a, dropout = [batch.x.mT], Dropout(batch.keys[0]) if batch.keys else None
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]
@@ -145,11 +187,11 @@ class Dense:
 
     @property
     def _enlarged(self) -> float:
-        """The factor of what dropout keeps."""
+        """The factor by which dropout scales the units that it keeps."""
         return 1 / (1 - self._dropped)
 
     def _by_layer(self, flat: Tensor) -> list[Layer]:
-        """Return views of the parameters, by layer."""
+        """Split a parameter vector ``[dim]`` into views of the weights and biases of each layer."""
         pieces = flat.split_with_sizes(self.sizes, -1)
         views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=True)]
         if not self._biases:
@@ -158,9 +200,17 @@ class Dense:
 
 
 def _difference(one: Pass, other: Pass) -> Pass:
-    """Return a pass with the layers of ``one`` and the difference of the gradients of two passes on the same batch.
+    """Return a pass whose gradient is the difference of the gradients of two passes on the same batch.
 
-    [d, -d'] [a, a']^T = d a^T - d' a'^T, where d', a' are of the other pass. Layer 1 has the same a in both, so its d is d - d'.
+    With d', a' of the other pass, the gradient of a layer's weights is::
+
+        [d, -d'] [a, a']^T = d a^T - d' a'^T
+
+    The first layer has the same input a in both passes, so that its d is d - d'.
+
+    Args:
+        one: The pass whose layers are kept.
+        other: The pass whose gradient is subtracted.
     """
     a = [torch.cat([mine, its], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
     d = [torch.cat([mine, -its], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
@@ -168,7 +218,15 @@ def _difference(one: Pass, other: Pass) -> Pass:
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, keep: float = 1, factor: float = 1) -> None:
-    """Overwrite ``into`` by keep * into + factor * left right. With keep = 0 the old content of ``into`` does not count."""
+    """Overwrite a matrix by ``keep * into + factor * left @ right``. With ``keep = 0``, its old content is ignored.
+
+    Args:
+        into: The matrix, ``[..., rows, columns]``.
+        left: The first factor, ``[..., rows, k]``.
+        right: The second factor, ``[..., k, columns]``.
+        keep: Factor of the old content.
+        factor: Factor of the product.
+    """
     if into.ndim == 2:
         into.addmm_(left, right, beta=keep, alpha=factor)
         return

@@ -13,11 +13,17 @@ GOLDEN, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E
 
 
 class Dropout(TorchFunctionMode):
-    """A context, `with Dropout(key):`, in which torch's dropout draws masks that the key determines, also under vmap.
+    """A context manager in which dropout masks are determined by a key, also under vmap.
 
-    It covers `F.dropout`, `F.dropout1d` to `F.dropout3d`, and the modules that call them, but not the dropout within attention.
-    The first dimension must be the batch; padding a batch does not change the masks of its other examples.
-    key: an int64 scalar; for `kept` alone also several, [...]. drawn: how many masks were drawn.
+    Within ``with Dropout(key):``, the functions `F.dropout` and `F.dropout1d` to `F.dropout3d`, and the modules that call
+    them, use these masks; dropout inside attention does not. The first dimension of their inputs must be the batch. Padding
+    a batch does not change the masks of its other examples.
+
+    Args:
+        key: Integer tensor (int64), a scalar. Only `kept` also accepts several keys, ``[...]``.
+
+    Attributes:
+        drawn: Number of masks generated so far.
     """
 
     def __init__(self, key: Tensor):
@@ -31,16 +37,24 @@ class Dropout(TorchFunctionMode):
         return self._keyed.get(function, function)(*args, **(kwargs or {}))
 
     def of_numbers(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Replace `F.dropout`: drop single numbers."""
         return self._dropped(input, p, input.shape) if training and p else input
 
     def of_channels(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Replace `F.dropout1d` to `F.dropout3d`: drop whole channels."""
         ones = (1,) * (input.ndim - 2)
         return self._dropped(input, p, (*input.shape[:2], *ones)) if training and p else input
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-        """Draw the next mask: a bool tensor that is False with probability p; one for each key, if there are several.
+        """Generate the next mask, a boolean tensor that is False with probability p.
 
-        shape: the shape of a mask. device: the device on which it is made.
+        Args:
+            shape: Shape of a mask.
+            p: Dropout probability.
+            device: Device of the mask.
+
+        Returns:
+            The mask, or one mask per key, ``[..., *shape]``, if there are several keys.
         """
         self.drawn += 1
         places = torch.arange(math.prod(shape), device=device) * GOLDEN
@@ -49,6 +63,13 @@ class Dropout(TorchFunctionMode):
         return (uniform >= p * 2**24).view(*self.key.shape, *shape)
 
     def _dropped(self, input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
+        """Return the input with dropped entries set to 0 and the others scaled by ``1 / (1 - p)``.
+
+        Args:
+            input: The input.
+            p: Dropout probability.
+            shape: Shape of the mask, which is broadcast to the input.
+        """
         return input * self.kept(shape, p, input.device) * (1 / (1 - p) if p < 1 else 0.0)
 
 

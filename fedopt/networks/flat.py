@@ -18,28 +18,28 @@ from fedopt.randomness import Purpose, torch_seed
 
 
 class FlatModel(Dense):
-    """A chain of layers as a function of one flat parameter vector, ordered as `nn.Module.parameters()`.
+    """A chain of layers as a function of one flat parameter vector, in the order of `nn.Module.parameters()`.
 
     Args:
-        layers: The network, at its start.
-        input_shape: The shape of an example.
-        autocast: The type in which products and convolutions are computed. None: that of the parameters.
+        layers: The network with its initial parameters.
+        input_shape: Shape of an example.
+        autocast: Type in which products and convolutions are computed. None: the type of the parameters.
 
     Attributes:
-        dim: The length of the vector.
-        initial: ``[dim]``, float32, its value at the start.
-        penalised: ``[dim]``, float32: 1 where a ridge penalises a parameter, and 0 where it is part of a bias.
-        copy: A function that returns a copy of the network.
-        convolutional: Whether a layer is a convolution.
-        flattens: Whether the layers themselves take x ``[B, features]``, and not images.
-        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Only then can the methods
-            of `Dense` be called.
-        random: Whether it has dropout.
-        alone: Why vmap cannot run it; empty if it can.
+        dim: Length of the parameter vector.
+        initial: Initial parameters, ``[dim]``, float32.
+        penalised: Float32 vector ``[dim]``: 1 for parameters that a ridge penalty applies to, 0 for biases.
+        copy: Function that returns a copy of the network.
+        convolutional: Whether the network has convolutions.
+        flattens: Whether the layers take flat inputs ``[B, features]`` instead of images.
+        dense: Whether the network consists of linear layers with ReLU and dropout, without autocast. Only then can the
+            methods of `Dense` be called.
+        random: Whether the network has dropout.
+        vmap_error: The reason why vmap cannot run the network; empty if it can.
         remark: A remark for the user, or empty.
     """
 
-    alone = remark = ""
+    vmap_error = remark = ""
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         trained = {name: p.detach() for name, p in layers.named_parameters() if p.requires_grad}
@@ -53,17 +53,21 @@ class FlatModel(Dense):
         self.initial = torch.cat([p.reshape(-1) for p in trained.values()])
         biases = [
             p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()
-        ]  # as PyTorch's
+        ]  # PyTorch's naming of biases
         of_each = zip(self.sizes, biases, strict=True)
         self.penalised = torch.cat([torch.full((size,), float(not bias)) for size, bias in of_each])
-        self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
+        self.flattens = not self.convolutional  # takes [B, features] for examples of any shape
         self.dense = autocast is None and all(
             isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
         )
         self.random = dropped > 0
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
-        """Return two models: all layers but the last, and the last. Raises UserError if there is only one layer."""
+        """Split the network into all layers but the last, and the last layer.
+
+        Raises:
+            UserError: The network has only one layer.
+        """
         if len(self._layers) == 1:
             raise UserError(
                 "problem.model: linear and softmax have no hidden layers, which are needed here; use mlp, cnn or vgg11"
@@ -72,10 +76,12 @@ class FlatModel(Dense):
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
     def __call__(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Return the logits, [B, classes], in the type of the parameters.
+        """Return the logits, ``[B, classes]``, in the type of the parameters.
 
-        flat: [dim], the parameters. x: [B, features]. key: an int64 tensor that determines dropout masks; None: without
-            dropout.
+        Args:
+            flat: Parameters, ``[dim]``.
+            x: Inputs, ``[B, features]``.
+            key: Integer tensor (int64) that determines the dropout masks. None: no dropout.
         """
         if self.autocast is None:
             return self._forward(flat, x, key)
@@ -93,7 +99,7 @@ class FlatModel(Dense):
             elif isinstance(layer, nn.Conv2d):
                 x = F.conv2d(x, next(parameters), next(parameters), layer.stride, layer.padding)
             elif isinstance(layer, nn.ReLU):
-                x = torch.relu(x)  # never in place: derivatives need the input
+                x = torch.relu(x)  # not in place: derivatives need the input
             elif isinstance(layer, nn.Dropout):
                 x = x if dropout is None else dropout.of_numbers(x, layer.p)
             else:
@@ -101,10 +107,13 @@ class FlatModel(Dense):
         return x
 
     def trained(self, flat: Tensor) -> nn.Module:
-        """Return a separate nn.Module with the parameters ``flat`` [dim].
+        """Return a separate `nn.Module` with these parameters.
 
-        It takes examples in the shape `input_shape`. The module of a `FlatModel` without convolutions takes x [B, features]
-        too.
+        The module takes examples of shape ``input_shape``. Without convolutions, it also takes flat inputs ``[B, features]``,
+        unless the network is custom.
+
+        Args:
+            flat: Parameters, ``[dim]``.
         """
         network = self.copy().to(flat.dtype)
         parameters = (p for p in network.parameters() if p.requires_grad)
@@ -114,19 +123,23 @@ class FlatModel(Dense):
         return nn.Sequential(nn.Flatten(), network) if self.flattens else network
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return views of the vector, one per parameter and in the parameter's shape. They share its memory.
+        """Return one view of the vector per parameter, in the shape of the parameter. The views share its memory.
 
-        torch.split makes the gradient one concatenation; slices would make a zero-filled vector for each parameter.
+        With torch.split, the gradient is a single concatenation; with slices, each parameter would create a vector of zeros.
+
+        Args:
+            flat: Parameters, ``[dim]``.
         """
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
 
 class Normalised(nn.Module):
-    """A network that normalises its input as in its training, on the CPU and in evaluation mode.
+    """A trained network that normalises its inputs, on the CPU and in evaluation mode.
 
-    It takes examples in the data set's units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height, width],
-    [B, height, width] for one channel, [B, features], or token ids [B, length]. It returns logits [B, classes].
+    It takes examples in the units of the data set (images with pixels from 0 to 255, not from 0 to 1), as ``[B, channels,
+    height, width]``, ``[B, height, width]`` if there is one channel, ``[B, features]``, or token ids ``[B, length]``. It
+    returns logits ``[B, classes]``.
     """
 
     def __init__(
@@ -135,9 +148,9 @@ class Normalised(nn.Module):
         """Wrap a trained network.
 
         Args:
-            network: It takes normalised examples.
-            normalisation: What to subtract and what to divide by, ``[channels]`` or ``[features]`` each. None: token ids.
-            input_shape: The shape of an example.
+            network: The network, which takes normalised examples.
+            normalisation: Shift and scale of the inputs, ``[channels]`` or ``[features]`` each. None: the inputs are token ids.
+            input_shape: Shape of an example.
         """
         super().__init__()
         self.network, self.input_shape = network, tuple(input_shape)
@@ -151,7 +164,12 @@ class Normalised(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x. Raises ValueError for examples of another shape, and TypeError for NumPy arrays."""
+        """Return the logits of a batch of raw examples.
+
+        Raises:
+            TypeError: ``x`` is not a tensor.
+            ValueError: The examples have the wrong shape.
+        """
         if not isinstance(x, Tensor):
             raise TypeError(f"the network takes a tensor, not {type(x).__name__}; use torch.as_tensor(x)")
         shape = self.input_shape
@@ -174,23 +192,25 @@ def build(
     autocast: torch.dtype | None = None,
     dropout: float = 0.0,
 ) -> FlatModel:
-    """Build a model by name, with PyTorch's initialisation.
+    """Build a built-in model with PyTorch's default initialisation.
 
-    linear: softmax regression. softmax: the same without biases. mlp: hidden layers with ReLU. cnn: two 3x3 convolutions of
-        16 and 32 channels, each with max pooling, and a linear layer. vgg11: torchvision's features and one linear layer, for
-        images with 3 channels and 32 x 32 pixels or more.
+    * ``linear``: softmax regression.
+    * ``softmax``: softmax regression without biases.
+    * ``mlp``: hidden layers with ReLU.
+    * ``cnn``: two 3 x 3 convolutions with 16 and 32 channels, each followed by max pooling, and a linear layer.
+    * ``vgg11``: torchvision's VGG-11 features and one linear layer, for images with 3 channels and at least 32 x 32 pixels.
 
     Args:
-        name: linear, softmax, mlp, cnn or vgg11.
-        widths: The widths of mlp's hidden layers.
-        input_shape: (channels, height, width), or (features,).
-        classes: The number of classes.
-        seed: The seed of the run.
-        autocast: As in `FlatModel`.
-        dropout: The probability that a hidden unit of mlp is dropped.
+        name: Name of the model.
+        widths: Widths of the hidden layers of ``mlp``.
+        input_shape: ``(channels, height, width)`` or ``(features,)``.
+        classes: Number of classes.
+        seed: Seed of the run.
+        autocast: Type in which products and convolutions are computed. None: the type of the parameters.
+        dropout: Dropout probability of the hidden units of ``mlp``.
 
     Raises:
-        UserError: The name is unknown, or the model does not take examples of this shape.
+        UserError: The name is unknown, or the model does not accept examples of this shape.
     """
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
@@ -220,5 +240,5 @@ def build(
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
             names = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name}: there is no such model; use {names}, or your own as PACKAGE.CLASS")
+            raise UserError(f"problem.model={name}: there is no such model; use {names}, or a custom PACKAGE.CLASS")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -1,4 +1,4 @@
-"""A user's nn.Module as a function of one flat parameter vector."""
+"""A custom nn.Module as a function of one flat parameter vector."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,15 +13,19 @@ from fedopt.networks.flat import FlatModel
 
 
 class FlatModule(FlatModel):
-    """A user's module as a function of one flat vector of its trainable parameters.
+    """A custom module as a function of one flat vector of its trainable parameters.
 
-    Parameters with requires_grad=False are constants.
+    Parameters with ``requires_grad=False`` are constants. Called with a key, which determines the dropout masks, the module
+    runs in training mode, otherwise in evaluation mode. The same module object is used for both modes, because a copy would
+    still use the original's parameters in functions that are bound to the original.
 
-    With a key, which determines dropout masks, it runs in training mode, else in evaluation mode. One module object serves
-    both: a copy would use the original's parameters in functions that are bound to it.
+    Args:
+        module: The module with its initial parameters.
+        input_shape: Shape of an example.
+        autocast: Type in which products and convolutions are computed. None: the type of the parameters.
 
     Attributes:
-        names: The names of the parameters, in the vector's order.
+        names: Names of the parameters, in the order of the vector.
     """
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
@@ -36,9 +40,12 @@ class FlatModule(FlatModel):
         return self.at(self.views(flat), x, key)
 
     def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
-        """Return logits as `__call__` does, without autocast.
+        """Return the logits, without autocast.
 
-        parameters: one tensor per name, in the order of `names`. x, key: as in `__call__`.
+        Args:
+            parameters: One tensor per parameter, in the order of ``names``.
+            x: Inputs, ``[B, features]``.
+            key: Integer tensor (int64) that determines the dropout masks. None: evaluation mode, without dropout.
         """
         like, values = parameters[0], dict(zip(self.names, parameters, strict=True))
         for name, value in self._constants.items():
@@ -49,9 +56,10 @@ class FlatModule(FlatModel):
             return torch.func.functional_call(self.module, values, (x.reshape(-1, *self.input_shape),))
 
     def split_last(self) -> tuple[FlatModel, FlatModel]:
-        """Return two models: all layers but the last, and the last.
+        """Split the network into all layers but the last, and the last layer.
 
-        Raises UserError unless the module is an nn.Sequential that ends with nn.Linear.
+        Raises:
+            UserError: The module is not an nn.Sequential that ends with nn.Linear.
         """
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
@@ -66,8 +74,12 @@ class FlatModule(FlatModel):
 
 @contextmanager
 def differentiable(module: nn.Module) -> Iterator[None]:
-    """Return a context in which torch uses only kernels that have second derivatives, for attention and the module's recurrent
-    layers.
+    """Return a context in which torch uses only kernels with second derivatives.
+
+    This concerns attention, and the recurrent layers of the module.
+
+    Args:
+        module: The module that is run in the context.
     """
     with ExitStack() as without:
         without.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())

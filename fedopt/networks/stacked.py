@@ -1,4 +1,4 @@
-"""Functions that under vmap compute all clients of a stack in one call."""
+"""Decorator for functions that vmap calls once with the stacked tensors of all clients."""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -15,27 +15,28 @@ try:
         maybe_get_bdim,
         maybe_get_level,
     )
-except ImportError:  # private names, which another version of torch may not have
+except ImportError:  # private names, which other versions of torch may not have
     READS_VMAP = False
 else:
     READS_VMAP = True
 
-# Stands for a level where a derivative is taken, in which functions are called as they are; above every level, so that max()
-# picks it
+# The level of tensors whose derivative is taken, for which functions are called as they are. It exceeds every vmap level, so
+# that max() returns it
 DIFFERENTIATED = 2**31
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def at_once(function: Function) -> Function:
-    """Decorate a function of tensors so that, under vmap, it is called once with the tensors of all clients.
+    """Decorate a function of tensors such that, under vmap, it is called once with the stacked tensors of all clients.
 
-    Each tensor, also in lists and tuples, then has a further first dimension: ``[n, ...]``, or ``[1, ...]`` if it is the same
-    for all clients. So has each tensor that the function returns; named tuples that it returns come back as plain tuples.
-    Operations in the function cost no vmap overhead, and may write into memory. Where a derivative is taken through the
-    function, it is called as it is. Under a torch whose private names differ, it is called as it is too, more slowly.
+    Each tensor, including tensors in lists and tuples, then has an additional first dimension: ``[n, ...]``, or ``[1, ...]``
+    if it is the same for all clients. Each tensor that the function returns must have this dimension too; returned named
+    tuples become plain tuples. Inside the function, operations have no vmap overhead and may write to memory in place. Where
+    a derivative is taken through the function, it is called with the tensors as they are. The same happens, more slowly, if
+    the installed version of torch has other private names.
 
-    The function must work for tensors of shape ``[...]``, ``[n, ...]`` and ``[m, n, ...]``: under vmap(grad) it sees no extra
-    dimension, under grad(vmap) one, and under vmap(vmap) two.
+    The function must work for tensors of shape ``[...]``, ``[n, ...]`` and ``[m, n, ...]``: it sees no additional dimension
+    under vmap(grad), one under grad(vmap), and two under vmap(vmap).
     """
 
     @wraps(function)
@@ -45,17 +46,18 @@ def at_once(function: Function) -> Function:
             return function(*arguments)
         stacked = _unbatched(arguments, level)
         n = max(len(tensor) for tensor in _tensors(stacked))
-        return _batched(called(*stacked), level, n)  # called again, since one vmap may be inside another
+        return _batched(called(*stacked), level, n)  # recursive, because vmaps may be nested
 
     return called if READS_VMAP else function  # type: ignore[return-value]
 
 
 def differs_by_client(tensor: Tensor) -> bool:
-    """Tell whether, under vmap, each client has its own value of a tensor; False if this torch does not tell."""
+    """Return whether, under vmap, a tensor has a different value for each client; False if this version of torch cannot tell."""
     return READS_VMAP and is_batchedtensor(tensor)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors in a value, which may be a tensor or nested lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -64,14 +66,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _level(tensor: Tensor) -> int:
-    """Return the innermost level of vmap, 0 without one."""
+    """Return the innermost vmap level of a tensor: 0 without vmap, `DIFFERENTIATED` where a derivative is taken."""
     if is_batchedtensor(tensor):
         return maybe_get_level(tensor)
     return DIFFERENTIATED if is_gradtrackingtensor(tensor) else 0
 
 
 def _unbatched(value: Any, level: int) -> Any:
-    """Return the tensors of all clients of one level of vmap, [n, ...] or [1, ...], for the tensors of one client."""
+    """Replace the tensors of one client by the stacked tensors of all clients of one vmap level.
+
+    Args:
+        value: A tensor, or nested lists and tuples of tensors.
+        level: The vmap level.
+
+    Returns:
+        The value with tensors ``[n, ...]``, or ``[1, ...]`` for tensors that are the same for all clients.
+    """
     if isinstance(value, Tensor):
         if not is_batchedtensor(value) or maybe_get_level(value) != level:
             return value.unsqueeze(0)
@@ -84,7 +94,13 @@ def _unbatched(value: Any, level: int) -> Any:
 
 
 def _batched(value: Any, level: int, n: int) -> Any:
-    """Return the tensors of one client, as vmap knows them, for the tensors of all n clients."""
+    """Replace stacked tensors by the batched tensors that vmap works with.
+
+    Args:
+        value: A tensor ``[n, ...]`` or ``[1, ...]``, or nested lists and tuples of such tensors.
+        level: The vmap level.
+        n: Number of clients.
+    """
     if isinstance(value, Tensor):
         return _add_batch_dim(value if len(value) == n else value.expand(n, *value.shape[1:]), 0, level)
     return tuple(_batched(part, level, n) for part in value) if isinstance(value, list | tuple) else value

@@ -1,8 +1,8 @@
-"""Imports torchvision, also beside a torch build of another kind.
+"""Import torchvision, also if its build does not match the build of torch.
 
-torchvision declares fake versions of its compiled operators `nms` and `qnms` when it is imported. If its compiled library
-does not load (a CUDA build of torchvision beside a CPU build of torch, say), these operators are missing and the import
-fails, although nothing here needs them. Declaring both without an implementation cures it.
+When torchvision is imported, it declares fake versions of its compiled operators `nms` and `qnms`. If its compiled
+library cannot be loaded (for instance, a CUDA build of torchvision with a CPU build of torch), these operators are
+missing and the import fails, although fedopt does not need them. Declaring both without an implementation fixes this.
 """
 
 import sys
@@ -16,7 +16,7 @@ except RuntimeError as error:
         raise
     for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[module]
-    _operators = torch.library.Library("torchvision", "DEF")  # kept: the operators live as long as it does
+    _operators = torch.library.Library("torchvision", "DEF")  # keep a reference: the operators live as long as it does
     for _name in ("nms", "qnms"):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision

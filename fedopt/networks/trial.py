@@ -1,6 +1,7 @@
-"""Trial runs of a user's module, on two examples, before training.
+"""Trial runs of a custom module on a few examples before training.
 
-They find out whether the output depends on the parameters and on one example only, and which parameters are trained.
+They check that the output depends on the parameters and on one example at a time, and find out which parameters are
+trained.
 """
 
 from collections.abc import Iterator
@@ -14,18 +15,20 @@ from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
 from fedopt.randomness import untouched
 
-REMEDY = (
-    "a network must keep no state and take each example by itself: use nn.GroupNorm in place of BatchNorm, for instance"
-)
+REMEDY = "a network must keep no state and process each example separately, for instance with nn.GroupNorm instead of BatchNorm"
 DROPPING = "use nn.Dropout or F.dropout(x, p, self.training), and dropout=0 in attention and LSTMs"
-PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax"
-KEY = torch.zeros((), dtype=torch.int64)  # of dropout
-SHOWN = 5  # parameters in a message
+PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; remove the final softmax"
+KEY = torch.zeros((), dtype=torch.int64)  # key of the dropout masks
+SHOWN = 5  # parameters named in a message
 
 
 @contextmanager
-def mistakes_of(what: str) -> Iterator[None]:
-    """Turn any exception raised inside the context into a UserError that begins with ``what``. A UserError passes unchanged."""
+def user_errors(what: str) -> Iterator[None]:
+    """Turn any exception raised inside the context into a UserError with a prefix. A UserError passes unchanged.
+
+    Args:
+        what: Beginning of the message.
+    """
     try:
         yield
     except UserError:
@@ -35,13 +38,13 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """Try a network, and return remarks for the user. Set its attribute ``random`` to what the trial shows.
+    """Try a network, set its attribute ``random``, and return remarks for the user.
 
     Args:
         net: The network.
-        x: Some examples. Two suffice, except to tell which parameters are idle.
-        classes: The number of classes.
-        key: The config's key and value, for messages.
+        x: Some examples. Two are enough, except for finding parameters that are not trained.
+        classes: Number of classes.
+        key: The config key and its value, for messages.
 
     Raises:
         UserError: The network cannot be used.
@@ -52,12 +55,17 @@ def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
 
 
 def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
-    """Tell whether the module has dropout, and whether its outputs are probabilities.
+    """Find out whether a module has dropout and whether its outputs look like probabilities.
 
-    probe: the module. x: two examples. classes: their number of classes. key: for messages.
+    Args:
+        probe: The module.
+        x: Two examples.
+        classes: Number of classes.
+        key: The config key and its value, for messages.
 
-    Raises UserError if the outputs are not logits, or parameters or buffers change. Also raises it if an example's output
-    depends on the other examples, or on randomness other than dropout.
+    Raises:
+        UserError: The outputs are not logits; parameters or buffers change; or the output for an example depends on other
+            examples, or on randomness other than dropout.
     """
     state = {**dict(probe.named_parameters()), **dict(probe.named_buffers())}
     before, drawn = {name: value.clone() for name, value in state.items()}, 0
@@ -65,7 +73,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
     def logits(rows: list[int], training: bool) -> Tensor:
         nonlocal drawn
         given, wanted, dropout = x[rows], [len(rows), classes], Dropout(KEY)
-        guarded, inside = mistakes_of(f"{key} on a batch {list(given.shape)}"), dropout if training else nullcontext()
+        guarded, inside = user_errors(f"{key} on a batch {list(given.shape)}"), dropout if training else nullcontext()
         with torch.no_grad(), differentiable(probe), untouched(key, given, DROPPING), guarded, inside:
             out = probe.train(training)(given)
         drawn += dropout.drawn
@@ -74,11 +82,11 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
             raise UserError(f"{key}: returns {shape}; it must return the logits of the {classes} classes, {wanted}")
         return out
 
-    for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # masks may depend on the size of a batch
+    for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # dropout masks may depend on the batch size
         out, again, other = (logits(rows, training) for rows in ([0, 1], [0, 1], others))
         if not torch.equal(out, again):
             raise UserError(
-                f"{key}: returns different logits when it is called again, so that it has state or is random; {REMEDY}"
+                f"{key}: returns different logits when it is called again, so it has state or is random; {REMEDY}"
             )
         if changed := [name for name, value in state.items() if not torch.equal(value, before[name])]:
             raise UserError(f"{key}: {changed[0]} changes when it is called; {REMEDY}")
@@ -90,9 +98,15 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Return a remark on the parameters that are not trained, if there are some.
+    """Return a remark about the parameters that no gradient reaches, if there are any.
 
-    Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters.
+    Args:
+        net: The network.
+        x: Some examples.
+        key: The config key and its value, for messages.
+
+    Raises:
+        UserError: No gradient reaches any parameter.
     """
     pieces = [piece.detach().requires_grad_() for piece in net.views(net.initial.float())]
     out = net.at(pieces, x, KEY).sum()
@@ -100,15 +114,19 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]
     if len(idle) == len(pieces):
         raise UserError(
-            f"{key}: no gradient reaches its parameters, so that nothing would be trained; remove detach() or no_grad()"
+            f"{key}: no gradient reaches its parameters, so nothing would be trained; remove detach() or no_grad()"
         )
-    return [f"no gradient reaches {some(idle, SHOWN)}, so that this is not trained"] if idle else []
+    return [f"no gradient reaches {some(idle, SHOWN)}, so this is not trained"] if idle else []
 
 
-def why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Return why vmap cannot differentiate the network, at one point per client or at a shared point; empty if it can.
+def find_vmap_error(net: FlatModule, examples: Tensor) -> str:
+    """Return the reason why vmap cannot differentiate the network; empty if it can.
 
-    net: the network. examples: two of them.
+    Both forms are tried: one point per client, and a point shared by all clients.
+
+    Args:
+        net: The network.
+        examples: Two examples.
     """
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
     keys = [KEY.to(flat.device).expand(2)]
@@ -116,6 +134,6 @@ def why_alone(net: FlatModule, examples: Tensor) -> str:
     try:
         for points, dim in ((flat.expand(2, -1), 0), (flat, None)):
             torch.func.vmap(gradient, (dim, *[0] * (1 + len(keys))))(points, examples[:, None], *keys)
-    except Exception as error:  # torch.func has many ways to say so
+    except Exception as error:  # torch.func raises many different exceptions
         return first_line(error)
     return ""

@@ -34,7 +34,7 @@ RUNS = ("line", "seed", "run")  # the columns of runs.csv
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
 LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
 REMEDY = "run the experiment again, which writes it"
-HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
+HEADS = {"says": "claim", "measured": "measured (seeds)", "holds": "verdict", "why": "reason"}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
@@ -156,7 +156,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
     value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"
-    text = f"{row['holds']:<28} {row['says']}: {value}, asked {row['bound']}"
+    text = f"{row['holds']:<28} {row['says']}: {value}, bound {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""
     return text + (f". {row['why']}" if row["why"] else "")

@@ -1,4 +1,4 @@
-"""One problem, one file; the classes of problems and the reductions between them."""
+"""The problems (one per file), their classes, and the reductions between the classes."""
 
 from fedopt.lazy import exports
 

@@ -1,8 +1,11 @@
-"""What each client would do alone: a linear model of its own training rows, penalised as cross-validation chooses.
+"""Baselines: a linear model fitted to each client's own training examples, with a penalty chosen by cross-validation.
 
-Both are scikit-learn's. Ridge regression minimises sum_j (w'x_j + b - t_j)^2 + n a |w|^2 over n rows, with a one of `RATIOS`, by
-leave-one-out errors. The intercept b is not penalised. Logistic regression has C one of `INVERSES`, by the log loss of up to
-`FOLDS` folds.
+Both models are scikit-learn's. Ridge regression minimises, over n examples (x_j, t_j)::
+
+    sum_j (w'x_j + b - t_j)^2 + n a |w|^2
+
+The factor a is chosen from `RATIOS` by leave-one-out errors; the intercept b is not penalised. The parameter C of
+logistic regression is chosen from `INVERSES` by the log loss in at most `FOLDS` folds.
 """
 
 import warnings
@@ -11,39 +14,42 @@ import numpy as np
 
 from fedopt.metrics import EQUAL
 
-RATIOS = np.logspace(3, -3, 25)  # of ties the strongest is taken
+RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, which wins ties
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
-UNPENALISED = 1e6  # C of the classifier that is as good as unpenalised, and exists where classes can be separated
-MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # of all clients' rows times features: what takes about five seconds
+UNPENALISED = 1e6  # C of the "unpenalised" classifier, which thus exists for separable classes too
+MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # limits of rows x features and of clients, for about five seconds
 
 
 def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return the coefficients and the intercept of a client's ridge regression, ``[features + 1]``.
+    """Fit a client's ridge regression and return its coefficients and intercept, ``[features + 1]``.
 
     Args:
-        x: The features of its rows, ``[n, features]``.
+        x: Features of the client's examples, ``[n, features]``.
         t: Their targets, ``[n]``.
     """
     from sklearn.linear_model import RidgeCV  # slow to import
 
-    if len(t) == 1:  # nothing is left where one row is left out
+    if len(t) == 1:  # leave-one-out errors need two rows
         return np.append(np.zeros(x.shape[1]), t)
     model = RidgeCV(len(t) * RATIOS).fit(x, t)
     return np.append(model.coef_, model.intercept_)
 
 
 def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return a client's log probabilities of classes by its penalised and unpenalised logistic regression, ``[2, tests, C]``.
+    """Fit a client's logistic regression and predict log probabilities.
 
-    Classes without rows have their smoothed share, (n_c + 1) / (n + C), and so do all classes if there are rows of one only. If
-    a class has a single row, there are no folds, and C is scikit-learn's default, 1.
+    A class c without examples gets the smoothed share (n_c + 1) / (n + C); so do all classes if there are examples of only
+    one class. If a class has a single example, there are no folds and scikit-learn's default C = 1 is used.
 
     Args:
-        x: The features of its rows, ``[n, features]``.
+        x: Features of the client's training examples, ``[n, features]``.
         y: Their classes, ``[n]``.
-        tests: The features of the rows to predict.
-        weights: The weights of the classes, ``[C]``.
+        tests: Features of the examples to predict, ``[tests, features]``.
+        weights: Weights of the classes, ``[C]``.
+
+    Returns:
+        Log probabilities, ``[2, tests, C]``: the regression with a penalty, and the regression without.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -59,19 +65,21 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
             models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # where classes can be separated
+            warnings.simplefilter("ignore", ConvergenceWarning)  # warned about for separable classes
             for its, model in zip(shares, models, strict=True):
                 its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
     return np.log(np.maximum(shares, 1e-300))
 
 
 def compared(own: np.ndarray, alone: np.ndarray, sign: int) -> dict[str, float]:
-    """Return the shares of clients that are better off than alone, and as well off up to rounding, in percent.
+    """Return the percentages of clients that do better than, or as well as, their own baseline.
+
+    Values that differ only by rounding count as equal.
 
     Args:
-        own: A number of each client, ``[M]``.
-        alone: The same of its model alone, ``[M]``.
-        sign: `Metric.sign`, 1 if lower numbers are better.
+        own: A metric of each client, ``[M]``.
+        alone: The metric of each client's baseline, ``[M]``.
+        sign: 1 if lower values of the metric are better, -1 otherwise (`Metric.sign`).
     """
     gain, equal = sign * (alone - own), EQUAL * np.abs(alone)
     shares = {"better_than_alone": gain > equal, "as_good_as_alone": np.abs(gain) <= equal}

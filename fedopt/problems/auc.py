@@ -1,14 +1,19 @@
-"""Maximising the area under the ROC curve [Ying et al. 2016; CODA+ and CODASCA, Yuan et al. 2021].
+"""Maximisation of the area under the ROC curve [Ying et al. 2016; CODA+ and CODASCA, Yuan et al. 2021].
 
-    min over (w, a, b), max over alpha of, with E[.; +] the mean of . over all examples, negative ones counting 0,
+The problem is a saddle point problem in two forms, minimised over (w, a, b) and maximised over alpha::
 
     square   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 (1 + alpha) (p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
     margin   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 alpha (p(1-p) + p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
 
-s is the score of an example under the network w, softmax[1]; p is the share of positive examples. Read in public code
-(federated-minimax, ICML2021_FedDeepAUC_CODASCA). Derived here: a and b are best at the mean scores of positive and of negative
-examples, and alpha at b - a, or 1 + b - a in the margin form. What is then left to minimise over w is p(1-p) times
-E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently, or var+ + var- + (1 + b - a)².
+Here s is the score of an example under the network w (entry 1 of the softmax), p is the share of positive examples, and
+E[.; +] is the mean over all examples with negative ones counting 0. We read both forms in public code
+(federated-minimax, ICML2021_FedDeepAUC_CODASCA).
+
+Derived here: the optimal a and b are the mean scores of positive and of negative examples, and the optimal alpha is b - a
+(square) or 1 + b - a (margin). The objective that remains for w is, for independent positive and negative examples::
+
+    square   p(1-p) (E(1 - s+ + s-)² - 1)
+    margin   p(1-p) (var+ + var- + (1 + b - a)²)
 """
 
 from collections.abc import Sequence
@@ -31,7 +36,7 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 
 
 class Ranking(Supervised):
-    """Problems about the area under the ROC curve of a network with two outputs."""
+    """Base class of problems about the area under the ROC curve of a network with two outputs."""
 
     scored = frozenset({"test_auc"})
 
@@ -40,17 +45,25 @@ class Ranking(Supervised):
         return replace(scores, client_metrics=(CLIENT_AUC,))
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Return the scores of examples, [B], from 0 to 1.
+        """Return the scores of examples, ``[B]``, from 0 to 1.
 
-        w: the network's parameters. inputs: the examples' features. keys: as in a batch.
+        Args:
+            w: Parameters of the network, ``[dim]``.
+            inputs: Inputs, ``[B, features]``.
+            keys: The key of the dropout masks, if any.
         """
         return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
-    """Return the data with the class 0 for negative and 1 for positive examples.
+    """Return the data with class 1 for positive and class 0 for negative examples.
 
-    Raises UserError if the training or the test set lacks positive or negative examples. positive: the index of the class.
+    Args:
+        data: The data set.
+        positive: Index of the positive class.
+
+    Raises:
+        UserError: The training set or the test set has no positive or no negative examples.
     """
     y_train, y_test = ((y == positive).astype(np.int64) for y in (data.y_train, data.y_test))
     if min(len(np.unique(y)) for y in (y_train, y_test)) < 2:
@@ -65,11 +78,13 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
 
 @dataclass(eq=False)
 class Auc(Ranking, SupervisedMinimax):
-    """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]; the module's docstring has the formulas.
+    """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]. The docstring of the module has the formulas.
 
-    x: (w, a, b), the parameters of a network of two outputs, and two numbers. y: (alpha).
+    The variable x = (w, a, b) consists of the parameters of a network with two outputs and two numbers; y = (alpha).
 
-    positive: the index of the positive class; all other classes are negative. form: square or margin, the two formulas.
+    Args:
+        positive: Index of the positive class. All other classes are negative.
+        form: The objective, ``square`` or ``margin``.
     """
 
     positive: NonNegativeInt
@@ -92,9 +107,16 @@ class Auc(Ranking, SupervisedMinimax):
         return self._value(squares, gap, y[0])
 
     def _of_examples(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return two terms for each example, [B] each.
+        """Return two terms for each example, ``[B]`` each, from which the objective is computed.
 
-        Their means are (1-p) E[(s-a)^2; +] + p E[(s-b)^2; -], and p E[s; -] - (1-p) E[s; +].
+        Their means are::
+
+            (1-p) E[(s-a)²; +] + p E[(s-b)²; -]
+            p E[s; -] - (1-p) E[s; +]
+
+        Args:
+            x: The variable (w, a, b).
+            batch: The examples.
         """
         a, b, p = x[-2], x[-1], self.p
         s, positive = self.scores(x[:-2], batch.x, *batch.keys), batch.y == 1
@@ -102,6 +124,13 @@ class Auc(Ranking, SupervisedMinimax):
         return squares, torch.where(positive, -(1 - p) * s, p * s)
 
     def _value(self, squares: Any, gap: Any, alpha: Any) -> Any:
+        """Return the objective.
+
+        Args:
+            squares: Mean of the first term of `_of_examples`.
+            gap: Mean of the second term of `_of_examples`.
+            alpha: The variable alpha.
+        """
         spread = self.p * (1 - self.p)
         linear = (1 + alpha) * gap if self.form == "square" else alpha * (spread + gap)
         return squares + 2 * linear - spread * alpha**2

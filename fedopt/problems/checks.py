@@ -1,4 +1,4 @@
-"""What every problem is held to once, before a run: flat vectors, objectives that are one number, arguments that stay."""
+"""Checks of a problem before a run: flat vectors, scalar objectives, and functions that do not modify their arguments."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,15 +26,16 @@ from fedopt.problems.classes import (
 )
 from fedopt.randomness import untouched
 
-# A function, its arguments, the shape of its result
+# a function, its arguments, and the shape of its result
 Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
 def check(problem: Problem) -> None:
-    """Try a problem's functions on two examples of its first client.
+    """Try the functions of a problem on two examples of its first client.
 
-    Raises UserError if a function returns anything but a tensor of its shape and dtype, or writes over its arguments. Also if
-    its random numbers do not follow the seed, or splits are missing.
+    Raises:
+        UserError: A function returns something other than a tensor of the required shape and type, modifies its arguments,
+            or uses random numbers that do not follow the seed; or splits are missing.
     """
     _check_splits(problem)
     _refuse_uncalled(problem)
@@ -57,24 +58,29 @@ def check(problem: Problem) -> None:
                 raise gives(function, found, f"a tensor {wanted}")
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
-        if dropping and not dropping[0].module.training:  # after the last function, which is g or f
+        if dropping and not dropping[0].module.training:  # after the last function in _calls, which is g or f
             raise WrongFunction(
                 function,
-                "calls its network without *batch.keys, so that dropout would be off in training; pass them on",
+                "calls its network without *batch.keys, so dropout would be off in training; pass them on",
             )
         if isinstance(problem, Nested) and not problem.direct:
             (x, y), by_x = start, problem.f
             if not torch.equal(by_x(x, y, sample), by_x(x + 1, y, sample)):
                 raise WrongFunction(
-                    by_x, "depends on x, and the class says direct = False; remove x from it, or direct = False"
+                    by_x, "depends on x, but the class has direct = False; do not use x in f, or delete direct = False"
                 )
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
-    """Return metric -> value at a point of a problem, in the order of its ``metrics``. All are nan if the point is not finite.
+    """Return the value of each metric at a point, in the order of ``metrics``. All values are nan if the point is not finite.
 
-    original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError if `evaluate` does not
-        return one number for each metric, and nothing else.
+    Args:
+        problem: The problem, possibly reduced to another class.
+        original: The problem before any reduction; messages name its `evaluate`.
+        point: The variables.
+
+    Raises:
+        UserError: `evaluate` does not return exactly one number for each metric.
     """
     names = [metric.name for metric in problem.metrics]
     values = problem.evaluate(*point) if all(v.isfinite().all() for v in point) else dict.fromkeys(names, math.nan)
@@ -82,7 +88,7 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
         given = values if isinstance(values, dict) else [str(values)]
         raise WrongFunction(
             original.evaluate,
-            f"returns {', '.join(given)}, and the class declares the metrics {', '.join(names)}; make them equal",
+            f"returns {', '.join(given)}, but the class declares the metrics {', '.join(names)}; return exactly these",
         )
     if several := [name for name, value in values.items() if np.ndim(value) != 0]:
         raise WrongFunction(
@@ -92,6 +98,11 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
 
 
 def _start(problem: Problem) -> tuple[Tensor, ...]:
+    """Return the initial point of a problem.
+
+    Raises:
+        UserError: It is not a tuple of flat vectors of the required type, one for each variable.
+    """
     with untouched(problem.start, ()):
         start = problem.start()
     count = 2 if isinstance(problem, Nested | Minimax) else 1
@@ -106,9 +117,9 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def _refuse_uncalled(problem: Problem) -> None:
-    """Raise UserError if the problem defines a function or attribute that only other classes of problems use.
+    """Raise UserError if the problem defines a function or attribute that only other problem classes use.
 
-    A hyperparameter may have any name.
+    Hyperparameters (dataclass fields) may have any name.
     """
     cls, kind = type(problem), class_of(problem)
     for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):
@@ -121,7 +132,7 @@ def _refuse_uncalled(problem: Problem) -> None:
 
 
 def _check_splits(problem: Problem) -> None:
-    """Raise UserError if the problem lacks the training split, or one whose examples f or g use."""
+    """Raise UserError if the problem lacks the split ``train`` or a split whose examples f or g use."""
     splits = getattr(problem, "splits", ())
     uses = {"f": problem.f_split, "g": problem.g_split} if isinstance(problem, Nested) else {}
     for function, split in uses.items():
@@ -135,6 +146,16 @@ def _check_splits(problem: Problem) -> None:
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
+    """Iterate over the functions of a problem.
+
+    Args:
+        problem: The problem.
+        start: Its initial point.
+        sample: A sample of one client.
+
+    Yields:
+        A function, its arguments, and the shape that its result must have.
+    """
     x = start[0]
     if isinstance(problem, Hierarchical):
         yield problem.f1, (x, problem.server_sample(np.random.default_rng(0), 1)), ()
@@ -151,6 +172,13 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
 
 
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
+    """Raise UserError if a result does not have the required type.
+
+    Args:
+        function: The function that returned it.
+        found: The result.
+        dtype: The type of numbers (``hardware.dtype``).
+    """
     if found.dtype != dtype:
-        remedy = "make tensors by self.world.tensor(array) or torch.zeros_like(x)"
+        remedy = "create tensors with self.world.tensor(array) or torch.zeros_like(x)"
         raise WrongFunction(function, f"returns {found.dtype}, and hardware.dtype is {dtype}; {remedy}")

@@ -1,4 +1,4 @@
-"""Plain classification: minimise the clients' mean cross-entropy, any data set and model [McMahan et al. 2017]."""
+"""Classification: minimise the mean cross-entropy of the clients, with any data set and model [McMahan et al. 2017]."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,25 +12,29 @@ from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS
 from fedopt.networks import Tuning
 from fedopt.problems.classes import Minimisation
-from fedopt.problems.division import ScoredRows
 from fedopt.problems.function import function
 from fedopt.problems.loss_tuning import loss_of
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.server import WithServer
 
 
 @dataclass(eq=False)
 class Classification(WithServer, Minimisation):
-    """Training a classifier: f_i is the mean cross-entropy over client i's examples, x are the parameters of the model.
+    """Training a classifier: f_i(x) is the mean cross-entropy over client i's examples, plus an optional penalty.
 
-    own_test_seed: the seed of their draw, which takes the fraction of each class of a client; None draws them with the run's
-        seed, without regard to classes.
-    loss: the file of a model of loss tuning, whose scale and shift of the logits the training loss takes; None for none.
-    alone: as in `Labelled`.
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, in which biases do not count.
-    class_weights: the weights of the classes in f_i: a mapping from names of classes, others weighing 1, or balanced:
-        n / (C n_c), by the training examples of all clients. None: all weigh 1.
+    `WithServer` and `Supervised` describe the arguments that are not listed here; they mean the same in `hierarchical`, with
+    the same partition and the same initial parameters.
 
-    The keys of `WithServer` mean the same in `hierarchical`, with the same partition and start.
+    Args:
+        own_test_seed: Seed of the choice of ``own_test`` examples, which is stratified by class. None: the choice follows the
+            run's seed and is not stratified.
+        loss: File of a model trained by loss tuning, whose scale and shift of the logits are used in the training loss.
+            None: the plain cross-entropy.
+        alone: Whether to compare clients with a logistic regression fitted to their own examples. None: if clients have test
+            examples and the table is small.
+        ridge: Factor of the penalty ridge/2 |x|^2 in each f_i, without biases.
+        class_weights: Weights of the classes in f_i: a mapping from class names (other classes have weight 1), or
+            ``balanced``: n / (C n_c), with the numbers of training examples of all clients. None: all weights are 1.
     """
 
     own_test_seed: NonNegativeInt | None = field(  # type: ignore[assignment]
@@ -56,7 +60,7 @@ class Classification(WithServer, Minimisation):
             raise UserError("problem.alone=true: clients have no test examples; set problem.own_test to a fraction")
 
     def _weights_of_classes(self) -> np.ndarray:
-        """Return the weight of each class, [C]."""
+        """Return the weight of each class, ``[C]``."""
         names, given = self.names_of_classes, self.class_weights
         if given == "balanced":
             counts = np.bincount(self.train.y.cpu().numpy()[self.splits["train"].rows], minlength=self.classes)
@@ -69,7 +73,7 @@ class Classification(WithServer, Minimisation):
         return np.array([weights.get(name, 1.0) for name in names])
 
     def _weighted(self, sample: Batches) -> Batch:
-        """Return the training examples of a sample, with their weights times those of their classes."""
+        """Return the training examples of a sample, with their weights multiplied by the weights of their classes."""
         batch = sample["train"]
         if self._class_weight is None:
             return batch
@@ -99,12 +103,12 @@ class Classification(WithServer, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        train_loss: sum_i p_i f_i, which is minimised, with its class weights and penalty, at the common model, or at the clients'
-            own ones if the method has no common model.
-        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of the clients' own models on their own test
-            examples, if there are some; of x, if the method has no models of clients.
-        better_than_alone, as_good_as_alone: the shares of clients whose accuracy there is above that of their logistic
-            regression alone, or the same.
+        * ``train_loss``: sum_i p_i f_i with class weights and penalty, at the common model; at the clients' own models if the
+          method has no common model.
+        * ``personal_accuracy``, ``worst_personal_accuracy``: mean and minimum over clients of the accuracy on their own test
+          examples, if they have any, with the clients' own models if the method trains them, and otherwise with x.
+        * ``better_than_alone``, ``as_good_as_alone``: percentages of clients whose accuracy is higher than, or equal to, the
+          accuracy of a logistic regression fitted to their own examples.
         """
         common, own = self.models(*point)
         split = self.splits["train"]

@@ -1,13 +1,20 @@
-"""Learning the mixture of clients to train on [arXiv 2207.10751; of sources of text in DoReMi, Xie et al. 2023].
+"""Learning the weights of clients in the training loss [arXiv 2207.10751; for sources of text DoReMi, Xie et al. 2023].
 
-    y*(x) = argmin_y sum_i w_i l_i(y) + ridge/2 |y|²,    w = softmax(x),    l_i the mean training loss of client i of M
-    min_x v(y*(x)) + rho KL(w | uniform),                v a mean of clients' validation losses v_i
+With the mean training loss l_i of client i of M, a mean v of validation losses of clients, and the norm |y| without
+biases::
 
-Clients that are omitted have w_i = 0 exactly: the softmax, the divergence and v are those of the others.
+    y*(x) = argmin_y sum_i w_i l_i(y) + ridge/2 |y|²,    w = softmax(x)
+    min_x v(y*(x)) + rho KL(w | uniform)
 
-|y| is without biases. Derived here: clients count equally, so that client i's part is g_i = M w_i l_i + ridge/2 |y|². Coordinate i
-of the hypergradient is -w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k), where v* solves
-grad²_yy g v* = grad v(y*). It does so up to a common shift of the biases of all classes, which changes neither g nor v.
+Omitted clients have exactly w_i = 0: the softmax, the divergence and v only involve the others.
+
+Derived here: clients count equally in the objective, so that client i's part of the lower level is
+g_i = M w_i l_i + ridge/2 |y|². Coordinate i of the hypergradient is::
+
+    -w_i <grad l_i(y*) - sum_k w_k grad l_k(y*), v*> + rho w_i (log w_i - sum_k w_k log w_k)
+
+where v* solves grad²_yy g v* = grad v(y*). The solution is unique up to a common shift of the biases of all classes,
+which changes neither g nor v.
 """
 
 import math
@@ -36,14 +43,17 @@ WRONG_WEIGHT = Metric("wrong_weight", "weight of the clients with wrong labels")
 class ClientWeights(SupervisedBilevel):
     """Learning how much each client's training loss counts, for the validation loss of some clients.
 
-    x: the logits of the clients' weights, 0 at the start. y: the parameters of the network. Targets that are real numbers have
-        half the squared error as loss, and the network one output.
+    The variable x contains the logits of the clients' weights, 0 at the start, and y the parameters of the network.
+    Regression targets have half the squared error as loss. `SupervisedBilevel` describes the arguments that are not listed
+    here.
 
-    examples: the largest number of training examples, validation included, drawn at random; None for all.
-    target: the client that validates, or a list of them, each with the same weight. None: all that are not omitted.
-    omit: the clients that are taken out of the mixture.
-    rho: the factor of the divergence from uniform weights in f.
-    wrong: the share of clients, drawn at random, whose training labels are replaced by draws from those of all clients.
+    Args:
+        examples: Number of training and validation examples to use, chosen at random. None: all.
+        target: Client, or list of clients, whose validation loss counts, with equal weights. None: all clients that are not
+            omitted.
+        rho: Factor of the divergence from uniform weights in f.
+        wrong: Fraction of clients, chosen at random, whose training labels are replaced by random labels of all clients.
+        omit: Clients that are excluded: their weight is 0.
     """
 
     examples: PositiveInt | None
@@ -65,7 +75,7 @@ class ClientWeights(SupervisedBilevel):
             if np.max(named, initial=0) >= M:
                 raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
         if not len(targets) or not len(kept):
-            raise UserError("problem.omit, problem.target: no client is left to train, or to validate; leave one")
+            raise UserError("problem.omit, problem.target: no client is left for training or validation; omit fewer")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
@@ -75,7 +85,7 @@ class ClientWeights(SupervisedBilevel):
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))
         self.notes = [
             *self.notes,
-            f"problem.wrong redraws the training labels of {len(self.wrong_clients)} of {M} clients",
+            f"problem.wrong randomises the training labels of {len(self.wrong_clients)} of {M} clients",
         ]
         (y,) = self._start
         self._shares = np.isin(everyone, targets) / len(targets)
@@ -88,11 +98,11 @@ class ClientWeights(SupervisedBilevel):
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
     def mixture(self, x: Tensor) -> Tensor:
-        """Return the weight of each client, [M]: 0 of those that are omitted."""
+        """Return the weight of each client, ``[M]``; 0 for omitted clients."""
         return F.pad(torch.softmax(x.index_select(0, self._kept), 0), (0, 1)).gather(0, self._place)
 
     def divergence(self, x: Tensor) -> Tensor:
-        """Return KL(w | uniform), a scalar, of the clients that are not omitted."""
+        """Return KL(w | uniform) over the clients that are not omitted, a scalar."""
         log = torch.log_softmax(x.index_select(0, self._kept), 0)
         return log.exp() @ log + math.log(len(log))
 
@@ -111,7 +121,7 @@ class ClientWeights(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. val_loss: v(y). wrong_weight: the sum of w_i over clients with wrong labels."""
+        """Return the metrics. ``val_loss`` is v(y); ``wrong_weight`` is the total weight of the clients with wrong labels."""
         net = partial(self.net, point[1])
         return {
             "val_loss": self.client_loss("val", net, weights=self._shares),

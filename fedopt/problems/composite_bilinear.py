@@ -1,12 +1,16 @@
-"""A bilinear saddle with l1 penalties and boxes [FeDualEx, Bai & Bullins 2024].
+"""A bilinear saddle point problem with l1 penalties and box constraints [FeDualEx, Bai & Bullins 2024].
+
+The problem is::
 
     min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
 
-Read in the paper's text: dimensions 600 and 300, lam = 0.1, D = 0.05, 100 clients, gradients with noise of deviation 0.1, and
-both measures. Chosen here: A and b are standard normal, and noise is of examples, whose linear terms sum to zero over a client.
+Read in the paper's text: dimensions 600 and 300, lam = 0.1, D = 0.05, 100 clients, gradients with noise of standard
+deviation 0.1, and both metrics. Chosen here: A and b are standard normal, and the noise is in the linear terms of
+examples, which sum to zero over each client.
 
-Problems have a set Y and none for x. Here A takes the point of the box nearest to x, and |x|_1 is of x itself. That is the same
-problem: within the box f is as above, and outside of it the penalty pulls back, so that its nearest point is better.
+Problems can have a constraint set for y but not for x. Therefore A is applied to the projection of x onto the box,
+while |x|_1 is the norm of x itself. The solutions are the same: inside the box, f is unchanged; outside, the penalty
+makes the projection a better point.
 """
 
 from dataclasses import dataclass
@@ -27,7 +31,13 @@ NON_ZEROS = Metric("non_zeros", "share of non-zero entries of x and y", better="
 
 
 class Sample(NamedTuple):
-    """The data of a sample. b: the client's, [n]. x, y: the means of the examples' linear terms, [m] and [n]."""
+    """One client's sample.
+
+    Attributes:
+        b: The client's vector b_i, ``[n]``.
+        x: Mean of the examples' linear terms in x, ``[m]``.
+        y: Mean of the examples' linear terms in y, ``[n]``.
+    """
 
     b: Tensor
     x: Tensor
@@ -36,13 +46,18 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class CompositeBilinear(Minimax):
-    """A bilinear saddle point problem on boxes, with l1 penalties; the module's docstring has the formulas.
+    """A bilinear saddle point problem with l1 penalties and box constraints. The docstring of the module has the formulas.
 
-    m, n: the dimensions of x and y. lam: the factor of the penalties. D: half the width of the boxes.
-    penalties: in_f includes them in f; by_method leaves them out, for methods that have lam themselves, such as FeDualEx.
-    heterogeneity: the standard deviation of the clients' b_i around their mean b.
-    noise: the standard deviation of the examples' linear terms, which sum to zero over a client's examples.
-    examples: the number of examples over all clients. x0: every coordinate of the start of x and of y.
+    Args:
+        m, n: Dimensions of x and y.
+        lam: Factor of the penalties.
+        D: Half the width of the boxes.
+        penalties: ``in_f``: f includes the penalties. ``by_method``: f does not, for methods that apply them themselves, such
+            as FeDualEx.
+        heterogeneity: Standard deviation of the clients' b_i around their mean b.
+        noise: Standard deviation of the examples' linear terms, which sum to zero over each client's examples.
+        examples: Number of examples over all clients.
+        x0: Initial value of every coordinate of x and y.
     """
 
     m: PositiveInt
@@ -85,9 +100,11 @@ class CompositeBilinear(Minimax):
         return box(y, -self.D, self.D)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics at the points of the boxes nearest to x and y. The gap is
+        """Return the metrics at the projections of x and y onto the boxes.
 
-        lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+.
+        The duality gap is::
+
+            lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+
         """
         x, y = map(self.project, point[:2])
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]

@@ -1,11 +1,15 @@
-"""Learning which training labels to trust [benchmark_bilevel's data cleaning, after Franceschi et al. 2017].
+"""Learning which training labels to trust [data cleaning in benchmark_bilevel, after Franceschi et al. 2017].
 
-    f(x, y) = the clean validation loss of a network with parameters y
-    g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|²,    x_j the trust in training example j of all N
+With the trust x_j in training example j of N, and the norm |y| without biases::
 
-|y| is without biases. Read in the public code: one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|². Derived
-here: client i has the x_j of its own examples and weighs n_i / N, so that the mean over clients is the pooled problem; and
-coordinate j of the hypergradient, -sigma'(x_j) <grad loss_j(y*), v*> / N.
+    f(x, y) = loss of a network with parameters y on clean validation examples
+    g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|²
+
+Read in the public code: one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|². Derived here: client
+i uses the x_j of its own examples and has the weight n_i / N, so that the mean over clients is the pooled problem.
+Coordinate j of the hypergradient is::
+
+    -sigma'(x_j) <grad loss_j(y*), v*> / N
 """
 
 from dataclasses import dataclass
@@ -29,15 +33,18 @@ DETECTION = Metric("detection_f1", "F1 of 'the label is wrong where sigma(x_j) <
 
 @dataclass(eq=False)
 class DataCleaning(SupervisedBilevel):
-    """Learning how far to trust training examples whose labels may be wrong.
+    """Learning how much to trust training examples whose labels may be wrong.
 
-    x: the trust, before the sigmoid, in each example, class or client. y: the parameters of the network, 0 at the start if it
-        has one layer.
+    The variable x contains the trust in each example, class or client, before the sigmoid, and y the parameters of the
+    network, 0 at the start if it has one layer. `SupervisedBilevel` describes the arguments that are not listed here.
 
-    examples: the largest number of training examples, validation included, drawn at random; None for all.
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    corruption: the probability that a training label is redrawn uniformly over all classes.
-    per: whether x has an entry for each example, class or client. x0: every coordinate of x at the start.
+    Args:
+        examples: Number of training and validation examples to use, chosen at random. None: all.
+        weighting: How clients count in the objective: by their numbers of training examples (``samples``), or equally
+            (``uniform``).
+        corruption: Probability that a training label is replaced by a uniformly random class.
+        per: Whether x has one entry per ``example``, ``class`` or ``client``.
+        x0: Initial value of every coordinate of x.
     """
 
     examples: PositiveInt | None
@@ -80,8 +87,10 @@ class DataCleaning(SupervisedBilevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        detection_f1 is 2 hits / (distrusted + wrong) over the training examples, 0 if both are 0. Hits are wrong labels that
-        are distrusted: x is below 0.
+        ``detection_f1`` judges the rule that a training label is wrong if its x is below 0. It is 0 if no label is wrong and no
+        label is distrusted, and otherwise::
+
+            2 (wrong labels that are distrusted) / (distrusted labels + wrong labels)
         """
         x, y = point[:2]
         rows = self.splits["train"].rows

@@ -1,6 +1,8 @@
-"""Classification that is as good for the worst class [Fed-Norm-SGDA eq. 8; Mohri et al. 2019].
+"""Classification that performs well on the worst class [Fed-Norm-SGDA, eq. 8; Mohri et al. 2019].
 
-min_x max_{y in simplex} sum_c y_c F_c(x) - lam/2 |y|^2,    F_c the mean loss of class c
+With the mean loss F_c of class c::
+
+    min_x max_{y in simplex}  sum_c y_c F_c(x) - lam/2 |y|^2
 """
 
 from dataclasses import dataclass
@@ -22,12 +24,14 @@ WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%
 
 @dataclass(eq=False)
 class FairClassification(SupervisedMinimax):
-    """Classification that is as good on its worst class: min over models, max over weights y of the classes, [C].
+    """Classification for the worst class: a minimum over models, and a maximum over weights y of the classes, ``[C]``.
 
-    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients). So the f_i have the
-    mean in the module's docstring, however few examples of a class a client has.
+    In f_i, an example of class c has the weight 1 / (share of class c in the data, a weighted mean over clients). The mean
+    of the f_i is then the objective in the docstring of the module, even if a client has few examples of a class.
+    `SupervisedMinimax` describes the arguments that are not listed here.
 
-    lam: the strength of the pull towards equal weights.
+    Args:
+        lam: Factor of the penalty that pulls the weights towards equal weights.
     """
 
     lam: NonNegativeFloat
@@ -62,8 +66,10 @@ class FairClassification(SupervisedMinimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics at (x, y).
 
-        train_loss is sum_c y_c F_c(x). test_loss and test_accuracy (in percent) cover all test examples, worst_accuracy (in
-        percent) their worst class. weight_c is y_c.
+        * ``train_loss``: sum_c y_c F_c(x).
+        * ``test_loss``, ``test_accuracy``: on all test examples, the accuracy in percent.
+        * ``worst_accuracy``: test accuracy of the worst class, in percent.
+        * ``weight_c``: y_c.
         """
         x, y = point[:2]
 

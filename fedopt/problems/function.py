@@ -1,4 +1,4 @@
-"""A function of a problem, with faster forms of its derivatives that were written by hand."""
+"""Decorator for functions of a problem that have hand-written derivatives."""
 
 from collections.abc import Callable
 from functools import partial, partialmethod, update_wrapper
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class Second(NamedTuple):
-    """What a function g says of itself at a point (x, y): the gradient in y, and two products of its second derivatives.
+    """First and second derivatives of a function g at a point (x, y).
 
-    Args:
-        gradient: ``grad_y g``, ``[dy]``.
-        hessian: The map ``v -> grad^2_yy g v``, ``[dy]``.
-        cross: The map ``v -> grad^2_xy g v``, ``[dx]``.
+    Attributes:
+        gradient: The gradient ``grad_y g``, ``[dy]``.
+        hessian: Function ``v -> grad^2_yy g v``, from ``[dy]`` to ``[dy]``.
+        cross: Function ``v -> grad^2_xy g v``, from ``[dy]`` to ``[dx]``.
     """
 
     gradient: Tensor
@@ -23,29 +23,30 @@ class Second(NamedTuple):
 
 
 class function:
-    """A function of a problem that owns faster forms of its derivatives, as a ``property`` owns its setter.
+    """Decorator for a function of a problem, to which faster derivatives can be added like a setter to a ``property``.
 
-    It is a decorator::
+    It is used as follows::
 
         @function
-        def f(self, x, sample): ...  # f_i(x): all that is needed
+        def f(self, x, sample): ...  # f_i(x); this is enough
 
         @f.gradient
         def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
 
-    The value is ``problem.f(x, sample)``, and the gradient ``problem.f.gradient(x, sample)``, in the last variable of the
-    point. With ``@function(where=condition)`` only problems for which ``condition(problem)`` is true have the forms. A
-    subclass that overrides the function drops its forms.
+    The value is ``problem.f(x, sample)``, and ``problem.f.gradient(x, sample)`` is the gradient in the last variable of the
+    point. With ``@function(where=condition)``, only problems for which ``condition(problem)`` is true have the derivatives.
+    A subclass that overrides the function loses them.
 
     Attributes:
-        gradient: The gradient, ``[d]``, of the same arguments.
+        gradient: The gradient, ``[d]``, with the same arguments as the function.
         both: The gradients in the last two variables, as a pair.
-        second: A `Second`, with x and y the last two variables.
-        pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable.
-        step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, the last variable.
-            Arguments: the same, then ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
-        steps: The point ``x - eta gradient`` at P points at once, written over x. Each variable is ``[P, d]``. Arguments:
-            the same, then ``eta``.
+        second: A `Second` of the last two variables, x and y.
+        pullback: The value, and the function ``v -> v'J`` with the Jacobian J in the last variable.
+        step: A gradient step that overwrites the last variable x, ``[d]``, by
+            ``x - eta (gradient(x) - gradient(anchor) + plus)``. Its arguments are those of the function, followed by
+            ``eta``, ``plus`` and ``anchor``; the last two are vectors ``[d]``, or None to leave out the term.
+        steps: A gradient step ``x - eta gradient(x)`` at P points in parallel, which overwrites x. Each variable has shape
+            ``[P, d]``. Its arguments are those of the function, followed by ``eta``.
     """
 
     def __init__(self, value: Any = None, where: Callable[[Any], bool] = lambda problem: True, **forms: Any):
@@ -54,7 +55,7 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the function's value. With ``@function(where=...)``, instead decorate the function that is given."""
+        """Return the value of the function; or, for ``@function(where=...)``, decorate the function in the argument."""
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 
     def __get__(self, problem: Any, owner: type) -> Any:
@@ -74,9 +75,12 @@ class function:
 
 
 class written_for:
-    """A decorator for a method that fits only some functions of its class.
+    """Decorator for a method that relies on certain functions of its class.
 
-    In a subclass that overrides one of these functions, the method is missing: AttributeError.
+    If a subclass overrides one of these functions, accessing the method raises AttributeError.
+
+    Args:
+        functions: The functions that the method relies on.
     """
 
     def __init__(self, *functions: Any):

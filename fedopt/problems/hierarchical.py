@@ -1,7 +1,11 @@
-"""Classification with a server that has data too, and personalised clients [ZO-HFL Sec. IV].
+"""Classification with a global model trained on the server's data, and personalised models [ZO-HFL, Sec. IV].
 
-f1(x) = the server's mean cross-entropy,    f2(x, y) = lam/2 |x - y|^2,    rho_i = the client's weight p_i,
-h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)
+With client weights p_i (rho_i in the paper)::
+
+    f1(x)     = mean cross-entropy on the server's examples
+    f2(x, y)  = lam/2 |x - y|^2
+    h_i(x, y) = mean cross-entropy of y on the client's examples + mu/2 |x - y|^2
+    y_i(x)    = argmin_{y in Y_i(x)} h_i(x, y)
 """
 
 import math
@@ -33,7 +37,12 @@ CLIENT_CLASSES = Metric("client_classes", "classes of a client", better="neither
 
 
 class Sample(NamedTuple):
-    """The data of a sample. radius: r_i of the ball Y_i, a scalar."""
+    """One client's sample.
+
+    Attributes:
+        batch: The training examples.
+        radius: Radius r_i of the ball Y_i, a scalar.
+    """
 
     batch: Batch
     radius: Tensor
@@ -41,13 +50,19 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(WithServer, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module's docstring has the formulas.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module has the formulas.
 
-    lam, mu: the factors of |x - y|^2 / 2 in f2 and in h_i.
-    constraint: the set Y_i(x): everything (none), the ball |y - x| <= radius, or y >= 0 (orthant).
-    radius: the r_i. Of a list, client i has the entry i mod its length.
-    fit, fit_step: for the metrics, y_i(x) is approximated by `fit` steps of SGD on h_i from x, with the step sizes fit_step /
-        sqrt(t + 1). 100 steps of 0.1 come within 15 % of its distance from x on MNIST.
+    `WithServer` and `Supervised` describe the arguments that are not listed here.
+
+    Args:
+        lam: Factor of |x - y|^2 / 2 in f2.
+        mu: Factor of |x - y|^2 / 2 in h_i.
+        constraint: The set Y_i(x): the whole space (``none``), the ball |y - x| <= radius (``ball``), or y >= 0
+            (``orthant``).
+        radius: Radius of the ball. For a list, client i uses entry i modulo its length.
+        fit: Number of SGD steps on h_i, starting at x, by which the metrics approximate y_i(x). 100 steps with
+            ``fit_step=0.1`` find y_i(x) up to 15 % of its distance from x on MNIST.
+        fit_step: Step t has the size fit_step / sqrt(t + 1).
     """
 
     lam: NonNegativeFloat
@@ -88,7 +103,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
 
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same at all points
+        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same batch for all points
         y = self.net.descend(y, Batch(a, b, weight, rows), gamma, None, None, None, 1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
@@ -98,8 +113,9 @@ class Hierarchical(WithServer, classes.Hierarchical):
         return y.clamp(min=0) if self.constraint == "orthant" else y
 
     def personal(self, x: Tensor) -> Tensor:
-        """Return y_i(x) of all clients, [M, d], approximated by `fit` projected SGD steps from x. The draws are the same at
-        every x.
+        """Return y_i(x) for all clients, ``[M, d]``, approximated by projected SGD steps from x.
+
+        The minibatches are the same for every x.
         """
         split, z = self.splits["train"], x[None]
         positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
@@ -114,16 +130,19 @@ class Hierarchical(WithServer, classes.Hierarchical):
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
-            if self.convolutional or self.one_by_one:  # which vmap makes slower, or cannot run
+            if self.convolutional or self.one_by_one:  # vmap would be slower, or is impossible
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
         return y
 
     def _classes_of(self, rows: np.ndarray) -> float:
-        """Return the effective number of classes among examples: k for k equally frequent classes.
+        """Return the effective number of classes among examples: exp of the entropy of their labels.
 
-        It is exp of the entropy of their labels. rows: the indices of the examples.
+        If k classes are equally frequent, this is k.
+
+        Args:
+            rows: Indices of the examples.
         """
         shares = np.bincount(self.train.y[rows].cpu().numpy()) / len(rows)
         present = shares[shares > 0]
@@ -132,18 +151,20 @@ class Hierarchical(WithServer, classes.Hierarchical):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        objective: f1 + sum_i p_i f2 at y_i(x). server_loss: f1. test_accuracy, test_loss: the accuracy and loss of x on the
-            test set.
-        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of y_i on client i's own test examples.
-        personal_distance: sqrt(sum_i p_i |x - y_i(x)|^2).
-        client_classes: the mean over clients of the effective number of classes in their training examples, constant over
-            rounds.
+        * ``objective``: f1 + sum_i p_i f2 at y_i(x).
+        * ``server_loss``: f1.
+        * ``test_accuracy``, ``test_loss``: accuracy and loss of x on the test examples.
+        * ``personal_accuracy``, ``worst_personal_accuracy``: mean and minimum over clients of the accuracy of y_i on their own
+          test examples.
+        * ``personal_distance``: sqrt(sum_i p_i |x - y_i(x)|^2).
+        * ``client_classes``: mean over clients of the effective number of classes in their training examples, the same in all
+          rounds.
         """
         (x,) = point
         y = self.personal(x)
         f1, _ = self.server_examples.loss_and_accuracy(partial(self.net, x))
         squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        assert self.local_set is not None  # own_test is a fraction
+        assert self.local_set is not None  # because own_test is a fraction
         return {
             "objective": f1 + 0.5 * self.lam * squared,
             "server_loss": f1,

@@ -1,4 +1,4 @@
-"""Learning a representation for all clients: the hidden layers outside, the output layer inside [FedNest Sec. 4.1]."""
+"""Learning a representation: the outer variable are the hidden layers, the inner variable the output layer [FedNest, Sec. 4.1]."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,23 +15,27 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 class Features(Batch):
-    """A batch as the hidden layers leave it. x: [B, features]."""
+    """A batch whose inputs are the outputs of the hidden layers, ``[B, features]``."""
 
 
 @dataclass(eq=False)
 class HyperRepresentation(SupervisedBilevel):
-    """Learning a representation: x are the parameters of all layers but the last, y those of the last, which is linear."""
+    """Learning a representation that all clients share.
+
+    The variable x contains the parameters of all layers but the last, and y the parameters of the last layer, which is
+    linear. `SupervisedBilevel` describes the arguments.
+    """
 
     inner_net = property(attrgetter("head"))
 
     def __post_init__(self) -> None:
         self.set_up(self.world.load(validation=True), held_out=self.validation, dropout=self.dropout)
         self.body, self.head = self.net.split_last()
-        self.ridges = None if self.ridges is None else self.ridges[self.body.dim :]  # of y, the last layer
+        self.ridges = None if self.ridges is None else self.ridges[self.body.dim :]  # ridges of y, the last layer
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
-        """Return a batch as the hidden layers leave it."""
+        """Replace the inputs of a batch by the outputs of the hidden layers at x."""
         if isinstance(batch, Features):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
@@ -45,13 +49,22 @@ class HyperRepresentation(SupervisedBilevel):
 
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
-        """Return a sample with its features computed at x. f and g take it in place of the sample; derivatives in x are lost."""
+        """Return a sample with its features computed at x, for several steps in y at the same x.
+
+        f and g accept it in place of the sample, but then have no derivatives in x.
+
+        Args:
+            x: Parameters of the hidden layers.
+            sample: Batches by split.
+        """
         return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        """Return a selection of the examples in held, the result of `hold`.
+        """Select examples from a sample returned by `hold`.
 
-        rows: split -> (their positions in held [B], their weights [B]).
+        Args:
+            held: The sample.
+            rows: For each split, the positions of examples in ``held``, ``[B]``, and their weights, ``[B]``.
         """
 
         def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:

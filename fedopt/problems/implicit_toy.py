@@ -1,8 +1,12 @@
-"""The smallest hierarchical problem with an implicit function that is neither smooth nor convex [ZO-HFL Appendix, eq. 2].
+"""The smallest hierarchical problem whose implicit function is neither smooth nor convex [ZO-HFL, appendix, eq. 2].
 
-    f1 = 0,    f2_i(x, y) = 1/2 |x + 1 - y|^2,    h_i(x, y) = |y - x|^2 over y >= 0, so that y_i(x) = max(x, 0)
+The functions are::
 
-In each coordinate, 1/2 (x + 1 - max(x, 0))^2 is least, and 0, at x = -1, and 1/2 for all x >= 0, stationary but at x = 0.
+    f1 = 0,    f2_i(x, y) = 1/2 |x + 1 - y|^2,    h_i(x, y) = |y - x|^2 over y >= 0
+    y_i(x) = max(x, 0)
+
+In each coordinate, the objective 1/2 (x + 1 - max(x, 0))^2 has its minimum 0 at x = -1. For x >= 0 it is constant, 1/2,
+and so stationary for x > 0.
 """
 
 from dataclasses import dataclass
@@ -19,7 +23,12 @@ from fedopt.problems.classes import Hierarchical, Rows
 
 @dataclass(eq=False)
 class ImplicitToy(Hierarchical):
-    """A small bilevel problem that is the same for all clients. d: the dimension. x0: every coordinate of the start."""
+    """A small hierarchical problem that is the same for all clients.
+
+    Args:
+        d: Dimension of x.
+        x0: Initial value of every coordinate.
+    """
 
     d: PositiveInt
     x0: float
@@ -28,7 +37,7 @@ class ImplicitToy(Hierarchical):
 
     def __post_init__(self) -> None:
         world = self.world
-        self.splits = world.split(world.clients)  # one example a client, which says nothing
+        self.splits = world.split(world.clients)  # one placeholder example per client
         self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
 
     def solution(self) -> tuple[Tensor, ...]:
@@ -38,7 +47,7 @@ class ImplicitToy(Hierarchical):
         return (self._start,)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        return rows["train"][1]  # their weights, which nothing needs
+        return rows["train"][1]  # a placeholder: the functions need no data
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
         return None

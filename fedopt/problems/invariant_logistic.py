@@ -1,10 +1,12 @@
-"""Invariant logistic regression: labels that do not change when the features are disturbed [Hu et al. 2020, Wu et al. 2023].
+"""Invariant logistic regression: labels do not change when the features are perturbed [Hu et al. 2020, Wu et al. 2023].
 
-    min_x E_{a, b} log(1 + exp(-b E_{eta | a}[eta]'x)) + lam sum_k gamma x_k^2 / (1 + gamma x_k^2),
-    a ~ N(0, I),   b = sign(a'w),   eta ~ N(a, sigma^2 I)
+The problem is::
 
-Because E[eta | a] = a, the exact objective is plain logistic regression on a. The mean of the losses at single eta, which a public
-code takes in place of the loss at their mean, is another problem, with nothing nested.
+    min_x  E_{a, b} log(1 + exp(-b E_{eta | a}[eta]'x)) + lam sum_k gamma x_k^2 / (1 + gamma x_k^2)
+    a ~ N(0, I),    b = sign(a'w),    eta ~ N(a, sigma^2 I)
+
+Because E[eta | a] = a, the exact objective is logistic regression on a. A public code instead takes the mean of the
+losses at single eta, which is another problem without nesting.
 """
 
 from dataclasses import dataclass
@@ -26,8 +28,13 @@ ERROR = Metric("error", "wrong labels on the clients' examples", "%")
 
 
 class Sample(NamedTuple):
-    """a: [B, d]. b: [B], -1 or 1. weight: [B], with the sum 1. keys: (the key of the inner samples,), or () for their
-    expectation.
+    """A sample of pairs (a, b).
+
+    Attributes:
+        a: Features, ``[B, d]``.
+        b: Labels, -1 or 1, ``[B]``.
+        weight: Weights with sum 1, ``[B]``.
+        keys: The key of the inner samples, as a tuple with one element; empty for their expectation.
     """
 
     a: Tensor
@@ -38,12 +45,15 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class InvariantLogistic(Conditional):
-    """Logistic regression on disturbed features, a conditional problem; the module's docstring has the formulas.
+    """Logistic regression on perturbed features, a conditional problem. The docstring of the module has the formulas.
 
-    d: the dimension of x and a. examples: the number of pairs (a, b) over all clients.
-    sigma: the standard deviation of eta around a.
-    inner: the number of eta for each (a, b) of a sample, drawn anew each time; None: their expectation.
-    lam, gamma: the weight and the scale of the penalty, which is not convex.
+    Args:
+        d: Dimension of x and a.
+        examples: Number of pairs (a, b) over all clients.
+        sigma: Standard deviation of eta around a.
+        inner: Number of inner samples eta for each pair (a, b), new ones in every sample. None: their expectation.
+        lam: Factor of the nonconvex penalty.
+        gamma: Scale of the penalty.
     """
 
     d: PositiveInt
@@ -75,7 +85,7 @@ class InvariantLogistic(Conditional):
 
     def f(self, x: Tensor, sample: Sample) -> Tensor:
         a, b, weight, keys = sample
-        for key in keys:  # the mean of `inner` normal eta is one normal number
+        for key in keys:  # the mean of `inner` normal eta is normal
             a = a + self.sigma / (self.inner or 1) ** 0.5 * normal(key, *a.shape).to(a)
         squares = self.gamma * x**2
         return weight @ F.softplus(-b * (a @ x)) + self.lam * torch.sum(squares / (1 + squares))

@@ -1,6 +1,7 @@
-"""Random numbers that are functions of a key, for the functions of a problem: the same in one client as in a stack of them.
+"""Random numbers for the functions of a problem that are determined by a key.
 
-The first dimension of a shape must be the batch: padding it changes no other example's numbers.
+They are the same whether clients are computed one by one or stacked. The first dimension of a shape must be the batch:
+padding it does not change the numbers of other examples.
 """
 
 import math
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from fedopt.networks import GOLDEN, mixed
 
-BITS = 24  # of a number, so that float32 holds them
+BITS = 24  # random bits of a number, exact in float32
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:
-    """Return numbers between 0 and 1, both excluded, of this shape. They depend on the key, an integer, alone.
+    """Return numbers between 0 and 1 (both excluded) that depend only on the key.
 
-    shape: its first dimension must be the batch.
+    Args:
+        key: An integer tensor.
+        shape: Shape of the result. Its first dimension must be the batch.
     """
     places = torch.arange(math.prod(shape), device=key.device) * GOLDEN
     whole = (mixed(places + mixed(mixed(key))) >> 40) & (2**BITS - 1)
@@ -24,6 +27,11 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
 
 
 def normal(key: Tensor, *shape: int) -> Tensor:
-    """Return standard normal numbers of this shape [Box and Muller 1958]. key, shape: as in `uniform`."""
+    """Return standard normal numbers that depend only on the key [Box and Muller 1958].
+
+    Args:
+        key: An integer tensor.
+        shape: Shape of the result. Its first dimension must be the batch.
+    """
     radius, angle = uniform(key, *shape, 2).unbind(-1)
     return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)

@@ -1,8 +1,10 @@
-"""Linear regression on a table, with tests for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
+"""Linear regression on a table, with test examples for each client's own model [Dinh et al. 2020, Goldstein et al. 1993].
 
-    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2, without the intercept in |x|
+With the features z of an example (and a 1 for the intercept), its target t, and the norm |x| without the intercept::
 
-z has the features of an example and a 1, t is its target. All that methods of personal models approach is a linear system here.
+    f_i(x) = mean_train 1/2 (z'x - t)^2 + ridge/2 |x|^2
+
+The results of all personalised methods are solutions of linear systems.
 """
 
 from dataclasses import dataclass
@@ -23,32 +25,42 @@ from fedopt.problems.function import function
 from fedopt.problems.supervised import Labelled
 from fedopt.randomness import Part
 
-RANK = 1e-10  # eigenvalues of a Hessian below this share of the largest are zero, as of columns that sum to one
+RANK = 1e-10  # relative rank tolerance; columns that sum to one make a Hessian singular
 TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 
 
 def squared(y: Tensor, batch: Batch) -> Tensor:
-    """Return the weighted mean of 1/2 (z'y - t)^2, a scalar."""
+    """Return the weighted mean of 1/2 (z'y - t)^2 over a batch, a scalar."""
     return 0.5 * (batch.x @ y - batch.y) ** 2 @ batch.weight
 
 
 def gradient(y: Tensor, batch: Batch) -> Tensor:
-    """Return the gradient of `squared`, [dy]."""
+    """Return the gradient of `squared` in y, ``[dy]``."""
     return (batch.weight * (batch.x @ y - batch.y)) @ batch.x
 
 
 def least(hessians: Tensor, constants: Tensor) -> Tensor:
-    """Return the minimiser of 1/2 y'Hy - c'y nearest to 0, for each H [..., d, d] and c [..., d]."""
+    """Return the minimiser of 1/2 y'Hy - c'y that is nearest to 0.
+
+    Args:
+        hessians: Matrices H, ``[..., d, d]``.
+        constants: Vectors c, ``[..., d]``.
+    """
     return (torch.linalg.pinv(hessians, rtol=RANK, hermitian=True) @ constants[..., None])[..., 0]
 
 
 @dataclass(eq=False)
 class Table(Labelled):
-    """Problems about linear models of a table, with test examples of each client.
+    """Base class of problems about linear models of a table, with test examples of each client.
 
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    examples, features: the size of the artificial table that is used if no data set is chosen. A fifth more is for testing.
-    spread: the deviation of the clients' true coefficients in it, around common ones of deviation 1.
+    Args:
+        weighting: How clients count in the objective: by their numbers of training examples (``samples``), or equally
+            (``uniform``).
+        examples: Number of training examples of the artificial table, which is used if no data set is chosen. It has a fifth
+            as many test examples.
+        features: Number of features of this table.
+        spread: Standard deviation of the clients' coefficients in this table around common coefficients, whose standard
+            deviation is 1.
     """
 
     weighting: Weighting
@@ -59,7 +71,15 @@ class Table(Labelled):
     noise = 1.0
 
     def set_table(self, choice: str, held_out: float | None) -> None:
-        """Divide the table among the clients. choice: the problem's name in messages; held_out: as in `divide`."""
+        """Partition the table among the clients.
+
+        Args:
+            choice: Name of the problem, for messages.
+            held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split.
+
+        Raises:
+            UserError: The data set is not a table of numbers with real targets, or no client has training and test examples.
+        """
         validation = held_out is not None
         made = self.world.dataset is None
         data = self._made(held_out) if made else self.world.load(validation=validation, real=True)
@@ -68,15 +88,15 @@ class Table(Labelled):
                 f"problem={choice} needs a table of numbers [n, features], and y of numbers; choose "
                 "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             )
-        self.divide(data, held_out=held_out)
+        self.partition(data, held_out=held_out)
         for part in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
             part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
         self.local_set = self.test_set.known()
         if not len(self.local_set.rows):
-            raise UserError(f"problem={choice}: no client has both training and test examples; divide them otherwise")
+            raise UserError(f"problem={choice}: no client has both training and test examples; use another partition")
 
     def _made(self, held_out: float | None) -> LabelledData:
-        """Return a table whose targets are linear in the features, with coefficients of each client."""
+        """Generate a table whose targets are linear in the features, with different coefficients for each client, plus noise."""
         rng, M, n = self.world.rng(Part.EXAMPLES), self.world.clients, self.examples
         owner = np.empty(n, dtype=np.int64)
         for split in self.world.split(n, None, held_out).values():
@@ -88,7 +108,11 @@ class Table(Labelled):
         return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
 
     def moments(self, split: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the means of zz', tz and 1/2 t^2 of each client, [M, ...], in double precision."""
+        """Return the means of zz', tz and t^2 / 2 over each client's examples, ``[M, ...]``, in double precision.
+
+        Args:
+            split: Name of the split.
+        """
         of_clients = []
         for rows in self.splits[split]:
             z, t = self.train.x[rows].double(), self.train.y[rows].double()
@@ -108,7 +132,11 @@ class Table(Labelled):
         return True
 
     def fit_alone(self) -> Tensor:
-        """Return what a ridge and least squares of each client's own training examples predict for the local examples."""
+        """Fit ridge regression and least squares to each client's own examples and predict the clients' test examples.
+
+        Returns:
+            Outputs, ``[2, n, 1]``: of ridge regression, and of least squares.
+        """
         x, y = (v.double().cpu().numpy() for v in (self.train.x[:, :-1], self.train.y))
         ridges = np.array([alone.ridge(x[rows], y[rows]) for rows in self.splits["train"]])
         models = torch.from_numpy(ridges), least(*self.moments("train")[:2])
@@ -117,12 +145,14 @@ class Table(Labelled):
 
 @dataclass(eq=False)
 class LinearRegression(Table, Minimisation):
-    """Linear regression, with tests for each client's own model.
+    """Linear regression, with test examples for each client's own model.
 
-    x: a linear model, [features + 1], with an intercept.
+    The variable x is a linear model with an intercept, ``[features + 1]``. `Table` describes the arguments that are not
+    listed here.
 
-    ridge: the factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
-    noise: the deviation of the targets of the artificial table from what is linear in the features.
+    Args:
+        ridge: Factor of the penalty ridge/2 |x|^2 in each f_i, without the intercept.
+        noise: Standard deviation of the noise in the targets of the artificial table.
     """
 
     ridge: NonNegativeFloat
@@ -166,8 +196,10 @@ class LinearRegression(Table, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        train_loss: sum_i p_i f_i at x, or at the clients' own models if the method has no common model. distance: that of x from
-        its minimiser. The others are of the clients' own models, or of x if the method has none, and of those of `fit_alone`.
+        * ``train_loss``: sum_i p_i f_i at x, or at the clients' own models if the method has no common model.
+        * ``distance``: distance of x from its minimiser.
+
+        The others concern the clients' own models (or x, if the method does not train them) and the baselines of `fit_alone`.
         """
         (common, own), x = self.models(*point), point[0].to(self._x)
         A, c, halves = self._moments

@@ -1,7 +1,8 @@
-"""Loss tuning for classes of unequal sizes [FedNest Sec. 4.2, FedMSA Sec. 4].
+"""Loss tuning for classes of unequal sizes [FedNest, Sec. 4.2; FedMSA, Sec. 4].
 
-The inner problem trains a network y on imbalanced data with a parametric loss; the outer problem tunes the loss, x, for the
-class-balanced validation loss. It depends on x through y*(x) alone: the direct part of the hypergradient is zero.
+The inner problem trains a network y on imbalanced data with a parametric loss. The outer problem tunes the parameters x
+of the loss for the class-balanced validation loss. It depends on x only through y*(x), so that the direct part of the
+hypergradient is zero.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,19 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
-    """Return the sorted indices of the examples to keep. labels: the class of each example.
+    """Choose a long-tailed subset of the examples.
 
-    They are the first n_c of class c, n_c = largest * imbalance^(c / (C-1)), rounded, or all if the class has fewer.
+    Of class c (from 0 to C - 1), it contains the first n_c examples, or all if there are fewer::
+
+        n_c = round(largest * imbalance^(c / (C - 1)))
+
+    Args:
+        labels: Class of each example, ``[n]``.
+        largest: Number of examples of class 0.
+        imbalance: Ratio of the numbers of examples of the last and the first class.
+
+    Returns:
+        The sorted indices of the subset.
     """
     classes = np.unique(labels)
     sizes = [round(exact(largest * imbalance ** (j / max(len(classes) - 1, 1)))) for j in range(len(classes))]
@@ -34,29 +45,33 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
 
 
 def tuning(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and the shift of the logits, [C] each, at x = (Delta, l), [2 C]."""
+    """Return the scale sigmoid(Delta) and the shift l of the logits, ``[C]`` each.
+
+    Args:
+        x: The outer variable (Delta, l), ``[2 C]``.
+    """
     delta, shift = x.chunk(2)
     return torch.sigmoid(delta), shift
 
 
 def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and the shift of the logits that loss tuning found, [classes] each, in the type and place of a tensor.
+    """Return the scale and the shift of the logits, ``[classes]`` each, of a model trained by loss tuning.
 
     Args:
-        path: The file of a model that loss tuning trained.
-        classes: The names of the classes.
-        like: The tensor.
+        path: File of the model.
+        classes: Names of the classes.
+        like: A tensor whose type and device the results get.
 
     Raises:
-        UserError: There is no such file, or it is a model of other classes, or trained otherwise.
+        UserError: The file does not exist, or its model has other classes or was not trained by loss tuning.
     """
     model = load_model(path)
     if model.scale is None or model.shift is None:
         raise UserError(
-            f"problem.loss={path}: is no model of problem=loss_tuning; export a run of it: fedopt export RUN"
+            f"problem.loss={path}: is not a model of problem=loss_tuning; export one with `fedopt export RUN`"
         )
     if [*map(str, model.classes_)] != [*classes]:
-        known = f"its classes are {some(model.classes_, MOST_NAMED)}, and those of the data {some(classes, MOST_NAMED)}"
+        known = f"its classes are {some(model.classes_, MOST_NAMED)}, but the data have {some(classes, MOST_NAMED)}"
         raise UserError(f"problem.loss={path}: {known}; export a run on these data")
     return model.scale.to(like), model.shift.to(like)
 
@@ -65,10 +80,18 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
 class LossTuning(SupervisedBilevel):
     """Tuning of the VS loss for classes of unequal sizes.
 
-    x = (Delta, l), [2 C]: the loss takes logits * sigmoid(Delta_c) + l_c. y: the parameters of the network.
+    The variable x = (Delta, l), ``[2 C]``, scales and shifts the logits in the training loss, and y contains the parameters
+    of the network::
 
-    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) training examples, and all validation examples.
-        largest=None takes the size of the most frequent class, so that imbalance=1 keeps all examples.
+        tuned logits = sigmoid(Delta_c) * logits_c + l_c
+
+    `SupervisedBilevel` describes the arguments that are not listed here.
+
+    Args:
+        largest: Number of training examples of class 0. Class c of C keeps largest * imbalance^(c / (C-1)) examples;
+            validation examples are all kept. None: the size of the most frequent class, so that ``imbalance=1`` keeps all
+            examples.
+        imbalance: Ratio of the sizes of the last and the first class.
     """
 
     largest: PositiveInt | None
@@ -86,7 +109,7 @@ class LossTuning(SupervisedBilevel):
         if len(kept) < len(train):
             share = f"{len(kept):,} of {len(train):,} training examples"
             self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
-        balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
+        balance = 1 / (self.classes * self.class_shares("val"))  # equal weights of the classes' mean losses
         self.class_weight = self.world.tensor(balance)
         of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
         self._calibrated = Scores.of(
@@ -109,11 +132,13 @@ class LossTuning(SupervisedBilevel):
         return tuning(point[0])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics: of the logits of y, whose largest is the decision, and of the tuned logits, which were trained.
+        """Return the metrics of two outputs: the logits of y, which decide, and the tuned logits, which enter the training loss.
 
-        The probabilities of the tuned logits are calibrated for the training distribution. calibrated_loss, calibrated_brier:
-        their loss and Brier score on the test examples. calibrated_calibration: the mean predicted probability of the rarest
-        training class, divided by its share of the test examples.
+        The probabilities of the tuned logits are calibrated for the training distribution.
+
+        * ``calibrated_loss``, ``calibrated_brier``: loss and Brier score of the tuned logits on the test examples.
+        * ``calibrated_calibration``: mean predicted probability of the rarest training class, divided by its share of the test
+          examples.
         """
         x, y = point[:2]
         logits, test = partial(self.net, y), self.test_set

@@ -1,10 +1,16 @@
 """Meta-learning of sinusoids: an initial point from which one gradient step fits a new curve [Finn et al. 2017].
 
-    min_x E_tau L_tau(x - a grad L_tau(x)),   L_tau the mean squared error on t -> A sin(t + phi),   A in [0.1, 5], phi in [0, pi]
+With the mean squared error L_tau on a curve t -> A sin(t + phi), for A in [0.1, 5] and phi in [0, pi]::
 
-The step x - a grad L_tau(x) is the adaptation; the exact gradient is (I - a grad^2 L_tau(x)) grad L_tau(x - a grad L_tau(x)).
-Two forms: the adaptation is each client's own lower level, with one curve a client, or the inner expectation of a conditional
-problem, with many curves a client. t is one of POINTS numbers from -5 to 5.
+    min_x  E_tau L_tau(x - a grad L_tau(x))
+
+The step x - a grad L_tau(x) is called the adaptation. The exact gradient is::
+
+    (I - a grad^2 L_tau(x)) grad L_tau(x - a grad L_tau(x))
+
+There are two forms. In `Maml`, each client has one curve, and the adaptation is the client's lower level. In
+`MamlConditional`, each client has many curves, and the adaptation is the inner expectation of a conditional problem.
+The times t are one of POINTS numbers from -5 to 5.
 """
 
 from collections.abc import Mapping
@@ -28,7 +34,13 @@ NEW_TASK_START = Metric("new_task_start", "squared error on new curves before th
 
 
 class Curve(NamedTuple):
-    """Points of a curve, or of several: t, target and weight, [..., B]. The weights of a curve sum to 1."""
+    """Points of one curve, or of several.
+
+    Attributes:
+        t: Times, ``[..., B]``.
+        target: Values of the curve, ``[..., B]``.
+        weight: Weights, ``[..., B]``, with sum 1 for each curve.
+    """
 
     t: Tensor
     target: Tensor
@@ -37,10 +49,12 @@ class Curve(NamedTuple):
 
 @dataclass(eq=False)
 class _Sinusoids(Problem):
-    """What both MAML problems share.
+    """Base class of the two meta-learning problems.
 
-    widths: the widths of the network's hidden layers. a: the step size of the adaptation.
-    new_tasks: the number of curves that no client has, on which the metrics are measured.
+    Args:
+        widths: Widths of the network's hidden layers.
+        a: Step size of the adaptation.
+        new_tasks: Number of new curves, which no client has, on which the metrics are computed.
     """
 
     widths: list[PositiveInt]
@@ -50,7 +64,11 @@ class _Sinusoids(Problem):
     metrics = (NEW_TASK_LOSS, NEW_TASK_START, OBJECTIVE)
 
     def set_up(self, curves: int) -> None:
-        """Set the network, its start, and the amplitudes and phases of the clients' curves, [curves], and of the new tasks."""
+        """Create the network and its initial parameters, the clients' curves, and the new curves.
+
+        Args:
+            curves: Number of curves over all clients.
+        """
         world = self.world
         self.net = models.build("mlp", self.widths, (1,), 1, world.seed, world.autocast)
         self._start = self.net.initial.to(world.device, world.dtype)
@@ -60,30 +78,46 @@ class _Sinusoids(Problem):
         self._new = self.curve(*self._drawn(rng_new, self.new_tasks))
 
     def _drawn(self, rng: np.random.Generator, curves: int) -> tuple[Tensor, Tensor]:
+        """Generate random amplitudes and phases, ``[curves]`` each."""
         return self.world.tensor(rng.uniform(0.1, 5, curves)), self.world.tensor(rng.uniform(0, np.pi, curves))
 
     def curve(self, amplitude: Tensor, phase: Tensor, t: Tensor | None = None) -> Curve:
-        """Return the points t of curves, by default the grid's, with equal weights. amplitude, phase: [...]; t: [..., B]."""
+        """Return points of curves, with equal weights.
+
+        Args:
+            amplitude: Amplitudes, ``[...]``.
+            phase: Phases, ``[...]``.
+            t: Times, ``[..., B]``. None: all times of the grid.
+        """
         t = self.grid.expand(*amplitude.shape, POINTS) if t is None else t
         return Curve(t, amplitude[..., None] * torch.sin(t + phase[..., None]), torch.ones_like(t) / t.shape[-1])
 
     def loss(self, w: Tensor, points: Curve) -> Tensor:
-        """Return L(w) on points of one curve, a scalar."""
+        """Return the loss L(w) on points of one curve, a scalar.
+
+        Args:
+            w: Parameters of the network.
+            points: The points.
+        """
         return points.weight @ (self.net(w, points.t[:, None])[:, 0] - points.target) ** 2
 
     def adapted(self, x: Tensor, points: Curve) -> Tensor:
-        """Return x - a grad L(x), x after one step on the points of a curve."""
+        """Adapt x to points of one curve and return the result, x - a grad L(x)."""
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
-        """Return the loss of each curve after adaptation, [curves].
+        """Return the loss of each curve after adaptation, ``[curves]``.
 
-        support: the points on which x is adapted. query: the points on which the loss is then measured.
+        Args:
+            x: Parameters of the network.
+            support: Points to which x is adapted.
+            query: Points on which the loss is then computed.
         """
         one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
         return torch.func.vmap(one)(support, query)
 
     def of_new_tasks(self, x: Tensor) -> dict[str, float]:
+        """Return the metrics on the new curves, before and after adaptation."""
         before = torch.func.vmap(self.loss, (None, 0))(x, self._new)
         return {
             "new_task_loss": float(self.after(x, self._new, self._new).mean()),
@@ -93,12 +127,15 @@ class _Sinusoids(Problem):
 
 @dataclass(eq=False)
 class Maml(_Sinusoids, LocalBilevel):
-    """Meta-learning as a bilevel problem.
+    """Meta-learning as a bilevel problem with one curve per client.
 
-    Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and f_i(y) = L_i(y) on its validation points.
+    The lower level, whose Hessian in y is the identity, has the adaptation on the training points as its solution::
 
-    g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
-    points: the number of points over all clients; half of each client's are for training.
+        g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2
+        f_i(y)    = L_i(y) on the validation points
+
+    Args:
+        points: Number of points over all clients. Half of each client's points are for training.
     """
 
     points: Annotated[int, Field(ge=2)]
@@ -129,7 +166,7 @@ class Maml(_Sinusoids, LocalBilevel):
         return 0.5 * torch.sum((y - self.adapted(x, sample["train"])) ** 2)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. objective: sum_i p_i f_i(y_i*(x)) on each client's own points."""
+        """Return the metrics. The objective is sum_i p_i f_i(y_i*(x)) on each client's own points."""
         (x, *_), losses = point, []
         for i in range(self.clients):
             rows = {split: torch.from_numpy(of_clients[i]).to(x.device) for split, of_clients in self.splits.items()}
@@ -140,9 +177,13 @@ class Maml(_Sinusoids, LocalBilevel):
 
 
 class Curves(NamedTuple):
-    """A sample of curves. amplitude, phase, weight: [B]; the weights sum to 1.
+    """A sample of curves.
 
-    keys: (the key of the inner samples,), or () if curves are adapted on all points.
+    Attributes:
+        amplitude: Amplitudes, ``[B]``.
+        phase: Phases, ``[B]``.
+        weight: Weights with sum 1, ``[B]``.
+        keys: The key of the inner samples, as a tuple with one element; empty if curves are adapted on all points.
     """
 
     amplitude: Tensor
@@ -153,13 +194,17 @@ class Curves(NamedTuple):
 
 @dataclass(eq=False)
 class MamlConditional(_Sinusoids, Conditional):
-    """Meta-learning as conditional stochastic optimisation.
+    """Meta-learning as a conditional stochastic problem with many curves per client.
 
-    An example xi is a curve, and an inner sample eta a point of it. r(x; eta, xi) = x - a grad_x of the squared error there,
-    and f_xi = L_xi on all points.
+    An example xi is a curve, and an inner sample eta is one of its points. With the squared error l at one point and the
+    loss L_xi on all points::
 
-    tasks: the number of curves over all clients. inner: the points that a curve is adapted on, drawn each time; None: all
-        points.
+        r(x; eta, xi) = x - a grad_x l(x; eta, xi)
+        f_xi = L_xi
+
+    Args:
+        tasks: Number of curves over all clients.
+        inner: Number of points on which a curve is adapted, new ones in every sample. None: all points.
     """
 
     tasks: PositiveInt
@@ -188,7 +233,7 @@ class MamlConditional(_Sinusoids, Conditional):
         return weight @ self.after(x, support, query)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. objective: the exact objective, in which curves are adapted on all points."""
+        """Return the metrics. The objective is exact: curves are adapted on all points."""
         x = point[0]
         objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

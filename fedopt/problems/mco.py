@@ -1,8 +1,10 @@
-"""Risk-averse optimisation, a three-level composition [FedMSA Sec. 4; Balasubramanian et al. 2022].
+"""Risk-averse optimisation, a composition of three levels [FedMSA, Sec. 4; Balasubramanian et al. 2022].
 
-    min_x E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta),   U(x) = (b - (a'x)^2)^2
+The problem is::
 
-(The paper's display of f1 drops the square.) U depends on (a'x)^2, so that x* and -x* are both solutions.
+    min_x  E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta),    U(x) = (b - (a'x)^2)^2
+
+The paper's formula of f1 omits the square. U depends only on (a'x)^2, so that x* and -x* are both solutions.
 """
 
 from collections.abc import Callable
@@ -24,13 +26,20 @@ SUBOPTIMALITY = Metric("suboptimality", "objective less that of the noiseless x*
 
 @dataclass(eq=False)
 class Mco(Compositional):
-    """Risk-averse phase retrieval, a composition of three levels [FedMSA]; the module's docstring has the formulas.
+    """Risk-averse phase retrieval, a composition of three levels [FedMSA]. The docstring of the module has the formulas.
 
-    a ~ N(0, C) with C = (A'A)^(1/2), A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
+    The data are random::
 
-    d: the dimension of x. examples: the number of pairs (a, b) over all clients.
-    lam, delta: the weight of the risk, and the constant under its square root.
-    noise_variance: the variance of the noise in b. x0: every coordinate of the start.
+        a ~ N(0, C),    C = (A'A)^(1/2),    A_ij ~ N(0, 1)
+        b = (a'x*)^2 + noise,    x* ~ N(0, I)
+
+    Args:
+        d: Dimension of x.
+        examples: Number of pairs (a, b) over all clients.
+        lam: Factor of the risk.
+        delta: Constant under the square root of the risk.
+        noise_variance: Variance of the noise in b.
+        x0: Initial value of every coordinate.
     """
 
     d: PositiveInt
@@ -65,7 +74,7 @@ class Mco(Compositional):
 
     @function
     def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative, which the true one is not
+        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative
             return z[0] + self.lam * torch.sqrt(torch.relu(z[1]) + self.delta)
         a, b, weight = sample
         U = (b - (a @ z[: self.d]) ** 2) ** 2
@@ -86,7 +95,7 @@ class Mco(Compositional):
         (a, b, weight), x = sample, z[: self.d]
         inner = a @ x
         off = b - inner**2
-        U = off**2  # whose gradient is -4 off inner a
+        U = off**2  # its gradient is -4 off inner a
         if n == 0:
             return torch.cat([x, (weight @ U)[None]]), lambda v: v[:-1] - (4 * v[-1] * weight * off * inner) @ a
         excess = torch.relu(U - z[-1])
@@ -100,7 +109,7 @@ class Mco(Compositional):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        The suboptimality may be negative: x* is the solution without noise in b, not quite the minimiser.
+        The suboptimality may be negative: x* solves the problem without noise in b and is only close to the minimiser.
         """
         x = point[0]
         objective = self._objective(x)

@@ -1,4 +1,4 @@
-"""What is measured on labelled examples, each by the model that its client uses: its own one, or else the common one."""
+"""Metrics on labelled examples, predicted by the model that each client deploys: its own model or the common model."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -14,15 +14,15 @@ from fedopt.metrics import AS_GOOD_AS_ALONE, BETTER_THAN_ALONE, CLIENT_ACCURACY,
 from fedopt.networks import Tuning
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.scores import Scorer, Values
 
-PIECE = 2048  # rows that one model predicts at once
-OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores that a tuned loss improves by its scale and shift
+PIECE = 2048  # rows that one model predicts together
+OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated probabilities
 
 
 class Errors(Scorer):
-    """The root mean squared error of the first output."""
+    """The root mean squared error of the first output, for regression."""
 
     client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
 
@@ -34,22 +34,23 @@ class Errors(Scorer):
 
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
-        with np.errstate(invalid="ignore"):  # a client without examples
+        with np.errstate(invalid="ignore"):  # clients without examples
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
 
 
 class ScoresModels(Problem):
-    """Problems that score models on labelled examples, each example by the model that its client uses.
+    """Base class of problems that score models on labelled examples, each with the model that its client deploys.
 
-    `deploys` completes the metrics, by what is set while the problem is built.
+    `deploys` completes the metrics, after the following attributes were set while the problem was built.
 
     Attributes:
-        scorer: What is measured on examples.
+        scorer: The metrics of a model's outputs.
         test_set: The test examples.
-        val_set: The examples that the data name for validation; None if they name none.
-        local_set: The test examples of clients that train, or training examples that clients keep for tests; None: there are none.
-        scored: The metrics that `test_metrics` returns. A problem that declares them gets all that ``scorer`` measures in their
-            place, and what is measured of single clients.
+        val_set: The validation examples that the data mark. None: the data mark none.
+        local_set: The test examples of clients with training examples, or training examples that clients hold out for
+            testing. None: there are none.
+        scored: Names of the metrics that `test_metrics` returns. If a problem declares them, they are replaced by all metrics
+            of ``scorer`` and by the metrics of single clients.
     """
 
     classes: int
@@ -65,10 +66,10 @@ class ScoresModels(Problem):
         if not self.scored <= {*names}:
             if self.val_set and "val" not in self.splits:
                 self.notes = [*self.notes, f"{len(self.val_set.rows):,} examples for validation are not used"]
-            return  # the problem measures something else
+            return  # the problem has other metrics
         test = self.scorer.metrics("test", "test")
         val = self.scorer.metrics("val", "validation") if self.val_set else ()
-        val = tuple(metric for metric in val if metric.name not in names)  # which the problem measures itself
+        val = tuple(metric for metric in val if metric.name not in names)  # the problem computes the others itself
         of_common = self.scorer.metrics("common", "test") if own and common else ()
         of_common = tuple(replace(metric, label=f"{metric.label}, common model") for metric in of_common)
         rest = [metric for metric in self.metrics if metric.name not in self.scored]
@@ -77,7 +78,7 @@ class ScoresModels(Problem):
         self.scored = {metric.name for metric in (*val, *test, *of_common)}
 
     def _metrics_of_clients(self) -> list[Metric]:
-        """Set what is measured of single clients, if they have test examples, and return the metrics."""
+        """Set ``client_metric`` and return the metrics of single clients; none if clients have no test examples."""
         main = self.scorer.client_metrics[0]
         if self.local_set is None or main.name not in self._defined:
             return []
@@ -93,29 +94,41 @@ class ScoresModels(Problem):
         return of_clients
 
     def compares_with_alone(self) -> bool:
-        """Return whether `fit_alone` is called, and clients are compared with what they reach alone."""
+        """Return whether clients are compared with a model fitted to their own examples (`fit_alone`)."""
         return False
 
     def fit_alone(self) -> Tensor:
-        """Return the outputs for the local examples by what each client does alone, penalised and not, ``[2, n, outputs]``."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a client does alone")
+        """Fit a model to each client's own examples and predict the clients' test examples.
+
+        Returns:
+            Outputs, ``[2, n, outputs]``: of the models with a penalty, and of the models without.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define fit_alone")
 
     def parameters(self, *point: Tensor) -> Tensor:
         """Return the parameters of the common model at a point, ``[dim]``."""
         return point[0]
 
     def calibration(self, *point: Tensor) -> Tuning:
-        """Return the scale and the shift that make the logits' softmax probabilities, at a point; None for no change."""
+        """Return the scale and shift of the logits that make calibrated probabilities at a point; None for no change."""
         return None
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of a model, ``[B, outputs]``. model: its parameters, ``[d]``. x: examples, ``[B, features]``."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a model predicts")
+        """Return the outputs of a model for a batch, ``[B, outputs]``.
+
+        Args:
+            model: Parameters of the model, ``[d]``.
+            x: Inputs, ``[B, features]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define predicted")
 
     def models(self, *point: Tensor) -> tuple[Logits | None, Tensor | None]:
-        """Return the common model, a function from examples to outputs, and the clients' own models, ``[M, d]``.
+        """Return the common model, a function from inputs to outputs, and the clients' own parameters, ``[M, d]``.
 
-        Either is None if the method has none.
+        Either is None if the method has no such model.
+
+        Args:
+            point: The variables, followed by the clients' own models if the method trains them.
         """
         own = self.own_models and point[len(self.variables) :]
         if own and not self.has_common:
@@ -124,13 +137,14 @@ class ScoresModels(Problem):
 
     @torch.no_grad()
     def predictions(self, of: ScoredRows, common: Logits | None, own: Any = None) -> Tensor:
-        """Return the outputs for examples, ``[n, outputs]``. Each is predicted once.
+        """Predict each example once, and return the outputs, ``[n, outputs]``.
 
         Args:
             of: The examples.
-            common: The common model, which predicts for all without ``own``, and else for examples without a client. None: there
-                are no such examples.
-            own: The clients' own models, ``[M, d]``, each of which predicts for its client's examples. None: there are none.
+            common: The common model. It predicts all examples if ``own`` is None, otherwise the examples of unknown clients.
+                None: there are no such examples.
+            own: Parameters of the clients' own models, ``[M, d]``, which predict the examples of their clients. None: there are
+                none.
         """
         owner, outputs = np.full(len(of.rows), -1) if own is None else of.owner, []
         order = np.argsort(owner, kind="stable")
@@ -143,12 +157,12 @@ class ScoresModels(Problem):
 
     @torch.no_grad()
     def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:
-        """Return the metrics of test and validation examples, and those of clients if they have test examples.
+        """Return the metrics on test and validation examples, and the metrics of single clients if they have test examples.
 
         Args:
-            common: The common model, a function from inputs to outputs, ``[B, classes]``. None: the method has none.
-            own: The clients' own models, ``[M, d]``. None: the method has none.
-            tuning: As in `client_scores`.
+            common: The common model, a function from inputs to outputs ``[B, outputs]``. None: the method has none.
+            own: Parameters of the clients' own models, ``[M, d]``. None: the method has none.
+            tuning: Scale and shift of the outputs that make calibrated probabilities. None: no change.
         """
         test, *val = (rows if common else rows.known() for rows in (self.test_set, self.val_set) if rows)
         outputs = self.predictions(test, common, own)
@@ -165,17 +179,24 @@ class ScoresModels(Problem):
         return found
 
     def _scores(self, prefix: str, outputs: Tensor, of: ScoredRows) -> dict[str, float]:
-        """Return the scores that are among the metrics, by name. outputs: for the examples ``of``."""
+        """Return the scores that are among the metrics, by name.
+
+        Args:
+            prefix: First part of their names, such as ``test``.
+            outputs: Outputs for the examples, ``[n, outputs]``.
+            of: The examples.
+        """
         values = {f"{prefix}_{name}": value for name, value in self.scorer.scores(outputs, of.y).items()}
         return {name: value for name, value in values.items() if name in self.scored}
 
     def client_scores(self, outputs: Tensor, tuning: Tuning = None, means_only: bool = False) -> Values:
-        """Return the scores of each client on its local examples, ``[M]``, by name; nan where a score is not defined.
+        """Return the scores of each client on its test examples, ``[M]``, by name; nan where a score is undefined.
 
         Args:
-            outputs: The outputs for the local examples.
-            tuning: The scale and the shift of outputs that make probabilities. Scores of probabilities take them into account.
-            means_only: As in `Scorer.per_client`.
+            outputs: Outputs for the examples of ``local_set``.
+            tuning: Scale and shift of the outputs that make calibrated probabilities, which scores of probabilities use. None:
+                no change.
+            means_only: Whether to compute only the scorer's ``client_metrics``.
         """
         assert self.local_set is not None
         others = self.local_set.y, self.local_set.owner, self.clients, means_only
@@ -187,16 +208,18 @@ class ScoresModels(Problem):
 
     @cached_property
     def _defined(self) -> dict[str, np.ndarray]:
-        """The scores that are defined for some client: for which clients they are, ``[M]`` of bool."""
+        """For each score that is defined for some client: a boolean array ``[M]``, true for the clients for which it is defined."""
         assert self.local_set is not None
         blank = self.local_set.y.new_zeros(len(self.local_set.rows), max(self.classes, 1)).double()
         finite = {name: np.isfinite(values) for name, values in self.client_scores(blank, None, True).items()}
         return {name: clients for name, clients in finite.items() if clients.any()}
 
     def means_of_clients(self, outputs: Tensor, tuning: Tuning = None) -> dict[str, float]:
-        """Return the means over clients, the worst client's value, and the share that is better off than alone.
+        """Return the means over clients, the worst client's value, and the comparison with the clients' own baselines.
 
-        The arguments: as in `client_scores`.
+        Args:
+            outputs: Outputs for the examples of ``local_set``.
+            tuning: Scale and shift of the outputs that make calibrated probabilities. None: no change.
         """
         scores, main = self.client_scores(outputs, tuning, True), self.scorer.client_metrics[0]
         found = {f"personal_{name}": scores[name][clients].mean() for name, clients in self._defined.items()}
@@ -208,8 +231,10 @@ class ScoresModels(Problem):
 
     @cached_property
     def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
-        """The outputs of `fit_alone`; of its penalised models the first score of each client, where it is defined, and the
-        metrics of all rows.
+        """The results of the baselines that clients fit to their own examples.
+
+        The outputs of `fit_alone`; the first score of each client with the penalised baseline, where it is defined; and the
+        metrics of the penalised baselines over all examples.
         """
         assert self.local_set is not None
         outputs, main = self.fit_alone(), self.scorer.client_metrics[0].name
@@ -218,7 +243,7 @@ class ScoresModels(Problem):
         return outputs, of_clients, {f"alone_{name}": value for name, value in values.items()}
 
     def clients_table(self, *point: Tensor) -> Values:
-        """Return the counts and the scores of each client, ``[M]``, by columns such as test_rows, own_auc and alone_auc."""
+        """Return the counts and scores of each client, ``[M]``, by column name, such as test_rows, own_auc and alone_auc."""
         if not self.client_metric or self.local_set is None:
             return {}
         local, (common, own) = self.local_set, self.models(*point)

@@ -1,10 +1,14 @@
-"""Personalised linear regression: a model for each client, drawn to a common one [Rajeswaran et al. 2019, Dinh et al. 2020].
+"""Personalised linear regression with closed forms: each client's model is pulled towards a common model.
 
-    min_x sum_i p_i mean_val 1/2 (z'y_i(x) - t)^2,    y_i(x) = argmin_y mean_train 1/2 (z'y - t)^2 + lam/2 |y - x|^2
+With the features z of an example (and a 1 for the intercept) and its target t [Rajeswaran et al. 2019, Dinh et al. 2020]::
 
-z has the features of an example and a 1, t is its target. Both levels are quadratic, so that y_i(x), the outer objective and its
-minimiser have closed forms. They are those of `quadratic_local_bilevel` with A_i = mean_train zz' + lam I, B_i = lam I,
-c_i = mean_train tz, F_i = mean_val zz', e_i = mean_val tz, and D, d and G zero.
+    min_x  sum_i p_i mean_val 1/2 (z'y_i(x) - t)^2
+    y_i(x) = argmin_y mean_train 1/2 (z'y - t)^2 + lam/2 |y - x|^2
+
+Both levels are quadratic: this is `quadratic_local_bilevel` with the terms::
+
+    A_i = mean_train zz' + lam I,    B_i = lam I,    c_i = mean_train tz
+    F_i = mean_val zz',    e_i = mean_val tz,    D = d = G = 0
 """
 
 from collections.abc import Mapping
@@ -28,12 +32,14 @@ EXCESS = Metric("excess", "excess of the outer objective over its minimum", scal
 
 @dataclass(eq=False)
 class PersonalisedRegression(Table, LocalBilevel):
-    """Linear regression with a model for each client, all drawn to a common one.
+    """Linear regression with a model for each client that is pulled towards a common model.
 
-    x: the common model, [features + 1], with an intercept. y: a client's own model, of the same length.
+    The variable x is the common model with an intercept, ``[features + 1]``, and y is a client's own model of the same
+    length. `Table` describes the arguments that are not listed here.
 
-    lam: the strength of the pull of y to x.
-    validation: the fraction of its examples that a client validates on, unless the data say which.
+    Args:
+        lam: Factor of |y - x|^2 / 2 in the lower level.
+        validation: Fraction of each client's examples used for validation, unless the data mark validation examples.
     """
 
     lam: PositiveFloat
@@ -51,11 +57,11 @@ class PersonalisedRegression(Table, LocalBilevel):
         outer = reduced(Sample(A + pull, pull, c, zero, 0 * c, self._F, self._e, zero)).mean(self.weights)
         self._outer = outer._replace(value=outer.value + self._p @ self._halves)
         inverse = torch.linalg.pinv(self._outer.hessian, rtol=RANK, hermitian=True)
-        self._x = -inverse @ self._outer.constant  # of all minimisers, the one nearest to the start
+        self._x = -inverse @ self._outer.constant  # the minimiser nearest to the start
         self._least = float(self._outer.value + 0.5 * self._x @ self._outer.constant)
 
     def inner_solutions(self, x: Tensor) -> Tensor:
-        """Return y_i(x) of all clients, [M, dy]."""
+        """Return y_i(x) for all clients, ``[M, dy]``."""
         pull = self.lam * torch.eye(self._A.shape[1]).to(self._A)
         return torch.linalg.solve(self._A + pull, self.lam * x.to(self._A) + self._c)
 
@@ -63,7 +69,7 @@ class PersonalisedRegression(Table, LocalBilevel):
         return self.inner_solutions(variables["x"]).to(variables["x"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the outer objective, [dx], in closed form."""
+        """Return the exact gradient of the outer objective, ``[dx]``."""
         return self._outer.hessian @ x.to(self._outer.hessian) + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
@@ -100,10 +106,10 @@ class PersonalisedRegression(Table, LocalBilevel):
         return Second(self.g.gradient(x, y, sample), product, lambda v: -self.lam * v)
 
     def deploys(self, own: bool, common: bool) -> None:
-        super().deploys(True, True)  # y_i(x), whatever the method
+        super().deploys(True, True)  # every method has the own models y_i(x) and the common model x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics, all at the exact y_i(x). Alone is as in `linear_regression`."""
+        """Return the metrics, all at the exact y_i(x)."""
         tested = self.test_metrics(*self.models(*point))
         off = point[0].to(self._x) - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
@@ -111,5 +117,5 @@ class PersonalisedRegression(Table, LocalBilevel):
         return {"excess": excess, **tested, "distance": distance, "objective": self._least + excess}
 
     def models(self, *point: Tensor) -> tuple[Logits, Tensor]:
-        """Return the model x, and the exact y_i(x), [M, dy]."""
+        """Return the common model x and the exact y_i(x), ``[M, dy]``."""
         return partial(self.predicted, point[0]), self.inner_solutions(point[0]).to(point[0])

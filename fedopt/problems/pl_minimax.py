@@ -1,14 +1,21 @@
-"""A saddle point problem that is not concave in y, but satisfies the Polyak-Lojasiewicz (PL) condition there, with closed forms.
+"""A saddle point problem with closed forms that is not concave in y but satisfies the Polyak-Lojasiewicz condition.
+
+The functions are::
 
     f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x - 1/2 u'D_i u - rho sum_j sin^2(z_j) + (e_i + noise)'y
     u = y - S x,    z = R u,    S'S = coupling^2 I,    sum_i e_i = 0
 
-With the means over clients written without index and R = D^1/2, f(x, y) = 1/2 x'A x - c'x - h(z) with
-h(z) = 1/2 |z|^2 + rho sum_j sin^2(z_j). Its gradient z + rho sin 2z vanishes at 0 alone if rho < 2.3017, which is 1/2 over the
-depth of sin(t)/t, and h is not convex if rho > 1/2. So y*(x) = S x, and max_y f(x, y) = 1/2 x'A x - c'x.
+With terms without an index for means over clients and R = D^1/2::
 
-Let y move r times as fast as x along the flow of descent-ascent. If r >= coupling^2, 2 max_y f(x, y) - f(x, y) falls, and the
-flow converges. Else it may cycle or diverge.
+    f(x, y) = 1/2 x'A x - c'x - h(z),    h(z) = 1/2 |z|^2 + rho sum_j sin^2(z_j)
+
+The gradient of h, z + rho sin 2z, vanishes only at 0 if rho < 2.3017 (1/2 divided by the depth of the minimum of
+sin(t)/t), and h is not convex if rho > 1/2. Therefore::
+
+    y*(x) = S x,    max_y f(x, y) = 1/2 x'A x - c'x
+
+Suppose that y moves r times as fast as x in the flow of descent-ascent. If r >= coupling^2, then 2 max_y f(x, y) -
+f(x, y) decreases and the flow converges. Otherwise it may cycle or diverge.
 """
 
 import math
@@ -31,12 +38,15 @@ Sample = namedtuple("Sample", "A c D e")
 
 @dataclass(eq=False)
 class PlMinimax(Reduced, Minimax):
-    """A minimax problem that is PL, not concave, in y.
+    """A minimax problem that is not concave in y but satisfies the Polyak-Lojasiewicz (PL) condition.
 
-    d: the dimension of x and of y.
-    rho: the weight of sin^2, in the range where f is PL and not concave in y.
-    coupling: the singular values of S.
-    conditioning: the condition number of the A_i and of the D_i. heterogeneity, noise, examples, delta: as in `Quadratic`.
+    `Quadratic` describes the arguments that are not listed here.
+
+    Args:
+        d: Dimension of x and of y.
+        rho: Factor of sin^2. f is PL and not concave in y for the allowed values.
+        coupling: Singular values of S.
+        conditioning: Condition number of the matrices A_i and D_i.
     """
 
     d: PositiveInt
@@ -64,14 +74,14 @@ class PlMinimax(Reduced, Minimax):
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))
 
     def hessians(self) -> tuple[Tensor, ...]:
-        """Return the Hessian of max_y f(x, y), and that of -f in y where it is largest, at y*(x)."""
+        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), where it is largest over y."""
         return self._mean.A, (1 + 2 * self.rho) * self._mean.D
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._x, self._S @ self._x
 
     def start(self) -> tuple[Tensor, ...]:
-        """Return x = (1, ..., 1), and the y for which every z_j is pi / 2: there h is least convex, in all directions."""
+        """Return x = (1, ..., 1) and the y for which every z_j is pi / 2, where h is least convex in all directions."""
         x = torch.ones_like(self._x)
         return x, self._S @ x + torch.linalg.solve(self._R, x * (math.pi / 2))
 

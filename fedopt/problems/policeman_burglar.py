@@ -1,13 +1,20 @@
 """The matrix game of a policeman and a burglar [Nemirovski 2013; ProxSkip-VIP, Zhang et al. 2024].
 
-    min over p in the simplex, max over y in the simplex of   p'A y,    A_kj = w_j (1 - e^{-theta |j - k|})
+The problem is::
 
-The burglar is at house j, of wealth w_j = |N(0, 1)|, with probability y_j; the policeman at house k with probability p_k, and
-catches him with probability e^{-theta |j - k|}. The matrix was read in the public code (ProxSkipVIP), which projects both players;
-that w_j belongs to the burglar's house is from memory of Nemirovski's notes. An example is a report of all houses' wealth.
+    min over p in the simplex, max over y in the simplex of   p'A y
+    A_kj = w_j (1 - e^{-theta |j - k|})
 
-Chosen here: p = softmax(x) with x free, since problems have a set Y and none for x. The game and its duality gap stay as they are:
-(largest entry of A'p) - (least entry of A y), 0 at solutions and nowhere else.
+The burglar is at house j, of wealth w_j = |N(0, 1)|, with probability y_j. The policeman is at house k with probability
+p_k, and then catches the burglar with probability e^{-theta |j - k|}. An example is a report of the wealth of all
+houses.
+
+We read the matrix in the public code (ProxSkipVIP), which projects both players onto simplices. That w_j belongs to the
+burglar's house is from memory of Nemirovski's notes. Chosen here: p = softmax(x) with unconstrained x, because problems
+can have a constraint set for y but not for x. The game and its duality gap remain the same. The gap is 0 at solutions and
+nowhere else::
+
+    (largest entry of A'p) - (smallest entry of A y)
 """
 
 from dataclasses import dataclass
@@ -27,14 +34,16 @@ DUALITY_GAP = Metric("duality_gap", "duality gap", scale="log", bounds=True)
 
 @dataclass(eq=False)
 class PolicemanBurglar(Minimax):
-    """A matrix game. x: the logits of the policeman's probabilities. y: the burglar's probabilities. Both are [houses].
+    """A matrix game between a policeman and a burglar.
 
-    At the start all houses are equally likely for the policeman, and the burglar is at the first house.
+    The variable x contains the logits of the policeman's probabilities, and y the burglar's probabilities, ``[houses]``
+    each. At the start, all houses are equally likely for the policeman, and the burglar is at the first house.
 
-    houses: the number of houses.
-    examples: the number of reports of the wealth of all houses, over all clients.
-    theta: the policeman catches the burglar with probability e^(-theta distance). A larger theta means that he must be
-        nearer.
+    Args:
+        houses: Number of houses.
+        examples: Number of reports of the wealth of all houses, over all clients.
+        theta: The policeman catches the burglar with probability e^(-theta distance); with a larger theta, he must be
+            nearer.
     """
 
     houses: PositiveInt
@@ -55,7 +64,7 @@ class PolicemanBurglar(Minimax):
         return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        """Return the weighted mean of the reports in rows, [houses]."""
+        """Return the weighted mean of the reports in ``rows``, ``[houses]``."""
         index, weight = rows["train"]
         return weight @ self._wealth[index]
 

@@ -1,7 +1,4 @@
-"""Euclidean projections onto the sets Y of minimax problems.
-
-Each returns the point of the set nearest to y. They are exact, and the same under vmap.
-"""
+"""Exact Euclidean projections onto the sets Y of minimax problems. They give the same results under vmap."""
 
 from typing import Literal
 
@@ -12,10 +9,18 @@ Norm = Literal["l1", "l2", "linf"]
 
 
 def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Return the point of {z >= 0, sum z = total} nearest to y, a vector. total: more than 0.
+    """Project a vector onto the simplex {z >= 0, sum z = total}.
 
-    It is max(y - t, 0) with t = max_k ((sum of the k largest y) - total) / k. A shift of y changes nothing: its largest entry is
-    moved to 0 first, since sums of large numbers lose the total.
+    With the entries of y sorted in descending order, the projection is::
+
+        max(y - t, 0)    with    t = max_k ((sum of the k largest entries) - total) / k
+
+    The projection does not change if a number is added to all entries of y. Its largest entry is therefore shifted to 0
+    first, because the total would be lost in sums of large numbers.
+
+    Args:
+        y: The vector.
+        total: Sum of the entries of the projection, positive.
 
     Example:
         >>> fedopt.simplex(torch.tensor([0.5, 1.5]))
@@ -28,7 +33,7 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Return the point of {low <= z <= high} nearest to y.
+    """Project y onto the box {low <= z <= high}.
 
     Example:
         >>> fedopt.box(torch.tensor([-2.0, 0.5]), low=-1.0, high=1.0)
@@ -38,9 +43,12 @@ def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
 
 
 def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
-    """Return the point nearest to y of the ball of a radius around 0. With norm l2 or linf, y may be several vectors, [..., d].
+    """Project y onto the ball of a given radius around 0.
 
-    radius: more than 0.
+    Args:
+        y: A vector; for the norms ``l2`` and ``linf`` also several vectors, ``[..., d]``.
+        radius: Radius of the ball, positive.
+        norm: Norm of the ball.
 
     Example:
         >>> fedopt.ball(torch.tensor([3.0, 4.0]), radius=1.0)
@@ -49,7 +57,7 @@ def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":
-        scale = y.abs().amax(-1, keepdim=True).clamp(min=radius)  # whose squares are no numbers if they are large
+        scale = y.abs().amax(-1, keepdim=True).clamp(min=radius)  # avoids overflow in the squares
         share = radius / scale
         return y * (share / torch.linalg.vector_norm(y / scale, dim=-1, keepdim=True).clamp(min=share))
     return torch.where(y.abs().sum() <= radius, y, y.sign() * simplex(y.abs(), radius))

@@ -1,11 +1,17 @@
-"""A strongly convex quadratic bilevel problem with closed forms: the first problem of any new method.
+"""A strongly convex quadratic bilevel problem with closed forms, recommended as the first test of a new method.
+
+The functions are::
 
     g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
     f_i(x, y) = 1/2 x'D_i x - (d_i + noise)'x + 1/2 y'F_i y - (e_i + noise)'y + x'G_i y
 
-With the means over clients written without index, y*(x) = A^-1 (B x + c), the hypergradient is
-grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x. Where the lower level belongs to each client, each
-has its own terms there, and the mean is taken afterwards.
+Terms without an index are means over clients. The solution of the lower level and the hypergradient, which is linear in
+x, are::
+
+    y*(x)     = A^-1 (B x + c)
+    grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x)
+
+If each client has its own lower level, these formulas hold with the client's terms, and the mean is taken afterwards.
 """
 
 from collections import namedtuple
@@ -26,7 +32,8 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 def reduced(terms: Sample) -> Outer:
     """Return f(x, y*(x)) as a quadratic function of x.
 
-    terms: the terms of one problem; or of M problems, [M, ...], for M functions at once.
+    Args:
+        terms: The terms of one problem, or of M problems, ``[M, ...]``, for M functions.
     """
     A, B, c, D, d, F, e, G = columns(terms)
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
@@ -38,13 +45,15 @@ def reduced(terms: Sample) -> Outer:
 
 @dataclass(eq=False)
 class NestedQuadratic(Reduced, Nested):
-    """What the quadratic bilevel problems share.
+    """Base class of the quadratic bilevel problems.
 
-    dx, dy: the dimensions of x and y.
-    conditioning: the condition number of the Hessians of g_i in y, and of f_i in (x, y).
-    heterogeneity, noise, examples: as in `Quadratic`. Half of each client's examples are for f, half for g.
-    delta: as in `Quadratic`. The mean A^-1 B has norm 1, so that the mean problem's outer condition number is at most twice
-        that of the lower level.
+    Half of each client's examples are for f and half for g. `Quadratic` describes the arguments that are not listed here.
+
+    Args:
+        dx, dy: Dimensions of x and y.
+        conditioning: Condition number of the Hessians of g_i in y and of f_i in (x, y).
+        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). The mean A^-1 B then has norm 1, so that the
+            condition number of the outer objective is at most twice that of the lower level.
     """
 
     dx: PositiveInt
@@ -55,7 +64,7 @@ class NestedQuadratic(Reduced, Nested):
     def __post_init__(self) -> None:
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples, None, 0.5)
-        H = family(spd, dx + dy, self.conditioning)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
+        H = family(spd, dx + dy, self.conditioning)  # Hessian of f in (x, y); f(x, y*(x)) is then strongly convex too
         A = family(spd, dy, self.conditioning)
 
         def response(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
@@ -113,10 +122,10 @@ class NestedQuadratic(Reduced, Nested):
 
 @dataclass(eq=False)
 class QuadraticBilevel(NestedQuadratic, Bilevel):
-    """A quadratic bilevel problem whose lower level is the mean of the clients': one y*(x) for all."""
+    """A quadratic bilevel problem whose lower level is the mean of the clients': all clients share one y*(x)."""
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """Return y*(x), [dy]."""
+        """Return y*(x), ``[dy]``."""
         return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
 
     def solution(self) -> tuple[Tensor, ...]:

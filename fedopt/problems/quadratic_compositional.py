@@ -1,9 +1,13 @@
-"""A strongly convex quadratic of two levels with closed forms.
+"""A strongly convex quadratic composition of two levels, with closed forms.
+
+The functions are::
 
     f_i^0(x) = A_i x + c_i + noise
     f_i^1(y) = 1/2 y'Q_i y - (e_i + noise)'y
 
-With the means over clients written without index, the gradient of F^1(F^0(x)) is A' (Q (A x + c) - e), linear in x.
+With terms without an index for means over clients, the gradient of F^1(F^0(x)) is linear in x::
+
+    A' (Q (A x + c) - e)
 """
 
 from collections import namedtuple
@@ -24,11 +28,17 @@ Sample = namedtuple("Sample", "A c Q e")
 
 @dataclass(eq=False)
 class QuadraticComposition(Reduced, Composition):
-    """What the quadratic compositions share.
+    """Base class of the quadratic compositions.
 
-    d0, d1: the dimensions of x and of f^0(x), d0 <= d1 (else UserError). The common matrix and each client's, which are mixed
-        into A_i, have orthonormal columns.
-    conditioning: the condition number of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
+    The common matrix and each client's own matrix, which are mixed into A_i, have orthonormal columns. `Quadratic` describes
+    the arguments that are not listed here.
+
+    Args:
+        d0, d1: Dimensions of x and of f^0(x).
+        conditioning: Condition number of the matrices Q_i.
+
+    Raises:
+        UserError: d0 is larger than d1.
     """
 
     d0: PositiveInt
@@ -50,7 +60,7 @@ class QuadraticComposition(Reduced, Composition):
         return Outer(A.mT @ Q @ A, constant[..., 0], value[..., 0, 0])
 
     def hessians(self) -> tuple[Tensor, ...]:
-        lower = torch.eye(self.d1).to(self._x)  # a lower level, 1/2 |y - f^0(x)|^2, would give y = f^0(x)
+        lower = torch.eye(self.d1).to(self._x)  # of the equivalent lower level, 1/2 |y - f^0(x)|^2
         return self._outer.hessian, lower
 
     @function
@@ -69,7 +79,7 @@ class QuadraticComposition(Reduced, Composition):
 
 @dataclass(eq=False)
 class QuadraticCompositional(QuadraticComposition, TwoLevel):
-    """A quadratic composition of the clients' means. The keys are those of `QuadraticComposition`."""
+    """A quadratic composition of means over clients. `QuadraticComposition` describes the arguments."""
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._x, self.level(0, self._x, self._mean)

@@ -1,9 +1,12 @@
-"""The quadratic game of local minimax methods [ProxSkip-VIP, Zhang et al. 2024].
+"""A quadratic game, the test problem of local minimax methods [ProxSkip-VIP, Zhang et al. 2024].
 
-    f_i(x, y) = mean over i's functions j of   1/2 x'A_j x + x'B_j y - 1/2 y'C_j y + a_j'x - c_j'y
+With the mean over client i's functions j::
 
-Read in the public code (ProxSkipVIP): 20 clients with 100 functions each, 10 + 10 dimensions, eigenvalues of A_j and C_j uniform in
-[0.01, 1], those of B_j uniform in [0, 1], a_j and c_j standard normal, start 0. Example j of the data is function j.
+    f_i(x, y) = mean_j  1/2 x'A_j x + x'B_j y - 1/2 y'C_j y + a_j'x - c_j'y
+
+The public code (ProxSkipVIP), which we read, has 20 clients with 100 functions each, 10 + 10 dimensions, eigenvalues of
+A_j and C_j uniform in [0.01, 1], eigenvalues of B_j uniform in [0, 1], standard normal a_j and c_j, and starts at 0.
+Example j of the data is function j.
 """
 
 from collections import namedtuple
@@ -28,12 +31,14 @@ Function = namedtuple("Function", "A B C a c")
 
 @dataclass(eq=False)
 class QuadraticGame(Minimax):
-    """A quadratic saddle point problem in which each example is a quadratic function; f_i is the mean of client i's.
+    """A saddle point problem in which each example is a quadratic function, and f_i is the mean of client i's functions.
 
-    d: the dimension of x and of y. examples: the number of functions over all clients.
-    mu, L: the eigenvalues of A_j and C_j are uniform between mu and L.
-    coupling: the eigenvalues of B_j are uniform between 0 and this.
-    heterogeneity: 0 makes all functions their mean, 1 leaves them as they are drawn.
+    Args:
+        d: Dimension of x and of y.
+        examples: Number of functions over all clients.
+        mu, L: The eigenvalues of A_j and C_j are uniform between mu and L.
+        coupling: The eigenvalues of B_j are uniform between 0 and this value.
+        heterogeneity: Interpolates between all functions being equal to their mean (0) and the random functions (1).
     """
 
     d: PositiveInt
@@ -77,7 +82,7 @@ class QuadraticGame(Minimax):
         return zero, zero.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> Function:
-        """Return the weighted mean of the functions in rows."""
+        """Return the weighted mean of the functions in ``rows``."""
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
 

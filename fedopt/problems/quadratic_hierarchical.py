@@ -1,9 +1,16 @@
 """A strongly convex quadratic hierarchical problem with closed forms.
 
-    f1(x) = 1/2 |x|^2,    f2_i(y) = 1/2 |y - d_i|^2,    h_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
+The functions are::
 
-y_i(x) = A_i^-1 (B_i x + c_i) is each client's own, and the gradient of the implicit function,
-x + mean_i B_i' A_i^-1 (y_i(x) - d_i), is linear in x. Smoothing it over a ball leaves it as it is.
+    f1(x)     = 1/2 |x|^2
+    f2_i(y)   = 1/2 |y - d_i|^2
+    h_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
+
+Each client has its own solution y_i(x) of the lower level. The gradient of the implicit function is linear in x, so that
+smoothing over a ball does not change it::
+
+    y_i(x)   = A_i^-1 (B_i x + c_i)
+    gradient = x + mean_i B_i' A_i^-1 (y_i(x) - d_i)
 """
 
 from collections import namedtuple
@@ -25,9 +32,12 @@ Sample = namedtuple("Sample", "A B c d")
 class QuadraticHierarchical(Reduced, Hierarchical):
     """A quadratic hierarchical problem.
 
-    d: the dimension of x and of each y_i.
-    conditioning: the condition number of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as
-        in `Quadratic`. delta is below 1, where an A_i may be singular.
+    `Quadratic` describes the arguments that are not listed here.
+
+    Args:
+        d: Dimension of x and of each y_i.
+        conditioning: Condition number of the matrices A_i, whose largest eigenvalue is at most 1.
+        delta: Heterogeneity around a fixed mean problem, below 1, where an A_i could be singular.
     """
 
     d: PositiveInt
@@ -48,7 +58,7 @@ class QuadraticHierarchical(Reduced, Hierarchical):
         return Outer(torch.eye(self.d).to(A) + S.mT @ S, (S.mT @ off)[..., 0], value[..., 0, 0])
 
     def inner_solutions(self, x: Tensor) -> Tensor:
-        """Return y_i(x) of all clients, [M, d]."""
+        """Return y_i(x) for all clients, ``[M, d]``."""
         own = self.per_client
         return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
 

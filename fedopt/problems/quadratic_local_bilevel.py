@@ -1,9 +1,11 @@
-"""The quadratic bilevel problem whose lower level belongs to each client, with closed forms.
+"""The quadratic bilevel problem in which each client has its own lower level, with closed forms.
 
-    min_x sum_i p_i f_i(x, y_i*(x)),    y_i*(x) = argmin_y g_i(x, y) = A_i^-1 (B_i x + c_i)
+The problem is::
 
-f_i, g_i and their numbers are those of `quadratic_bilevel`, whose y* solves the mean of the g_i: the solutions differ unless
-clients are equal.
+    min_x  sum_i p_i f_i(x, y_i*(x))    with    y_i*(x) = argmin_y g_i(x, y) = A_i^-1 (B_i x + c_i)
+
+The functions f_i and g_i have the same random terms as in `quadratic_bilevel`, where y* minimises the mean of the g_i.
+The two problems have different solutions unless all clients are equal.
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +19,12 @@ from fedopt.problems.quadratic_bilevel import NestedQuadratic
 
 @dataclass(eq=False)
 class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
-    """A quadratic bilevel problem in which each client has a lower level, and so a solution y_i*(x), of its own.
+    """A quadratic bilevel problem in which each client has its own lower level and its own solution y_i*(x).
 
-    delta: as in `Quadratic`, but below 1, where a client's A_i may be singular.
+    `NestedQuadratic` describes the arguments that are not listed here.
+
+    Args:
+        delta: Heterogeneity around a fixed mean problem, below 1, where a client's A_i could be singular.
     """
 
     delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})

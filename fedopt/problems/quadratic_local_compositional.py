@@ -1,7 +1,14 @@
-"""The quadratic of two levels in which each client has a composition of its own: f_i^0 and f_i^1 are those of
-`quadratic_compositional`, and the objective is the mean of f_i^1(f_i^0(x)).
+"""The quadratic composition of two levels in which each client has its own composition.
 
-The gradient is mean_i A_i' (Q_i (A_i x + c_i) - e_i), linear in x. The solution is another one unless clients are equal.
+The problem is::
+
+    min_x  mean_i f_i^1(f_i^0(x))
+
+The functions are the same as in `quadratic_compositional`. The gradient is linear in x::
+
+    mean_i A_i' (Q_i (A_i x + c_i) - e_i)
+
+The two problems have different solutions unless all clients are equal.
 """
 
 from dataclasses import dataclass
@@ -12,6 +19,6 @@ from fedopt.problems.quadratic_compositional import QuadraticComposition
 
 @dataclass(eq=False)
 class QuadraticLocalCompositional(QuadraticComposition, LocalCompositional):
-    """A quadratic composition for each client. The keys are those of `QuadraticComposition`."""
+    """A quadratic composition for each client. `QuadraticComposition` describes the arguments."""
 
     each_client = True

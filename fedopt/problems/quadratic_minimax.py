@@ -1,11 +1,16 @@
-"""A strongly convex, strongly concave quadratic saddle with closed forms, also of what naive averaging makes of it
-[Fed-Norm-SGDA Fig. 1].
+"""A strongly convex, strongly concave quadratic saddle point problem with closed forms [Fed-Norm-SGDA, Fig. 1].
+
+The functions are::
 
     f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x + x'B_i y - 1/2 y'D_i y + (e_i + noise)'y
 
-With weights w_i, and the weighted means over clients written without index, the saddle solves A x + B y = c, B'x - D y = -e.
-Equal weights give the solution; averaging without normalisation ends where w_i is proportional to |a_i|_1 (eq. 2), for local
-steps that vanish.
+With weights w_i and terms without an index for the weighted means over clients, the saddle point solves::
+
+    A x + B y = c
+    B'x - D y = -e
+
+Equal weights give the solution. If clients take different numbers of local steps, averaging without normalisation
+converges to the saddle point with weights w_i proportional to |a_i|_1 (eq. 2 of the paper) as local steps vanish.
 """
 
 from collections import namedtuple
@@ -31,11 +36,18 @@ Sample = namedtuple("Sample", "A B D c e")
 class QuadraticMinimax(Quadratic, Minimax):
     """A quadratic saddle point problem.
 
-    dx, dy: the dimensions of x and y.
-    conditioning: the condition number of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
-    mismatch: [M], wrong weights of the clients, up to a factor. The metric `distance_mismatched` is the distance to the
-        saddle of the sum with these weights; None leaves the metric out. UserError if it does not have M entries.
-    coupling: the factor of the B_i. Where it is large the game turns, and descent-ascent needs small steps or diverges.
+    `Quadratic` describes the arguments that are not listed here.
+
+    Args:
+        dx, dy: Dimensions of x and y.
+        conditioning: Condition number of the matrices A_i and D_i.
+        mismatch: Wrong weights of the clients, ``[M]``, up to a factor. The metric `distance_mismatched` is the distance to
+            the saddle point with these weights. None: there is no such metric.
+        coupling: Factor of the matrices B_i. With a large value, the game rotates, and descent-ascent diverges unless its
+            steps are small.
+
+    Raises:
+        UserError: ``mismatch`` does not have M entries.
     """
 
     dx: PositiveInt
@@ -65,7 +77,11 @@ class QuadraticMinimax(Quadratic, Minimax):
         self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return (x, y), the saddle of sum_i w_i f_i. weights: [M], which are divided by their sum."""
+        """Return the saddle point (x, y) of sum_i w_i f_i.
+
+        Args:
+            weights: Weights of the clients, ``[M]``, up to a factor.
+        """
         A, B, D, c, e = self.mean(weights)
         x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
         return x, torch.linalg.solve(D, e + B.T @ x)
@@ -75,7 +91,10 @@ class QuadraticMinimax(Quadratic, Minimax):
         return A + B @ torch.linalg.solve(D, B.T), D
 
     def constants(self) -> dict[str, float]:
-        """Return the constants of the mean game. kappa: Lipschitz constant over strong monotonicity of its field."""
+        """Return constants of the mean game by name.
+
+        ``kappa`` is the Lipschitz constant of its gradient field divided by its strong monotonicity constant.
+        """
         A, B, D, *_ = self._mean
         field = torch.cat([torch.cat([A, B], 1), torch.cat([-B.T, D], 1)])
         modulus = min(torch.linalg.eigvalsh(matrix)[0] for matrix in (A, D))

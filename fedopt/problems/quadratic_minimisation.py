@@ -1,9 +1,11 @@
-"""A strongly convex quadratic whose solution is known, for methods of plain minimisation.
+"""A strongly convex quadratic with known solution, for minimisation methods.
+
+The functions are::
 
     f_i(x) = 1/2 x'A_i x - (c_i + noise)'x
 
-With the means over clients written without index, the solution solves A x = c. Methods of plain local steps end elsewhere where
-clients are unlike (tests/algorithms/test_minimisation.py has the closed form).
+With terms without an index for means over clients, the solution solves A x = c. If clients are heterogeneous, methods
+with plain local steps converge to another point (tests/algorithms/test_minimisation.py has its closed form).
 """
 
 from collections import namedtuple
@@ -25,7 +27,10 @@ Sample = namedtuple("Sample", "A c")
 class QuadraticMinimisation(Reduced, Minimisation):
     """A quadratic minimisation problem.
 
-    dim: the dimension of x. conditioning, heterogeneity, noise, examples: as in `Quadratic`.
+    `Quadratic` describes the other arguments.
+
+    Args:
+        dim: Dimension of x.
     """
 
     dim: PositiveInt
@@ -45,7 +50,7 @@ class QuadraticMinimisation(Reduced, Minimisation):
         return (self._outer.hessian,)
 
     def last_layer(self) -> int:
-        return max(self.dim // 2, 1)  # half of x, for methods that share the other half
+        return max(self.dim // 2, 1)  # half of x, for methods that share only the other half
 
     @function
     def f(self, x: Tensor, sample: Sample) -> Tensor:

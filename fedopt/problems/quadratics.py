@@ -1,4 +1,4 @@
-"""What the quadratic problems are made of: random matrices, families of them over clients, noise of single examples."""
+"""Building blocks of the quadratic problems: random matrices, their variation over clients, and noise of single examples."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,42 +18,62 @@ from fedopt.randomness import Part
 
 
 def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
-    """Draw symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
+    """Generate random symmetric matrices with eigenvalues from 1 / conditioning to 1, ``[count, dim, dim]``.
+
+    Args:
+        rng: Random generator.
+        count: Number of matrices.
+        dim: Dimension.
+        conditioning: Condition number. The eigenvalues are evenly spaced.
+    """
     axes = isometry(rng, count, dim, dim)
     return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.swapaxes(1, 2)
 
 
 def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> np.ndarray:
-    """Draw matrices with orthonormal columns, [count, rows, columns]."""
+    """Generate random matrices with orthonormal columns, ``[count, rows, columns]``."""
     return np.linalg.qr(rng.standard_normal((count, rows, columns)))[0]
 
 
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
-    """Draw independent normal entries of variance 1 / (the last dimension), [count, *shape]."""
+    """Generate independent normal numbers with variance 1 / shape[-1], ``[count, *shape]``."""
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
 def of_client(terms: Mapping[str, Tensor], client: int | Tensor) -> list[Tensor]:
-    """Return one client's row of each of the terms, [M, ...]."""
+    """Return one client's row of each term.
+
+    Args:
+        terms: Terms of all clients, ``[M, ...]`` each.
+        client: Index of the client.
+    """
     return at_once(lambda clients: [term[clients] for term in terms.values()])(client)
 
 
 @dataclass(eq=False)
 class Quadratic(Problem):
-    """Quadratic problems. Clients differ in matrices and linear terms, and a client's examples differ in linear terms.
+    """Base class of quadratic problems.
 
-    conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix that is drawn. Clients'
-        mixtures of two such matrices have at most this ratio.
-    heterogeneity: h mixes common terms with each client's own in the proportion 1 : h. 0 makes all clients equal.
-    noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    curvature_noise: the standard deviation, around 1, of an example's factor of its client's matrices; a full local batch has
-        the factor 1. Unlike noise, it does not cancel where gradients of one sample at two points are subtracted.
-    examples: the number of examples over all clients.
-    alike: whether every client gets the means of all clients' terms. The problem stays the same, and clients are equal.
-    delta: how unlike clients are, relative to a mean problem that depends neither on it nor on the clients' number. The mean
-        M of a positive definite term has log-spaced eigenvalues. A client has M^1/2 (I + delta S_i) M^1/2, where the S_i sum
-        to zero and have norms up to 1. Of another term it has the mean plus a part whose rms over clients is delta times the
-        mean's norm. None: terms are mixed as heterogeneity says, which has no effect otherwise.
+    Clients differ in their matrices and linear terms. The examples of a client differ in their linear terms, and in a factor
+    of the matrices if ``curvature_noise`` is positive.
+
+    Args:
+        conditioning: Ratio of the largest to the smallest eigenvalue of each random positive definite matrix. A client's
+            mixture of two such matrices has at most this ratio.
+        heterogeneity: h mixes common terms and each client's own terms in the proportion 1 : h. With 0, all clients are
+            equal.
+        noise: Standard deviation of the linear terms of examples around their client's term. A full local batch has no
+            noise.
+        curvature_noise: Standard deviation of an example's factor of the client's matrices around 1. A full local batch has
+            the factor 1. Unlike ``noise``, it does not cancel if gradients of one sample at two points are subtracted.
+        examples: Number of examples over all clients.
+        alike: Whether every client gets the mean of all clients' terms. The mean problem stays the same, and all clients are
+            equal.
+        delta: Heterogeneity relative to a mean problem that depends neither on delta nor on the number of clients. A
+            positive definite term has a mean M with log-spaced eigenvalues, and client i has
+            ``M^1/2 (I + delta S_i) M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its
+            mean plus a part whose root mean square over clients is delta times the norm of the mean. None: terms are mixed
+            according to ``heterogeneity``, which has no effect otherwise.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
@@ -65,10 +85,10 @@ class Quadratic(Problem):
     curvature_noise: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
 
     def families(self) -> Callable[..., Tensor]:
-        """Return a function family(draw, *args), which draws a term for each client, [M, ...].
+        """Return a function ``family(draw, *args)`` that generates a term for each client, ``[M, ...]``.
 
-        Without delta it mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity.
-        The common draw does not depend on the number of clients.
+        ``draw(rng, count, *args)`` generates ``count`` random terms. Without delta, one common term and each client's own term
+        are mixed in the proportion 1 : heterogeneity. The common term does not depend on the number of clients.
         """
         own_share, delta = self.heterogeneity / (1 + self.heterogeneity), self.delta or 0.0
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
@@ -87,7 +107,7 @@ class Quadratic(Problem):
                 root = isometry(rng_common, 1, dim, dim)[0] * np.sqrt(np.geomspace(1 / conditioning, 1.0, dim))
                 S = zero_sum(dim, dim)
                 S += S.swapaxes(1, 2)
-                norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # a single client has S = 0
+                norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # S = 0 for a single client
                 return self.world.tensor(root @ (np.eye(dim) + delta / norm * S) @ root.T)
             mean = draw(rng_common, 1, *args)
             own = zero_sum(*mean.shape[1:])
@@ -98,23 +118,25 @@ class Quadratic(Problem):
 
     @abstractmethod
     def hessians(self) -> tuple[Tensor, ...]:
-        """Return the Hessian of the outer objective in x. Where there is a y, also the Hessian in y of the mean lower level."""
+        """Return the Hessian of the outer objective in x and, if there is a y, the Hessian in y of the mean lower level."""
 
     def constants(self) -> dict[str, float]:
-        """Return constants of the problem that all clients have together.
+        """Return constants of the mean problem by name.
 
-        kappa: the condition number of the outer objective. L_x, L_y: the largest eigenvalues of the `hessians`.
+        ``kappa`` is the condition number of the outer objective; ``L_x`` and ``L_y`` are the largest eigenvalues of `hessians`.
         """
         values = [torch.linalg.eigvalsh(hessian) for hessian in self.hessians()]
         kappa = float(values[0][-1] / values[0][0])
         return {"kappa": kappa, **{f"L_{name}": float(v[-1]) for name, v in zip("xy", values, strict=False)}}
 
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
-        """Set the clients' terms, and the noise of their examples.
+        """Set the clients' terms and generate the noise of their examples.
 
-        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each.
-        noisy: term -> the split whose examples have noise in it, additive in vectors and a factor of matrices. The noise sums
-            to zero over each client's examples of a split.
+        The noise is added to vectors and multiplies matrices. It sums to zero over each client's examples of a split.
+
+        Args:
+            terms: A named tuple of the clients' matrices and linear terms, ``[M, ...]`` each.
+            noisy: For each term with noise, the split whose examples have it.
         """
         self.per_client = terms._asdict()
         self._sample_type = type(terms)
@@ -138,14 +160,16 @@ class Quadratic(Problem):
         self._factors = zero_sum(self.curvature_noise, 1)[:, 0]
 
     def mean(self, weights: np.ndarray) -> Any:
-        """Return the weighted means of the clients' terms, as their named tuple. weights: [M], up to a factor."""
+        """Return the weighted means of the clients' terms, as a named tuple.
+
+        Args:
+            weights: Weights of the clients, ``[M]``, up to a factor.
+        """
         w = torch.from_numpy(weights / weights.sum())
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return the client's terms, plus the mean noise of the examples in rows. The noise of a split without rows is left
-        out.
-        """
+        """Return the client's terms with the mean noise of the examples in ``rows``. Splits without rows add no noise."""
         own = dict(zip(self.per_client, of_client(self.per_client, client), strict=True))
         for name, split in self._noisy.items():
             if split in rows:
@@ -158,28 +182,41 @@ class Quadratic(Problem):
 
     @written_for(sample)
     def full_sample(self, client: int | Tensor) -> Any:
-        """Return the client's terms: over its full local data the noise sums to zero."""
+        """Return the client's terms without noise, because the noise of all examples sums to zero."""
         return self._sample_type(*of_client(self.per_client, client))
 
 
 class Outer(NamedTuple):
-    """Quadratic functions: the Hessian [..., dx, dx], the gradient at 0 (constant) [..., dx], and the value at 0 [...]."""
+    """Quadratic functions of x.
+
+    Attributes:
+        hessian: Hessian, ``[..., dx, dx]``.
+        constant: Gradient at 0, ``[..., dx]``.
+        value: Value at 0, ``[...]``.
+    """
 
     hessian: Tensor
     constant: Tensor
     value: Tensor
 
     def mean(self, weights: np.ndarray) -> "Outer":
-        """Return the weighted mean of the functions of M clients. weights: [M], with the sum 1."""
+        """Return the weighted mean of the functions of M clients.
+
+        Args:
+            weights: Weights of the clients, ``[M]``, with sum 1.
+        """
         p = torch.from_numpy(weights).to(self.value)
         return Outer(*(torch.tensordot(p, part, dims=1) for part in self))
 
 
 @dataclass(eq=False)
 class Reduced(Quadratic):
-    """Quadratic problems whose objective, as a function of x alone, is quadratic too. Its gradient is the hypergradient.
+    """Base class of quadratic problems whose objective, as a function of x alone, is quadratic too.
 
-    each_client: whether each client has a lower level of its own; otherwise it is the mean of all clients'.
+    Its gradient is the hypergradient.
+
+    Attributes:
+        each_client: Whether each client has its own lower level. Otherwise, the lower level is the mean of the clients'.
     """
 
     each_client = False
@@ -196,10 +233,14 @@ class Reduced(Quadratic):
 
     @abstractmethod
     def reduced(self, terms: Any) -> Outer:
-        """Return the objective as a function of x. terms: of one problem; or of M, [M, ...], for M functions."""
+        """Return the objective as a quadratic function of x.
+
+        Args:
+            terms: The terms of one problem, or of M problems, ``[M, ...]``, for M functions.
+        """
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the objective as a function of x, [dx], in closed form."""
+        """Return the exact gradient of the objective as a function of x, ``[dx]``."""
         return self._outer.hessian @ x + self._outer.constant
 
     def hessians(self) -> tuple[Tensor, ...]:
@@ -221,5 +262,5 @@ class Reduced(Quadratic):
 
 
 def columns(terms: Any) -> list[Tensor]:
-    """Return the terms, [..., d] or [..., n, m], with vectors as columns, [..., d, 1]."""
+    """Return the terms as matrices: vectors ``[..., d]`` become columns ``[..., d, 1]``."""
     return [term if name.isupper() else term[..., None] for name, term in terms._asdict().items()]

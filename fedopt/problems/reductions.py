@@ -1,4 +1,4 @@
-"""The reductions between the classes of problems."""
+"""Reductions of one problem class to another, such as of minimax problems to bilevel problems."""
 
 from abc import update_abstractmethods
 from collections.abc import Mapping
@@ -25,7 +25,11 @@ from fedopt.problems.classes import (
 
 
 class _Reduced(Problem):
-    """A problem in the form of another class. Everything is the original problem's, unless a reduction defines it."""
+    """A problem in the form of another class. What a reduction does not define is taken from the original problem.
+
+    Args:
+        original: The original problem.
+    """
 
     source: ClassVar[type[Problem]]
 
@@ -33,7 +37,7 @@ class _Reduced(Problem):
         self.original = original
 
 
-# What the variables are is the class's to say
+# The reduced class defines the variables
 for _name in {*vars(Problem), *Problem.__annotations__, "world"} - {"variables"}:
     if not _name.startswith("_"):
         setattr(_Reduced, _name, property(attrgetter(f"original.{_name}")))
@@ -41,9 +45,13 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """A saddle point problem as a bilevel one with g_i = -f_i.
+    """A minimax problem as a bilevel problem.
 
-    Its hypergradient is grad_x f at y*(x), without an indirect part.
+    The functions are::
+
+        g_i = -f_i
+
+    Its hypergradient is grad_x f at y*(x); there is no indirect part.
     """
 
     source = Minimax
@@ -63,7 +71,11 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 class TwoLevelAsBilevel(_Reduced, Bilevel):
     """A composition of two levels as a bilevel problem.
 
-    f_i(y) = f_i^1(y) and g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x).
+    The functions are::
+
+        f_i(y) = f_i^1(y)    g_i(x, y) = 1/2 |y - f_i^0(x)|^2
+
+    The solution of the lower level is y*(x) = F^0(x).
     """
 
     source = TwoLevel
@@ -83,7 +95,7 @@ class TwoLevelAsBilevel(_Reduced, Bilevel):
 
 
 class MinimisationAsCompositional(_Reduced, Compositional):
-    """A minimisation problem as a composition of one level, f_i^0 = f_i."""
+    """A minimisation problem as a composition with a single level, f_i^0 = f_i."""
 
     source = Minimisation
     dims = property(lambda self: (self.original.start()[0].numel(),))
@@ -93,9 +105,9 @@ class MinimisationAsCompositional(_Reduced, Compositional):
 
 
 class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
-    """Local compositions as a minimisation problem, with all levels on one sample.
+    """Local compositions as a minimisation problem: all levels are evaluated on the same sample.
 
-    The gradient is biased unless the sample is the client's full local data.
+    The gradient is biased unless the sample contains all of the client's examples.
     """
 
     source = LocalCompositional
@@ -107,16 +119,16 @@ class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
 
 
 class MinimisationAsBilevel(_Reduced, Bilevel):
-    """A minimisation problem as a bilevel one with y of dimension 0.
+    """A minimisation problem as a bilevel problem in which y has dimension 0.
 
-    Only the outer part of a method is left [FedNest Sec. 3.3].
+    Only the outer part of a method remains [FedNest, Sec. 3.3].
     """
 
     source = Minimisation
     variables = ("x",)
     indirect = False
     nested = False
-    own_models = False  # a method for bilevel problems finds none
+    own_models = False  # methods for bilevel problems train none
     f_split = "train"
 
     def start(self) -> tuple[Tensor, ...]:
@@ -140,7 +152,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
         return self.original.clients_table(point[0])
 
 
-# Where an algorithm solves both classes, the first of two reductions is taken
+# If an algorithm solves both target classes, the first reduction is used
 REDUCTIONS: tuple[type[_Reduced], ...] = (
     MinimaxAsBilevel,
     TwoLevelAsBilevel,
@@ -151,7 +163,11 @@ REDUCTIONS: tuple[type[_Reduced], ...] = (
 
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
-    """Return the names of the problem classes that an algorithm for `solves` covers, directly or through a reduction."""
+    """Return the names of the problem classes that an algorithm solves, directly or through a reduction.
+
+    Args:
+        solves: The problem classes that the algorithm declares.
+    """
     kinds = (*solves, *(reduction.source for reduction in REDUCTIONS if issubclass(reduction, solves)))
     return {name(c) for c in CLASSES if issubclass(c, kinds)}
 
@@ -159,8 +175,9 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
 def fits(cls: type) -> list[str]:
     """Return the names of the problem classes that a class fits, in the order of `CLASSES`.
 
-    cls: an algorithm's class, for the classes that it covers; or a problem's class, for the one class that it belongs to.
-        `Problem` itself gives all names.
+    Args:
+        cls: An algorithm's class, for the problem classes that it covers; or a problem's class, for the one class that it
+            belongs to. `Problem` itself fits all of them.
     """
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]
@@ -168,9 +185,14 @@ def fits(cls: type) -> list[str]:
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
-    """Return the problem if it is of a class in `solves`, else its reduction to one of them.
+    """Return the problem itself if an algorithm solves its class, otherwise its reduction to a class that the algorithm solves.
 
-    Raises UserError if there is no such reduction.
+    Args:
+        problem: The problem.
+        solves: The problem classes that the algorithm declares.
+
+    Raises:
+        UserError: There is no such reduction.
     """
     if isinstance(problem, solves):
         return problem

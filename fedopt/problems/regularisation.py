@@ -1,10 +1,15 @@
-"""Learning how strongly to regularise a linear classifier [benchmark_bilevel's ijcnn1 and covtype, after Pedregosa 2016].
+"""Learning how strongly to regularise a linear classifier [ijcnn1 and covtype in benchmark_bilevel, after Pedregosa 2016].
 
-    f(x, y) = the validation loss of the linear classifier y,    g(x, y) = its training loss + 1/2 sum_k e^{x_k} |y_k|²
+With the coefficients y_k that belong to feature k or to class k::
 
-y_k is what belongs to feature k, or to class k. Two classes have one vector y, and the logistic loss; more have a vector each, and
-the cross-entropy. Read in the public code: ijcnn1 is binary with a strength for each feature, covtype has one for each class;
-x = log U(0, 1) and y ~ N(0, 1) at the start. Coordinate k of the hypergradient is -e^{x_k} <y*_k, v*_k>, as derived here.
+    f(x, y) = validation loss of the linear classifier y
+    g(x, y) = training loss of y + 1/2 sum_k e^{x_k} |y_k|²
+
+Two classes have one coefficient vector and the logistic loss; more classes have one vector each and the cross-entropy.
+Read in the public code: ijcnn1 is binary with one strength per feature, covtype has one strength per class; x = log U(0, 1)
+and y ~ N(0, 1) at the start. Derived here: coordinate k of the hypergradient is::
+
+    -e^{x_k} <y*_k, v*_k>
 """
 
 import math
@@ -27,21 +32,26 @@ from fedopt.problems.function import Second, function
 from fedopt.problems.supervised import Fraction, Labelled
 from fedopt.randomness import Part
 
-MOST_SCALES = 2**23  # numbers, as of ten outputs of 900 features
+MOST_SCALES = 2**23  # largest size of L, enough for ten outputs of 900 features
 FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 
 
 @dataclass(eq=False)
 class Regularisation(Labelled, Bilevel):
-    """Learning the strengths of ridge penalties of a linear model.
+    """Learning the strengths of the ridge penalties of a linear model.
 
-    x: the logarithms of the strengths. y: the model, [outputs, features], flat; two classes have one output.
+    The variable x contains the logarithms of the strengths, and y the coefficients, ``[outputs, features]``, as a flat vector.
+    Two classes have one output.
 
-    per: whether each feature or each class has its own strength.
-    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
-    validation: the fraction of its examples that a client validates on, unless the data say which.
-    examples, features, classes: the size of the artificial data that are used if no data set is chosen. A fifth of them is
-        for testing. Their labels follow a linear model in which half of the features matter.
+    Args:
+        per: Whether there is one strength per ``feature`` or per ``class``.
+        validation: Fraction of each client's examples used for validation, unless the data mark validation examples.
+        weighting: How clients count in the objective: by their numbers of training examples (``samples``), or equally
+            (``uniform``).
+        examples: Number of examples of the artificial data, which are used if no data set is chosen. A fifth of them is for
+            testing. Their labels follow a linear model that uses half of the features.
+        features: Number of features of the artificial data.
+        classes: Number of classes of the artificial data.
     """
 
     per: Literal["feature", "class"]
@@ -60,7 +70,7 @@ class Regularisation(Labelled, Bilevel):
                 "problem=regularisation weighs features, and token ids are not features; use "
                 "dataset.tokens=false, or another problem"
             )
-        self.divide(data, held_out=self.validation)
+        self.partition(data, held_out=self.validation)
         self.outputs = 1 if self.classes == 2 else self.classes
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
         x = np.log(rng.random(features if self.per == "feature" else self.outputs))
@@ -69,12 +79,13 @@ class Regularisation(Labelled, Bilevel):
         self._curvature: Tensor | None = None
 
     def _made(self) -> LabelledData:
+        """Generate artificial data whose labels follow a linear model that uses half of the features."""
         rng = self.world.rng(Part.EXAMPLES)
         x, model = (
             rng.standard_normal(shape) for shape in ((self.examples, self.features), (self.features, self.classes))
         )
         model[(self.features + 1) // 2 :] = 0
-        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # drawn from the softmax
+        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # samples from the softmax
         test = max(self.examples // 5, 1)
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 
@@ -91,7 +102,7 @@ class Regularisation(Labelled, Bilevel):
 
     @f.gradient
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), sample["val"]))
+        return self._of_y(self._net.gradient(self._of_classes(y), sample["val"]))
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -104,7 +115,7 @@ class Regularisation(Labelled, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        return self._own(self._net.gradient(self._of_classes(y), sample["train"])) + self._penalised(x, y)
+        return self._of_y(self._net.gradient(self._of_classes(y), sample["train"])) + self._penalised(x, y)
 
     @g.both
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -123,31 +134,40 @@ class Regularisation(Labelled, Bilevel):
         return Second(self.g.gradient(x, y, sample), hessian, lambda v: torch.exp(x) * self._summed(y * v))
 
     def _of_classes(self, y: Tensor) -> Tensor:
-        """Return the weights of all classes. Of two, the first has weight 0."""
+        """Return the coefficients of all classes. With two classes, the coefficients of the first are 0."""
         return y if self.outputs > 1 else F.pad(y, (len(y), 0))
 
-    def _own(self, gradient: Tensor) -> Tensor:
-        """Return the part of a gradient that belongs to y."""
+    def _of_y(self, gradient: Tensor) -> Tensor:
+        """Return the part of a gradient in all classes' coefficients that belongs to y."""
         return gradient if self.outputs > 1 else gradient[len(gradient) // 2 :]
 
     def _penalised(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient of the penalty in y, which is linear in y."""
+        """Return the gradient of the penalty in y, which is linear in y.
+
+        Args:
+            x: Logarithms of the strengths.
+            y: Coefficients, ``[dy]``.
+        """
         strengths = torch.exp(x) if self.per == "feature" else torch.exp(x)[:, None]
         return (strengths * y.view(self.outputs, -1)).flatten()
 
     def _summed(self, of_weights: Tensor) -> Tensor:
-        """Return the sums over what each strength belongs to, [dx]. of_weights: [dy]."""
+        """Sum a quantity over the coefficients that share a strength, and return the sums, ``[dx]``.
+
+        Args:
+            of_weights: The quantity for each coefficient, ``[dy]``.
+        """
         return of_weights.view(self.outputs, -1).sum(0 if self.per == "feature" else 1)
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """Return y*(x), [dy], in double precision, by L-BFGS from 0; nan if a strength overflows.
+        """Return y*(x), ``[dy]``, in double precision; nan if a strength overflows.
 
-        The variables are u with y = L^-T u, where L L' is the Hessian at 0 of each output by itself: few steps are then enough.
-        With too many features for that, u is y.
+        L-BFGS minimises g from 0. Its variables are u with y = L^-T u, where L L' is the Hessian at 0 of each output; few
+        iterations are then sufficient. If there are too many features for L, u is y.
         """
         if not torch.exp(x).isfinite().all():
             return torch.full_like(self._start[1], math.nan, dtype=torch.float64)
-        from scipy.optimize import minimize  # which takes as long to import as some evaluations
+        from scipy.optimize import minimize  # slow to import
 
         x, batch = x.double(), self.train.batch(*self.pooled())
         batch = batch._replace(x=batch.x.double(), weight=batch.weight.double())
@@ -161,7 +181,7 @@ class Regularisation(Labelled, Bilevel):
             y = model(u)
             penalised = self._penalised(x, y)
             value = cross_entropy(self.predicted(y, batch.x), batch) + 0.5 * penalised @ y
-            gradient = self._own(self._net.gradient(self._of_classes(y), batch)) + penalised
+            gradient = self._of_y(self._net.gradient(self._of_classes(y), batch)) + penalised
             columns = gradient.view(self.outputs, -1, 1)
             columns = columns if L is None else torch.linalg.solve_triangular(L, columns, upper=False)
             return float(value), columns.flatten().cpu().numpy()
@@ -170,10 +190,18 @@ class Regularisation(Labelled, Bilevel):
         return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
 
     def _scale(self, x: Tensor, batch: Batch) -> Tensor | None:
-        """Return L of `inner_solution`, [outputs, features, features]; None if that is more than `MOST_SCALES` numbers."""
+        """Return the Cholesky factor L of the Hessian at 0, ``[outputs, features, features]``.
+
+        Args:
+            x: Logarithms of the strengths.
+            batch: All training examples.
+
+        Returns:
+            The factor; None if it would have more than `MOST_SCALES` entries.
+        """
         if self._start[1].numel() * batch.x.shape[1] > MOST_SCALES:
             return None
-        if self._curvature is None:  # of the loss alone, which is the same for all outputs
+        if self._curvature is None:  # Hessian of the loss, the same for all outputs
             p = 1 / self.classes
             self._curvature = (p * (1 - p) * batch.weight * batch.x.mT) @ batch.x
         strengths = torch.exp(x).expand(self.outputs, -1) if self.per == "feature" else torch.exp(x)[:, None]

@@ -1,12 +1,15 @@
-"""Federated learning that is robust to how the clients are mixed: KL-regularised distributional robustness over clients.
+"""Distributional robustness over clients with a Kullback-Leibler penalty.
 
-    max_{q in simplex} sum_k q_k g_k(x) - lam KL(q | 1/K) = lam log (1/K) sum_k exp(g_k(x) / lam),   g_k the mean loss of client k
+With the mean loss g_k of client k of K, the objective is::
 
-lam -> infinity is the mean over clients, lam -> 0 the worst client. Its minimiser is that of two compositions, which methods meet
-differently: a local one, each client's own exp(g_k / lam) [as in Huang et al. 2022], and a global one, the logarithm of a mean over
-all clients [as in Khanduri et al. 2026].
+    max_{q in simplex} sum_k q_k g_k(x) - lam KL(q | 1/K)  =  lam log (1/K) sum_k exp(g_k(x) / lam)
 
-c is the loss of guessing, the logarithm of the number of classes: exp((g_k - c) / lam) is about 1 at the start, whatever lam is.
+For lam -> infinity it is the mean over clients, for lam -> 0 the worst client. Two compositions have the same minimiser:
+a local one, with each client's own exp(g_k / lam) [as in Huang et al. 2022], and a global one, the logarithm of a mean
+over all clients [as in Khanduri et al. 2026].
+
+The constant c is the loss of guessing, the logarithm of the number of classes. With it, exp((g_k - c) / lam) is about 1
+at the start for every lam.
 """
 
 from dataclasses import dataclass
@@ -25,10 +28,12 @@ from fedopt.problems.supervised import Supervised
 
 @dataclass(eq=False)
 class _Robust(Supervised):
-    """What both robust problems share.
+    """Base class of the two robust problems.
 
-    examples: the largest number of training examples, drawn at random; None for all.
-    lam: the price of unequal weights of the clients. A small lam comes near the worst client's loss.
+    Args:
+        examples: Number of training examples to use, chosen at random. None: all.
+        lam: Factor of the divergence from equal weights. With a small value, the objective is close to the worst client's
+            loss.
     """
 
     examples: PositiveInt | None
@@ -43,15 +48,15 @@ class _Robust(Supervised):
         self.c = float(np.log(self.classes))
 
     def excess(self, x: Tensor, sample: Batches) -> Tensor:
-        """Return g_k(x) - c, [1]: the client's loss minus the loss of a uniform guess."""
+        """Return g_k(x) - c, ``[1]``: the client's loss minus the loss of a uniform guess."""
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        objective: the one in the module's docstring, in the unit of a loss. train_loss, worst_loss: the mean and the largest
-            of the clients' losses.
+        * ``objective``: the objective in the docstring of the module, in the unit of a loss.
+        * ``train_loss``, ``worst_loss``: mean and maximum of the clients' losses.
         """
         logits = partial(self.net, point[0])
         of_clients = [self.train.loss_and_accuracy(logits, rows)[0] for rows in self.splits["train"]]
@@ -66,9 +71,11 @@ class _Robust(Supervised):
 
 @dataclass(eq=False)
 class RobustFederated(_Robust, LocalCompositional):
-    """The robust objective as a sum of local compositions: f_k^0 = g_k - c, f_k^1(u) = lam exp(u / lam).
+    """The robust objective as a sum of local compositions, which is the paper's objective times lam exp(-c / lam).
 
-    This is the paper's objective times lam exp(-c / lam).
+    The levels are::
+
+        f_k^0 = g_k - c,    f_k^1(u) = lam exp(u / lam)
     """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
@@ -77,10 +84,14 @@ class RobustFederated(_Robust, LocalCompositional):
 
 @dataclass(eq=False)
 class RobustFederatedGlobal(_Robust, KnownOuter):
-    """The robust objective as one composition of means: f_k^0 = exp((g_k - c) / lam) - 1, f^1(u) = c + lam log(1 + u).
+    """The robust objective as one composition of means over clients.
 
-    An estimate u below exp(-c / lam) - 1, where the true value never is, is raised to it. Methods that begin with u = 0 begin
-    with nearly equal weights.
+    The levels are::
+
+        f_k^0 = exp((g_k - c) / lam) - 1,    f^1(u) = c + lam log(1 + u)
+
+    The true u is never below exp(-c / lam) - 1; a smaller estimate is raised to this value. Methods that start with u = 0
+    start with nearly equal weights of the clients.
     """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:

@@ -1,6 +1,8 @@
-"""Training a network against one perturbation of all inputs [Fed-Norm-SGDA eq. 7].
+"""Training a network against one perturbation of all inputs [Fed-Norm-SGDA, eq. 7].
 
-min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
+Over the n examples (a_j, b_j) of all clients::
+
+    min_x max_{|y| <= eps}  (1/n) sum_j loss(h_x(a_j + y), b_j)
 """
 
 from dataclasses import dataclass
@@ -25,10 +27,13 @@ ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst pertu
 class RobustNn(SupervisedMinimax):
     """Training a network that is robust against one perturbation of all inputs, a saddle point problem.
 
-    y: the perturbation, [features], in the units of the pixels that the model sees.
+    The variable y is the perturbation, ``[features]``, in the units of the pixels that the model sees. `SupervisedMinimax`
+    describes the arguments that are not listed here.
 
-    eps, norm: the radius of the ball that y is in, and its norm: l1, l2 or linf.
-    ascent: the steps of the search for the worst perturbation, one pass over the test set in all; 0 leaves it out.
+    Args:
+        eps: Radius of the ball that contains y.
+        norm: Norm of the ball: ``l1``, ``l2`` or ``linf``.
+        ascent: Number of steps of the search for the worst perturbation, which together use the test set once. 0: no search.
     """
 
     eps: PositiveFloat
@@ -40,7 +45,7 @@ class RobustNn(SupervisedMinimax):
         (x,) = self._start
         if not self.train.x.is_floating_point():
             raise UserError(
-                "problem=robust_nn perturbs pixels or features, and token ids are neither of them; use "
+                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
                 "dataset.tokens=false, or another problem"
             )
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
@@ -57,8 +62,10 @@ class RobustNn(SupervisedMinimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        test_accuracy: on the unchanged test set. perturbed_accuracy: under y.
-        robust_accuracy: the lower one of that and the accuracy under `worst`; left out with ascent=0.
+        * ``test_accuracy``: accuracy on the unchanged test examples.
+        * ``perturbed_accuracy``: accuracy on test examples perturbed by y.
+        * ``robust_accuracy``: the lower of ``perturbed_accuracy`` and the accuracy under the perturbation of `worst`; missing
+          with ``ascent=0``.
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
@@ -71,12 +78,17 @@ class RobustNn(SupervisedMinimax):
         }
 
     def _accuracy(self, x: Tensor, y: Tensor) -> float:
+        """Return the test accuracy of the network x under the perturbation y, in percent."""
         return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return a perturbation under which the test loss is large, [features], by projected ascent from y.
+        """Search for a perturbation with a large test loss, ``[features]``, by projected ascent from y.
 
-        The steps are normalised. Each uses the next part of the test set.
+        Each step is normalised and uses the next part of the test set.
+
+        Args:
+            x: Parameters of the network.
+            y: Initial perturbation.
         """
         for rows in torch.arange(len(self.test_examples), device=y.device).chunk(self.ascent):
             batch = self.test_examples.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
@@ -86,6 +98,11 @@ class RobustNn(SupervisedMinimax):
         return y
 
     def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
-        """Return y after one step of `worst`. g: the gradient of the test loss."""
+        """Take one step of `worst` and return the new perturbation.
+
+        Args:
+            y: The perturbation.
+            g: Gradient of the test loss.
+        """
         steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
         return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball

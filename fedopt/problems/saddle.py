@@ -1,8 +1,12 @@
-"""A saddle point problem with known solution [FedNest Sec. 4.3].
+"""A saddle point problem with known solution [FedNest, Sec. 4.3].
 
-    f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,   A_i = t_i I,   sum_i b_i = 0
+The functions are::
 
-With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the solution is x* = 0, y* = 0.
+    f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,    A_i = t_i I,    sum_i b_i = 0
+
+With t = mean t_i, the solution is x* = 0, y* = 0::
+
+    y*(x) = -t x,    max_y f(x, y) = (lam + t^2)/2 |x|^2
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +23,18 @@ from fedopt.randomness import Part
 
 @dataclass(eq=False)
 class Saddle(Minimax):
-    """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
+    """A quadratic saddle point problem with random terms.
 
-    d: the dimension of x and of y. lam: the factor of |x|^2 / 2 in f_i. x0: every coordinate of the start of both.
+    The problem is::
+
+        t_i ~ U(0, t_max),    b_i = b'_i - mean b',    b'_i ~ N(0, s^2 I)
+
+    Args:
+        d: Dimension of x and of y.
+        s: Standard deviation of the b'_i.
+        lam: Factor of |x|^2 / 2 in f_i.
+        t_max: Upper bound of the t_i.
+        x0: Initial value of every coordinate of x and y.
     """
 
     d: PositiveInt
@@ -36,7 +49,7 @@ class Saddle(Minimax):
         world = self.world
         rng = world.rng(Part.DATA)
         M = world.clients
-        self.splits = world.split(M)  # one example a client, which says nothing
+        self.splits = world.split(M)  # one placeholder example per client
         b = self.s * rng.standard_normal((M, self.d))
         self.per_client = {"t": world.tensor(rng.uniform(0, self.t_max, M)), "b": world.tensor(b - b.mean(0))}
         self._t = float(self.per_client["t"].mean())
@@ -50,7 +63,7 @@ class Saddle(Minimax):
         return x, x.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        return self.per_client["t"][client], self.per_client["b"][client]  # there is no noise
+        return self.per_client["t"][client], self.per_client["b"][client]  # no noise
 
     @function
     def f(self, x: Tensor, y: Tensor, sample: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes, also for rare ones, as scikit-learn defines them."""
+"""Metrics of predicted classes, including metrics for rare classes, defined as in scikit-learn."""
 
 import re
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ from torch import Tensor
 from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_AUC, CLIENT_LOSS, Metric
 
-Values = dict[str, np.ndarray]  # of each client, [M], by the name of a score
-RARE = 0.4  # a class is rare below this share of what it would have if all classes were equally frequent
-MOST_CLASSES = 10  # whose recall and precision are measured by default
-EACH = ("recall", "precision")  # of which each class has its own
-# What is measured by default; if a class is rare, accuracy says little, and comes after others
+Values = dict[str, np.ndarray]  # values of each client, [M], by the name of a score
+RARE = 0.4  # a class is rare if its share is below this fraction of 1 / (number of classes)
+MOST_CLASSES = 10  # with more classes, recall and precision are not measured by default
+EACH = ("recall", "precision")  # metrics of single classes
+# Default metrics. If a class is rare, accuracy is not informative and comes last
 PLAIN = ("accuracy", "loss")
 UNBALANCED = ("balanced_accuracy", "auc", "average_precision", *EACH, "brier", "calibration", *PLAIN)
 SCORES = {
@@ -34,22 +34,25 @@ SCORES = {
 
 
 def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
-    """Return the area under the ROC curve and the average precision of each client, [2, M].
+    """Return the area under the ROC curve and the average precision of each client.
 
-    They are nan for a client that lacks positive or negative examples. In the area a tie of the two counts one half.
+    In the area, a tie between a positive and a negative example counts one half.
 
     Args:
-        scores: ``[n]``, finite.
-        positive: ``[n]`` of bool.
-        owner: ``[n]``, the client of each example.
-        clients: The number M of clients.
+        scores: Finite scores, ``[n]``.
+        positive: Boolean array ``[n]``, true for positive examples.
+        owner: Client of each example, ``[n]``.
+        clients: Number M of clients.
+
+    Returns:
+        Areas and average precisions, ``[2, M]``; nan for a client without positive or without negative examples.
     """
     order = np.lexsort((-scores, owner))
     scores, positive, owner = scores[order], positive[order], owner[order]
     n, found = np.bincount(owner, minlength=clients), np.bincount(owner, positive, clients)
     last = np.flatnonzero(
         np.append((np.diff(scores) != 0) | (np.diff(owner) != 0), True)[: len(order)]
-    )  # of equal scores
+    )  # last position of each run of equal scores
     of, rows, hits = owner[last], last + 1, np.cumsum(positive)[last]
     right, wrong = np.diff(hits, prepend=0), np.diff(rows - hits, prepend=0)
     rows, hits = rows - (np.cumsum(n) - n)[of], hits - (np.cumsum(found) - found)[of]
@@ -59,12 +62,13 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
 
 
 class Scorer(ABC):
-    """What is measured of the outputs of models on examples.
+    """Interface of the metrics that are computed from the outputs of models.
 
     Attributes:
-        client_metrics: The scores of single clients whose means are metrics. The first one is compared with the model alone.
-        rarest: The class with the fewest training examples; None without classes.
-        each: The metric and the class of the scores that are about one class, such as recall_yes.
+        client_metrics: Metrics computed for each client and averaged over clients. The first one is also compared with the
+            model that each client fits to its own examples.
+        rarest: The class with the fewest training examples. None: there are no classes.
+        each: For scores about one class, such as recall_yes: the metric and the class.
     """
 
     client_metrics: tuple[Metric, ...]
@@ -73,37 +77,47 @@ class Scorer(ABC):
 
     @abstractmethod
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
+        """Return the metrics.
+
+        Args:
+            prefix: First part of their names, such as ``test``.
+            where: Description of the examples, for the labels of the metrics.
+        """
 
     @abstractmethod
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values by name, without the prefix. outputs: ``[n, outputs]``. y: the classes or targets, ``[n]``."""
+        """Return the values of the metrics by name, without the prefix.
+
+        Args:
+            outputs: Outputs of the model, ``[n, outputs]``.
+            y: Classes or targets, ``[n]``.
+        """
 
     @abstractmethod
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
-        """Return the values of each client, ``[M]``, by name; nan where a value is not defined.
+        """Return the values of each client, ``[M]``, by name; nan where a value is undefined.
 
         Args:
-            outputs: The outputs for the examples, ``[n, outputs]``.
-            y: Their classes or targets, ``[n]``.
-            owner: The client of each example, ``[n]``.
-            M: The number of clients.
-            means_only: Whether the scores of ``client_metrics`` are enough.
+            outputs: Outputs for the examples, ``[n, outputs]``.
+            y: Classes or targets, ``[n]``.
+            owner: Client of each example, ``[n]``.
+            M: Number of clients.
+            means_only: Whether to compute only ``client_metrics``.
         """
 
 
 @dataclass(frozen=True)
 class Scores(Scorer):
-    """What is measured of logits.
+    """The metrics of a classifier's logits.
 
     Args:
-        classes: The names of the classes, or their numbers as texts.
+        classes: Names of the classes, or their numbers as texts.
         rarest: The class with the fewest training examples.
-        names: What is measured, such as accuracy and recall_yes.
-        each: The metric and the class of names that are about one class.
-        client_metrics: The scores of single clients whose means are metrics: the accuracy, or if a class is rare, the loss
-            and the area under the ROC curve.
-        note: A line for the user on the share of the rarest class; empty if no class is rare.
+        names: The chosen metrics, such as accuracy and recall_yes.
+        each: For names about one class: the metric and the class.
+        client_metrics: Metrics computed for each client: the accuracy, or, if a class is rare, the loss and the area under
+            the ROC curve.
+        note: A line for the user about the share of the rarest class; empty if no class is rare.
     """
 
     classes: tuple[str, ...]
@@ -117,17 +131,17 @@ class Scores(Scorer):
     def of(
         cls, labels: np.ndarray, classes: Sequence[str], wanted: Sequence[str] | None, tested: Sequence[np.ndarray]
     ) -> "Scores":
-        """Return what a problem measures.
+        """Choose the metrics of a problem.
 
         Args:
-            labels: ``[n]``, the classes of the training examples.
-            classes: The names of the classes.
-            wanted: The user's choice, ``problem.metrics``. None: accuracy and loss, and all others if a class is rare.
-            tested: The classes of each set of examples that is measured, the first of which are the test examples. What is
-                not defined on one of them is left out.
+            labels: Classes of the training examples, ``[n]``.
+            classes: Names of the classes.
+            wanted: The user's choice (``problem.metrics``). None: accuracy and loss, and all others if a class is rare.
+            tested: Classes of each set of examples on which metrics are computed; the first set contains the test examples.
+                Metrics that are undefined on one of the sets are left out.
 
         Raises:
-            UserError: There is no such metric.
+            UserError: A metric in ``wanted`` does not exist.
         """
         counts = np.bincount(labels, minlength=len(classes))
         rarest = int(np.where(counts, counts, len(labels) + 1).argmin())
@@ -158,13 +172,24 @@ class Scores(Scorer):
         return replace(scores, names=defined)
 
     def _note(self, counts: np.ndarray, y: np.ndarray) -> str:
+        """Return a line about the share of the rarest class and the accuracy of always predicting the most frequent class.
+
+        Args:
+            counts: Number of training examples of each class, ``[C]``.
+            y: Classes of the test examples, ``[n]``.
+        """
         rare, usual = self.classes[self.rarest], int(counts.argmax())
         share, right = counts[self.rarest] / counts.sum(), np.mean(y == usual)
         always = f"always predicting {self.classes[usual]} is right on {100 * right:.1f} % of test rows"
         return f"{100 * share:.1f} % of {counts.sum():,} training rows are {rare}: {always}"
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics. prefix: the first part of their names. where: the examples, for their labels."""
+        """Return the metrics.
+
+        Args:
+            prefix: First part of their names, such as ``test``.
+            where: Description of the examples, for the labels of the metrics.
+        """
         found = []
         for name in self.names:
             kind, *of = self.each.get(name, (name,))
@@ -173,26 +198,27 @@ class Scores(Scorer):
         return tuple(found)
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values over all examples by name, those that are percentages in percent; nan if an output is not finite.
+        """Return the values over all examples by name, rates in percent; nan if an output is not finite.
 
         Args:
-            outputs: The logits, ``[n, classes]``.
-            y: The classes, ``[n]``.
+            outputs: Logits, ``[n, classes]``.
+            y: Classes, ``[n]``.
         """
         values = self.per_client(outputs, y, np.zeros(len(y), dtype=np.int64), 1)
         return {name: float(values[name][0]) for name in self.names}
 
     def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
-        """Return the values of each client, ``[M]``, by name; nan where they are not defined.
+        """Return the values of each client, ``[M]``, by name; nan where a value is undefined.
 
-        For 100 clients with 100 examples of ten classes each, scikit-learn's functions take 4 seconds, and this 50 milliseconds.
+        For 100 clients with 100 examples of ten classes each, this takes 50 milliseconds; calling scikit-learn for each client
+        takes 4 seconds.
 
         Args:
-            outputs: The logits, ``[n, classes]``.
-            y: The classes, ``[n]``.
-            owner: The client of each example, ``[n]``.
-            M: The number of clients.
-            means_only: Whether ``client_metrics`` are enough.
+            outputs: Logits, ``[n, classes]``.
+            y: Classes, ``[n]``.
+            owner: Client of each example, ``[n]``.
+            M: Number of clients.
+            means_only: Whether to compute only ``client_metrics``.
         """
         wanted = dict.fromkeys([metric.name for metric in self.client_metrics])
         wanted |= {} if means_only else dict.fromkeys(self.names)
@@ -214,7 +240,15 @@ class Scores(Scorer):
     def _of_shares(
         self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, mean: Callable[[np.ndarray], np.ndarray]
     ) -> Values:
-        """Return what `per_client` measures besides accuracy and loss. mean: the mean of numbers of rows, for each client."""
+        """Return the metrics of `per_client` other than accuracy and loss.
+
+        Args:
+            outputs: Logits, ``[n, classes]``.
+            y: Classes, ``[n]``.
+            owner: Client of each example, ``[n]``.
+            M: Number of clients.
+            mean: Function from one number per example, ``[n]``, to the clients' means, ``[M]``.
+        """
         C = len(self.classes)
         p, of, guess = (v.cpu().numpy() for v in (torch.softmax(outputs.double(), 1), y, outputs.argmax(1)))
 

@@ -1,4 +1,4 @@
-"""Classification with examples for a server, and test examples for each client."""
+"""Base class of classification problems with examples on the server and test examples for each client."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,30 +12,32 @@ from fedopt.data import Batch, Examples, Ragged, cross_entropy
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 from fedopt.problems.classes import Weighting
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction, Share, Supervised
 from fedopt.randomness import Part
 
-Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
+Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # bounded: these steps cannot be interrupted
 PRETRAIN_BATCH = 128
 
 
 @dataclass(eq=False)
 class WithServer(Supervised):
-    """Problems about a network on the examples of clients and of a server.
+    """Base class of problems about a network on the examples of clients and of a server.
 
-    test: the fraction of all examples for testing; None takes the data set's own test examples.
-    server: the fraction of the other examples that the server has, and no client.
-    own_test: the fraction of its examples that each client keeps for tests; None for none. Data that name each client's test
-        rows need none.
-    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
-    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
-        them equally.
+    Args:
+        test: Fraction of all examples used for testing. None: the data set's own test examples.
+        server: Fraction of the other examples that only the server has.
+        own_test: Fraction of its examples that each client keeps for testing. None: none; not needed if the data name the
+            client of each test example.
+        pretrain: Number of SGD steps on the server's examples that lead to the initial parameters.
+        pretrain_step: Step size of these steps.
+        weighting: How clients count in the objective: by their numbers of examples (``samples``), so that f is a mean over
+            all examples, or equally (``uniform``).
 
     Attributes:
         server_examples: The `Examples` that only the server has.
-        own_test_seed: The seed of a stratified draw of ``own_test``, which is refused then if the data name each client's test
-            rows. None: the run's seed, without classes.
+        own_test_seed: Seed of a choice of ``own_test`` that is stratified by class. It is refused if the data name the
+            clients of test examples. None: the choice follows the run's seed and is not stratified.
     """
 
     test: Fraction | None
@@ -50,7 +52,7 @@ class WithServer(Supervised):
     def __post_init__(self) -> None:
         world, data = self.world, self.world.load()
         if self.test is not None:
-            data = data.redivided(self.test, world.rng(Part.REDIVISION))
+            data = data.resplit(self.test, world.rng(Part.REDIVISION))
         n = len(data.y_train)
         of_server = round(exact(self.server * n))
         for key, fraction, count in (("test", self.test, len(data.y_test)), ("server", self.server, of_server)):
@@ -62,7 +64,7 @@ class WithServer(Supervised):
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         if held_out := self.splits.get("val"):
             if self.local_set and self.own_test_seed is not None:
-                raise UserError("the data name each client's test rows; leave out problem.own_test")
+                raise UserError("problem.own_test: the data already name each client's test rows; leave this key out")
             self.local_set = ScoredRows.of(self.train, held_out)
             numbers = at_clients if data.numbers is None else data.numbers[at_clients]
             self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
@@ -74,11 +76,11 @@ class WithServer(Supervised):
         self._start = (self._pretrained(),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """Return a batch of the server's examples, with equal weights, and with a key if the problem is random.
+        """Return a batch of the server's examples with equal weights, and with a key if the problem uses random numbers.
 
         Args:
-            rng: The generator to draw with.
-            size: How many are drawn, with replacement. None: all.
+            rng: Random generator.
+            size: Number of examples, sampled with replacement. None: all examples.
         """
         (x,), n = self._start, len(self.server_examples)
         at = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(x.device)
@@ -86,7 +88,7 @@ class WithServer(Supervised):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self) -> Tensor:
-        """Return the start after SGD on batches of the server's examples, [dim]."""
+        """Return the initial parameters after SGD on batches of the server's examples, ``[dim]``."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(self.pretrain):
             batch = self.server_batch(rng, PRETRAIN_BATCH)

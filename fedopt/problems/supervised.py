@@ -1,4 +1,4 @@
-"""What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
+"""Base classes of problems about labelled examples: data, minibatches, the network, the loss and the evaluation."""
 
 import math
 import re
@@ -28,13 +28,12 @@ from fedopt.data import (
 )
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.networks import FlatModel, FlatModule, Tuning
+from fedopt.networks import FlatModel, FlatModule, Tuning, custom
 from fedopt.networks import flat as models
-from fedopt.networks import own as modules
 from fedopt.problems.alone import MOST_CLIENTS, MOST_NUMBERS, logistic
 from fedopt.problems.classes import Bilevel, Minimax, Rows, Weighting
-from fedopt.problems.division import divided
 from fedopt.problems.function import function
+from fedopt.problems.partition import partitioned
 from fedopt.problems.personal import Errors, Scorer, ScoresModels
 from fedopt.problems.scores import Scores
 from fedopt.randomness import Part
@@ -42,27 +41,27 @@ from fedopt.randomness import Part
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Plus = TypeVar("Plus", Tensor, Tensor | None)
-FEATURES_SHOWN = 12  # whose names are in the first line of a run
-SHOWN = 256  # examples that a network of a user's may be tried on
+FEATURES_SHOWN = 12  # largest number of features that are named at the start of a run
+SHOWN = 256  # number of examples for trial runs of a custom network
 
 
 def length(y: Tensor) -> Tensor:
-    """Return the norm of a vector, a scalar, whose first and second derivatives at 0 are 0."""
+    """Return the Euclidean norm of a vector, with first and second derivatives that are 0 at the origin."""
     return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
 class Labelled(ScoresModels):
-    """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
+    """Base class of problems about labelled examples.
+
+    `partition` sets the attributes below and the fields of `Partitioned`; each problem sets ``_start`` itself.
 
     Attributes:
-        classes: The number of classes; 0 if the targets are real numbers.
-        fills: As in `LabelledData`.
-        training_keys: The ``keys`` of training batches, () for none. A user's own network is in training mode for a batch that
-            has one, even if it drops nothing.
-        alone: Whether each client's logistic regression alone (`alone.logistic`) is fitted, which better_than_alone compares
-            with. None: if clients have test examples, and the table is small enough for it.
-
-    The others are those of `Division`.
+        classes: Number of classes; 0 for regression.
+        fills: Means that replace missing values of a table (see `LabelledData`).
+        training_keys: The ``keys`` of training batches, ``()`` for none. A custom network is in training mode for a batch
+            with a key, even if it has no dropout.
+        alone: Whether to fit a logistic regression to each client's own examples (`alone.logistic`), the baseline of the
+            metric better_than_alone. None: fit it if clients have test examples and the table is small enough.
     """
 
     train: Examples
@@ -72,29 +71,37 @@ class Labelled(ScoresModels):
     _class_weight: Tensor | None = None
     _start: tuple[Tensor, ...]
 
-    def divide(
+    def partition(
         self,
         data: LabelledData,
         rows: np.ndarray | None = None,
         held_out: float | None = None,
         stratified: int | None = None,
     ) -> None:
-        """Divide the data among the clients, and choose what is measured of models. The arguments are those of `divided`."""
-        division = divided(self.world, data, rows, held_out, stratified)
+        """Partition the data among the clients, and choose the metrics.
+
+        Args:
+            data: The data set.
+            rows: Indices of the training examples to use. None: all.
+            held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
+                if the data mark validation examples.
+            stratified: Seed of a stratified choice of these examples. None: not stratified (see `World.split`).
+        """
+        division = partitioned(self.world, data, rows, held_out, stratified)
         vars(self).update(division._asdict())
         self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
         self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
         self.fills = data.fills
-        wanted = vars(self).pop("metrics", None)  # the user's choice; what the class measures is visible again
-        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # not those of a problem that is copied
+        wanted = vars(self).pop("metrics", None)  # the user's choice; the class attribute becomes visible again
+        chosen = wanted if wanted and isinstance(wanted[0], str) else None  # a copied problem has Metric objects here
         self.scorer = self.scorer_of(data, chosen)
         self.notes = [text for text in (getattr(self.scorer, "note", ""), *data.notes) if text]
         if data.owners is not None and not division.splits["train"].names:
-            self.notes.append("whose each row is goes unused, which partitioner=by_column divides by")
+            self.notes.append("the client that the data name for each row is not used; partitioner=by_column uses it")
 
     @property
     def remark(self) -> str:  # type: ignore[override]
-        """How many examples there are, of how many features, and of which classes."""
+        """A description of the data: the numbers of examples, the features and the classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(self.test_examples)}
         if self.val_set or "val" in self.splits:
             counts["validation"] = len(self.val_set.rows if self.val_set else self.splits["val"].rows)
@@ -113,7 +120,12 @@ class Labelled(ScoresModels):
         return [*map(str, self.class_names or range(self.classes))]
 
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scorer:
-        """Return what is measured of the outputs of models. wanted: as in `Scores.of`."""
+        """Return the scorer of the outputs of models.
+
+        Args:
+            data: The data set.
+            wanted: The metrics that the user chose (``problem.metrics``). None: the default metrics.
+        """
         if data.real:
             self.scored = frozenset({"test_rmse"})
             return Errors()
@@ -121,21 +133,30 @@ class Labelled(ScoresModels):
         return Scores.of(self.train.y[self.splits["train"].rows].cpu().numpy(), self.names_of_classes, wanted, tested)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
-        """Return the sorted indices of `examples` training examples, drawn at random.
+        """Choose a random subset of the training examples.
 
-        It returns all indices if examples is None, or larger than their number. data: the data set.
+        Args:
+            data: The data set.
+            examples: Size of the subset. None, or more than there are: all examples.
+
+        Returns:
+            The sorted indices of the subset.
         """
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
 
     def compares_with_alone(self) -> bool:
-        """Return whether models alone are fitted, which takes long on large tables."""
+        """Return whether to fit a model to each client's own examples as a baseline. This takes long on large tables."""
         if self.alone is not None:
             return self.alone
         numbers, table = self.splits["train"].sizes.sum() * math.prod(self.train.shape), len(self.train.shape) == 1
         return bool(self.classes and table and numbers <= MOST_NUMBERS and self.clients <= MOST_CLIENTS)
 
     def fit_alone(self) -> Tensor:
-        """Return the log probabilities by the clients' models alone for the local examples, ``[2, n, C]``."""
+        """Fit logistic regressions to each client's own examples and predict the clients' test examples.
+
+        Returns:
+            Log probabilities, ``[2, n, C]``: the regression with a penalty, and the regression without.
+        """
         assert self.local_set is not None
         x, y = self.train.x.flatten(1).double().cpu().numpy(), self.train.y.cpu().numpy()
         tests = self.local_set.examples.x[self.local_set.at(slice(None))].flatten(1).double().cpu().numpy()
@@ -147,12 +168,12 @@ class Labelled(ScoresModels):
         return torch.from_numpy(outputs).to(self.train.x.device)
 
     def model_of(self, network: nn.Module, spec: dict[str, Any], tuning: Tuning = None) -> Model:
-        """Return a trained network as a model for raw examples, on the CPU.
+        """Wrap a trained network as a model for raw examples, on the CPU.
 
         Args:
             network: The network, which takes normalised examples.
-            spec: What builds it, for the model's file: ``model``, ``widths`` and ``dropout``.
-            tuning: As in `Model`.
+            spec: How to build the network: ``model``, ``widths`` and ``dropout``. It is stored in the model's file.
+            tuning: Scale and shift of the logits, ``[classes]`` each, that make probabilities. None: no change.
         """
         names, whole = self.class_names, re.compile("0|-?[1-9][0-9]{0,17}")
         numbers = [int(name) for name in names if whole.fullmatch(name)]
@@ -168,17 +189,20 @@ class Labelled(ScoresModels):
         return Model(network.cpu(), self.train.normalisation, card, tuning, self.fills)
 
     def start(self) -> tuple[Tensor, ...]:
-        """Return the variables at the start."""
+        """Return the initial variables."""
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return a minibatch of each split in `rows`, by the split's name."""
+        """Return a minibatch of each split in `rows`, by the name of the split."""
         return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
-        """Return the weighted mean over clients of each class's share in a split, [C]; 1 for an absent class.
+        """Return the share of each class in a split, ``[C]``: the weighted mean of the clients' shares; 1 for an absent class.
 
-        It differs from the class's share of all examples if clients differ in size: an example weighs p_i / n_i.
+        It differs from the share among all examples if the weight p_i of a client is not proportional to its size n_i.
+
+        Args:
+            split: Name of the split.
         """
         of, labels = self.splits[split], self.train.y.cpu().numpy()
         shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
@@ -187,10 +211,17 @@ class Labelled(ScoresModels):
     def client_loss(
         self, split: str, logits: Logits, class_weight: Tensor | None = None, weights: np.ndarray | None = None
     ) -> float:
-        """Return sum_i p_i (the mean of class_weight[y_j] CE_j over client i's examples of a split).
+        """Return the weighted mean of the clients' losses on a split.
 
-        logits: a function from inputs to logits [B, classes]. class_weight: [classes], by default 1. weights: p_i, [M], by
-            default the problem's.
+        With the n_i examples j of client i in the split, it is::
+
+            sum_i  p_i / n_i  sum_j  class_weight[y_j] CE_j
+
+        Args:
+            split: Name of the split.
+            logits: Function from inputs to logits, ``[B, classes]``.
+            class_weight: Weight of each class, ``[classes]``. None: all weights are 1.
+            weights: Weight p_i of each client, ``[M]``. None: the problem's weights.
         """
 
         def of_examples(batch: Batch) -> tuple[Tensor]:
@@ -204,20 +235,20 @@ class Labelled(ScoresModels):
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Problems about a network on labelled examples. `set_up` sets what they share: the fields of `Division`, and these.
+    """Base class of problems about a network on labelled examples. `set_up` sets the attributes below.
 
     Attributes:
-        net: The network, a function of parameters ``[dim]`` and inputs ``[B, features]``, which returns ``[B, classes]``.
-        ridges: The factor of the ridge penalty of each parameter that is trained with it, ``[dim]``: ``ridge``, and 0 for
-            biases; None without ridge.
+        net: The network: a function of parameters ``[dim]`` and inputs ``[B, features]`` that returns logits
+            ``[B, classes]``.
+        ridges: Factor of the ridge penalty of each parameter, ``[dim]``: ``ridge``, and 0 for biases. None: no ridge.
 
     Args:
         world: The data, their partition, and the device.
-        model: A name that ``networks.flat.build`` knows, or your own module: ``PACKAGE.CLASS``, or a mapping with
+        model: Name of a built-in model (see `networks.flat.build`), or a custom module: ``PACKAGE.CLASS``, or a mapping with
             ``_target_``.
-        widths: The widths of the hidden layers of an mlp.
-        metrics: What is measured of predictions, such as accuracy, auc or recall_yes. None: accuracy and loss, and all that
-            `Scores` knows if a class is rare. Afterwards the attribute has the metrics of the problem, as in any `Problem`.
+        widths: Widths of the hidden layers of an mlp.
+        metrics: Metrics of predictions, such as accuracy, auc or recall_yes. None: accuracy and loss, and all metrics of
+            `Scores` if a class is rare. After initialisation, the attribute contains the problem's metrics.
     """
 
     model: str | dict[str, Any]
@@ -235,25 +266,25 @@ class Supervised(Labelled):
         dropout: float = 0.0,
         stratified: int | None = None,
     ) -> None:
-        """Divide the data among the clients. Set the network ``net``, and its initial parameters as the start.
+        """Partition the data among the clients, and create the network and its initial parameters.
 
         Args:
             data: The data set.
-            rows: The indices of the training examples to use. None: all.
-            held_out: The fraction of each client's examples for the split ``val``. None: no such split. Ignored if the data
-                say which examples are for validation.
-            dropout: The probability of dropout, for an mlp only.
-            stratified: As in `World.split`.
+            rows: Indices of the training examples to use. None: all.
+            held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
+                if the data mark validation examples.
+            dropout: Dropout probability, for an mlp only.
+            stratified: Seed of a stratified choice of the examples in ``val``. None: not stratified (see `World.split`).
 
         Raises:
-            UserError: The network cannot have dropout, or cannot take token ids.
+            UserError: The network does not support dropout or token ids.
         """
-        self.divide(data, rows, held_out, stratified)
+        self.partition(data, rows, held_out, stratified)
         self.net = self._network(self.train, data, dropout)
         if data.real:
-            self.net.dense = False  # what is written out for dense networks is of the cross-entropy
+            self.net.dense = False  # the derivatives of dense networks assume the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
-        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.alone
+        self.convolutional, self.random, self.one_by_one = self.net.convolutional, self.net.random, self.net.vmap_error
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
         ridge = getattr(self, "ridge", 0.0)
         self.ridges = ridge * self.net.penalised.to(self._start[0]) if ridge else None
@@ -261,54 +292,80 @@ class Supervised(Labelled):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
+        """Build the network that `model` names.
+
+        Args:
+            examples: The training examples.
+            data: The data set.
+            dropout: Dropout probability, for an mlp only.
+
+        Raises:
+            UserError: The network does not support dropout, token ids or the shape of the examples.
+        """
         if dropout and self.model != "mlp":
-            raise UserError(
-                f"problem.dropout={dropout} needs problem.model=mlp; in a network of your own, use nn.Dropout"
-            )
+            raise UserError(f"problem.dropout={dropout} needs problem.model=mlp; in a custom network, use nn.Dropout")
         common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
             some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
-            return modules.build(self.model, examples.x[some], *common)
+            return custom.build(self.model, examples.x[some], *common)
         if data.tokens:
             raise UserError(
-                f"problem.model={self.model}: cannot take token ids; use a network of your own, "
-                f"problem.model=PACKAGE.CLASS"
+                f"problem.model={self.model}: cannot take token ids; use a custom network, problem.model=PACKAGE.CLASS"
             )
         return models.build(self.model, self.widths, *common, dropout)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Return plus with the gradient of the penalties at y added; None stands for zero, in plus and in the result."""
+        """Add the gradient of the penalties to a vector.
+
+        Args:
+            y: Parameters at which the gradient is taken, ``[dim]``.
+            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+        """
         if self.ridges is not None:
             plus = self.ridges * y if plus is None else plus.addcmul(self.ridges, y)
         return plus
 
     def pulls(self, y: Tensor, plus: Tensor | None, anchor: Tensor | None) -> Tensor | None:
-        """Return plus with the gradient of the penalties at y, less that at the anchor, as `Dense.descend` takes it."""
+        """Return ``plus`` plus the gradient of the penalties at y, minus their gradient at the anchor.
+
+        This is the argument ``plus`` of `Dense.descend`.
+
+        Args:
+            y: Parameters, ``[dim]``.
+            plus: A vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            anchor: Parameters, ``[dim]``. None: nothing is subtracted.
+        """
         if anchor is not None and (less := self.penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less
         return self.penalised(y, plus)
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        """Return the sample with a key, which determines dropout masks."""
+        """Return the sample with a key that determines the dropout masks."""
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def network(self, *point: Tensor) -> Model:
-        """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""
+        """Return the trained network at a point, on the CPU. It takes raw examples and normalises them itself."""
         spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
         return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
-        """Return the logits, ``[B, classes]``. model: the network's parameters. x: examples, ``[B, features]``."""
+        """Return the logits of a batch, ``[B, classes]``.
+
+        Args:
+            model: Parameters of the network, ``[dim]``.
+            x: Inputs, ``[B, features]``.
+        """
         return self.net(model, x)
 
 
 @dataclass(eq=False)
 class SupervisedMinimax(Supervised, Minimax):
-    """Saddle point problems about a network on labelled examples.
+    """Base class of minimax problems about a network on labelled examples.
 
-    examples: the largest number of training examples, drawn at random; None for all.
-    weighting: samples weighs clients by their numbers of examples, so that f is a mean over all examples; uniform weighs them
-        equally.
+    Args:
+        examples: Number of training examples to use, chosen at random. None: all.
+        weighting: How clients count in the objective: by their numbers of examples (``samples``), so that f is a mean over
+            all examples, or equally (``uniform``).
     """
 
     examples: PositiveInt | None
@@ -325,13 +382,17 @@ class SupervisedMinimax(Supervised, Minimax):
 
 @dataclass(eq=False)
 class SupervisedBilevel(Supervised, Bilevel):
-    """Bilevel problems about a network: f is a validation loss, g the training loss of parameters y.
+    """Base class of bilevel problems about a network: f is a validation loss, and g is a training loss with penalties.
 
-    validation: the fraction of a client's examples that it validates on, unless the data say which.
-    ridge: the factor of the penalty ridge/2 |y|^2 in g, in which biases do not count; 0 in the papers.
-    norms: the factor of a second penalty in g, the sum of the norms (not squared) of the weight matrices and biases in y.
-    dropout: the probability of dropout in the network. norms and dropout are 0 in the papers; the public code of FedNest has
-        0.05 and 0.5.
+    With the parameters y of the network, its weight matrices and biases y_k, and the norm |y| without biases::
+
+        g(x, y) = training loss + ridge/2 |y|^2 + norms sum_k |y_k|
+
+    Args:
+        validation: Fraction of each client's examples used for validation, unless the data mark validation examples.
+        ridge: Factor of the squared norm; 0 in the papers.
+        norms: Factor of the norms; 0 in the papers, 0.05 in the public code of FedNest.
+        dropout: Dropout probability of the network; 0 in the papers, 0.5 in the public code of FedNest.
     """
 
     validation: Fraction
@@ -341,18 +402,23 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
 
-    inner_net = property(attrgetter("net"))  # the network whose parameters are y
+    inner_net = property(attrgetter("net"))  # the network with the parameters y
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return the batch that the network of y takes at x, and the change of its logits.
+        """Return the batch that the network takes at x, and the scale and shift of its logits.
 
-        The change is (scale, shift), or None for no change.
+        Args:
+            x: Outer variable.
+            batch: A batch of training examples.
+
+        Returns:
+            The batch, whose inputs or weights may depend on x; and the scale and shift, or None for no change.
         """
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return the penalised training loss of y, the parameters, given x."""
+        """Return the penalised training loss, a scalar."""
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
         if self.ridges is not None:
@@ -363,7 +429,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return grad_y g."""
+        """Return the gradient of g in y."""
         batch, tuning = self.inner(x, sample["train"])
         return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
@@ -371,12 +437,26 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
-        """Overwrite y by y after one step of size beta on g, and return it. plus, anchor: as in `FlatModel.descend`."""
+        """Take a step in y with step size beta, in place, and return y.
+
+        Args:
+            x: Outer variable.
+            y: Parameters, which are overwritten.
+            sample: Batches by split.
+            beta: Step size.
+            plus: Vector added to the gradient. None: nothing is added.
+            anchor: Point whose gradient is subtracted. None: nothing is subtracted.
+        """
         batch, tuning = self.inner(x, sample["train"])
         return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Return plus with the gradient of g's penalties at y added, those of norms too."""
+        """Add the gradient of all penalties of g, including ``norms``, to a vector.
+
+        Args:
+            y: Parameters at which the gradient is taken, ``[dim]``.
+            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+        """
         plus = super().penalised(y, plus)
         if self.norms:
             directions = torch.cat([F.normalize(layer, dim=0) for layer in y.split(self.inner_net.sizes)])

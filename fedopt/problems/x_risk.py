@@ -1,12 +1,15 @@
-"""Maximising the area under the ROC curve, all of it or for few false positives, as a risk of pairs [FeDXL, Guo et al. 2023].
+"""Maximisation of the (partial) area under the ROC curve as a risk of pairs of examples [FeDXL, Guo et al. 2023].
 
-    min_w  1/n+ sum_z F( 1/n- sum_z' l(h(w; z) - h(w; z')) ),   z all positive examples of all clients, z' all negative ones
+Over all positive examples z and all negative examples z' of all clients, with the score h of an example under the
+network w (entry 1 of the softmax)::
+
+    min_w  1/n+ sum_z F( 1/n- sum_z' l(h(w; z) - h(w; z')) )
 
     pairwise   F(u) = u            l(s) = max(0, m - s)²
     partial    F(u) = lam log u    l(s) = exp(max(0, m - s)² / lam)
 
-h is the score of an example under the network w, softmax[1]. Partial is read in public code, ICML2023_FedXL; the loss of pairwise
-is chosen here. With a small lam, partial sees the negative examples of the largest scores alone; a large lam is pairwise.
+With a small lam, ``partial`` depends only on the negative examples with the largest scores; with a large lam it is
+``pairwise``. We read ``partial`` in public code (ICML2023_FedXL); the loss of ``pairwise`` is chosen here.
 """
 
 from dataclasses import dataclass, replace
@@ -23,20 +26,22 @@ from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
 from fedopt.problems.auc import TEST_AUC, Ranking, one_class
 from fedopt.problems.classes import Rows, Side, XRisk
-from fedopt.problems.division import ScoredRows
+from fedopt.problems.partition import ScoredRows
 from fedopt.problems.supervised import Fraction
 
 TEST_PARTIAL_AUC = Metric("test_partial_auc", "partial test AUC", better="higher")
-PAIRS = 2**22  # whose losses are computed at once
+PAIRS = 2**22  # number of pairs whose losses are computed together
 
 
 def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:
-    """Return the area under the ROC curve up to a false positive rate, scaled so that chance is 1/2 and the best 1 [McClish 1989].
+    """Return the area under the ROC curve up to a false positive rate, or nan if a score is not finite.
+
+    It is scaled such that random guessing gives 1/2 and a perfect classifier 1 [McClish 1989].
 
     Args:
-        scores: ``[n]``. A tie counts one half. If one is not finite, the area is nan.
-        positive: ``[n]`` of bool.
-        most: The largest false positive rate, above 0 and below 1.
+        scores: Scores, ``[n]``. A tie counts one half.
+        positive: Boolean array ``[n]``, true for positive examples.
+        most: The largest false positive rate, strictly between 0 and 1.
     """
     from sklearn.metrics import roc_auc_score  # slow to import
 
@@ -45,12 +50,20 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
 
 @dataclass(eq=False)
 class XRiskAuc(Ranking, XRisk):
-    """Maximisation of the AUC, or of the partial AUC, over pairs of examples of all clients; the module's docstring has the risks.
+    """Maximisation of the AUC or the partial AUC over pairs of examples. The docstring of the module has the formulas.
 
-    examples: the largest number of training examples, drawn at random; None for all.
-    positive: the index of the positive class; all other classes are negative.
-    form: pairwise or partial. margin: m. lam: the lam of form=partial.
-    max_fpr: the false positive rate up to which the metric test_partial_auc is taken.
+    `Supervised` describes the arguments that are not listed here.
+
+    Args:
+        examples: Number of training examples to use, chosen at random. None: all.
+        positive: Index of the positive class. All other classes are negative.
+        form: ``pairwise`` or ``partial``.
+        margin: The margin m.
+        lam: The parameter lam of ``form=partial``.
+        max_fpr: False positive rate up to which the metric test_partial_auc is computed.
+
+    Raises:
+        UserError: A client has no positive or no negative examples.
     """
 
     examples: PositiveInt | None
@@ -102,7 +115,7 @@ class XRiskAuc(Ranking, XRisk):
 
     @torch.no_grad()
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. objective: the risk of all pairs of training examples."""
+        """Return the metrics. The objective is the risk of all pairs of training examples."""
 
         def scores(of: ScoredRows) -> Tensor:
             return torch.softmax(self.predictions(of, partial(self.net, point[0])), 1)[:, 1]

@@ -6,7 +6,7 @@ from fedopt import Metric, Minimax, simplex
 
 @dataclass(eq=False)
 class MyGroups(Minimax):
-    """x: a regression that is as good for the worst group of examples; y: how much each group counts, in the simplex."""
+    """Minimise the error of the worst group of examples; x has the coefficients, y the weights of the groups (in the simplex)."""
 
     d: int
     examples: int
@@ -14,13 +14,13 @@ class MyGroups(Minimax):
     lam: float
 
     metrics = (Metric("worst_mse", "mean squared error of the worst group", scale="log", bounds=True),)
-    weighting = "samples"  # clients count by their numbers of examples, as in `evaluate`
+    weighting = "samples"  # clients are weighted by their number of examples, as in `evaluate`
 
     def __post_init__(self):
         rng, world = self.world.rng("data"), self.world
         a, x = rng.standard_normal((self.examples, self.d)), rng.standard_normal(self.d)
         group = rng.integers(self.groups, size=self.examples)
-        b = a @ x + 0.1 * 2**group * rng.standard_normal(self.examples)  # the last group is the noisiest
+        b = a @ x + 0.1 * 2**group * rng.standard_normal(self.examples)  # each group is noisier than the one before
         self.a, self.b, self.group = world.tensor(a), world.tensor(b), torch.from_numpy(group).to(world.device)
         self.splits = world.split(self.examples)
 
@@ -37,7 +37,7 @@ class MyGroups(Minimax):
         return (weight * self.groups * y[group]) @ (a @ x - b) ** 2 - 0.5 * self.lam * y @ y
 
     def project(self, y):
-        return simplex(y)  # the nearest y with entries from 0, which sum to one
+        return simplex(y)  # the nearest point with entries >= 0 whose sum is 1
 
     def evaluate(self, x, *more):
         errors = (self.a @ x - self.b) ** 2

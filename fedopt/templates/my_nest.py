@@ -21,19 +21,19 @@ class MyNest:
     l: float
 
     solves: ClassVar = (Bilevel,)
-    uneven: ClassVar = "tau"  # what participation may make uneven
+    uneven: ClassVar = "tau"  # the field that participation settings can vary between clients
 
     def init(self, problem):
         return State(*problem.start())
 
     def step(self, s, problem, fed):
-        beta = self.beta(fed.r)  # a schedule gives its value in round r
-        inverse = partial(neumann_sum, N=self.N, l=self.l)  # of the Hessian of g, by N products with it
+        beta = self.beta(fed.r)  # the step size in round r
+        inverse = partial(neumann_sum, N=self.N, l=self.l)  # approximates the inverse Hessian of g with N products
 
         def inner(client, message):
             x, y = message
 
-            def step(y, zeta):  # on one sample
+            def step(y, zeta):  # one local step, on one sample
                 return client.project(y - beta * client.inner_gradient(x, y, zeta))
 
             return client.scan("local", step, y)
@@ -41,10 +41,10 @@ class MyNest:
         def outer(client, message):
             return client.hypergradient(*message, client.sample("xi"), inverse)
 
-        S = fed.cohort()  # the same clients at each call; fed.new_cohort() samples others
+        S = fed.cohort()  # the sampled clients of this round
         y = fed.exchange(inner, (s.x, s.y), S, local=fed.local(self.tau, self.B, split=problem.g_split))
-        xi = Steps(1, self.B, samples=problem.hypergradient_samples(self.N))  # independent ones, as a list
-        h = fed.exchange(outer, (s.x, y), S, xi=xi)  # the mean of the clients' own hypergradients
+        xi = Steps(1, self.B, samples=problem.hypergradient_samples(self.N))  # a list of independent samples
+        h = fed.exchange(outer, (s.x, y), S, xi=xi)  # the mean of the clients' hypergradients
         return State(s.x - self.alpha(fed.r) * h, y)
 
     def output(self, s):

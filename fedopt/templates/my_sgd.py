@@ -20,10 +20,10 @@ class MySgd:
         return State(*problem.start())
 
     def step(self, s, problem, fed):
-        def gradient(client, x):  # written for one client
+        def gradient(client, x):  # runs on one client
             return client.gradient(x, client.sample("xi"))
 
-        g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))  # the weighted mean over the cohort
+        g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))  # the weighted mean of the answers
         return State(s.x - self.eta * g)
 
     def output(self, s):

@@ -18,7 +18,7 @@ class MySgda:
     B: int | None
 
     solves: ClassVar = (Minimax,)
-    uneven: ClassVar = "tau"  # what participation may make uneven
+    uneven: ClassVar = "tau"  # the field that participation settings can vary between clients
 
     def init(self, problem):
         return State(*problem.start())
@@ -27,7 +27,7 @@ class MySgda:
         eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
 
         def local(client, message):
-            def step(point, xi):  # down in x, up in y, on one sample
+            def step(point, xi):  # descent in x and ascent in y, on one sample
                 x, y = point
                 g_x, g_y = client.outer_gradients(x, y, xi)
                 return x - eta_x * g_x, client.project(y + eta_y * g_y)

@@ -7,13 +7,13 @@ from fedopt import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Bilevel, Supervised, cros
 
 @dataclass(eq=False)
 class MyWeights(Supervised, Bilevel):
-    """x: how much the clients trust each class of their labels; y: the parameters of the network."""
+    """Learn a weight for each class: x has the logits of the class weights, y the parameters of the network."""
 
     validation: float
 
     metrics = (TEST_ACCURACY, TEST_LOSS, VAL_LOSS)
-    weighting = "samples"  # clients count by their numbers of examples
-    direct = False  # f has no x in it: it depends on x through y alone
+    weighting = "samples"  # clients are weighted by their number of examples
+    direct = False  # f does not use x; it depends on x only through y
 
     def __post_init__(self):
         self.set_up(self.world.load(validation=True), held_out=self.validation)
@@ -23,7 +23,7 @@ class MyWeights(Supervised, Bilevel):
         return y.new_zeros(self.classes), y
 
     def f(self, x, y, sample):
-        batch = sample["val"]  # examples of the client, and their weights, which sum to one
+        batch = sample["val"]  # some of the client's validation examples, and their weights, which sum to 1
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch)
 
     def g(self, x, y, sample):
@@ -31,7 +31,7 @@ class MyWeights(Supervised, Bilevel):
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch, 2 * torch.sigmoid(x))
 
     def parameters(self, x, y, *more):
-        return y  # of the network
+        return y  # the parameters of the network
 
     def evaluate(self, x, y, *more):
         net = partial(self.net, y)

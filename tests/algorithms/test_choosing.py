@@ -1,6 +1,8 @@
 """Every method is tried where docs/choosing.md recommends it."""
 
 import re
+import runpy
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -16,26 +18,33 @@ from fedopt.testing.harness import iterate
 SOURCE = content(Path(__file__).parents[2] / "docs" / "choosing.yaml")
 KEPT = pd.read_csv(Path(__file__).parents[2] / "docs" / "results" / "choosing.csv")
 TAKE = SOURCE["columns"].index("take")
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "docs"))
+
+
+@cache
+def members(page):
+    """Return the table of the methods on a page, as on the site."""
+    return [*SCRIPT["family"](page)]
 
 
 def recommended():
     """What each row tries its methods on, what falls there, and each method."""
     for number, row in enumerate(SOURCE["rows"]):
         for algo in re.findall(r"`(\w+)`", row["row"][TAKE]):
-            for words, falls in row["tried"].items():
-                problem = words.split()[0].partition("=")[2]
-                yield pytest.param(algo, words.split(), falls, id=f"{number}-{algo}-{problem}")
+            for overrides, falls in row["tried"].items():
+                problem = overrides.split()[0].partition("=")[2]
+                yield pytest.param(algo, overrides.split(), falls, id=f"{number}-{algo}-{problem}")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-@pytest.mark.parametrize(("algo", "words", "falls"), [*recommended()])
-def test_recommended_methods_beat_doing_nothing(algo, words, falls, seed):
+@pytest.mark.parametrize(("algo", "overrides", "falls"), [*recommended()])
+def test_recommended_methods_beat_doing_nothing(algo, overrides, falls, seed):
     """On a small problem of the row, as a user starts it: its metrics fall from those of the start, which doing nothing keeps."""
-    e = assemble(compose([f"algo={algo}", f"seed={seed}", *words, "hardware.dtype=float64", "hardware.threads=1"]))
+    e = assemble(compose([f"algo={algo}", f"seed={seed}", *overrides, "hardware.dtype=float64", "hardware.threads=1"]))
     first, *_, last = iterate(e, SOURCE["rounds"])
     before, after = (e.original.evaluate(*e.algorithm.output(state)) for state in (first, last))
-    kept = KEPT[(KEPT["algo"] == algo) & (KEPT["words"] == " ".join(words)) & (KEPT["seed"] == seed)].set_index(
+    kept = KEPT[(KEPT["algo"] == algo) & (KEPT["overrides"] == " ".join(overrides)) & (KEPT["seed"] == seed)].set_index(
         "metric"
     )
     for metric, share in falls.items():
@@ -121,9 +130,8 @@ def test_a_run_says_it_first(algo, line, monkeypatch, capsys, tmp_path):
     ],
 )
 def test_what_a_method_was_compared_with(algo, label, capsys):
-    """The page of all methods says it in full, `fedopt list algorithms minimisation` without the details."""
-    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
-    assert any(f"[`{algo}`]" in line and label in line for line in page.splitlines())
+    """The page of the method says it in full, `fedopt list algorithms minimisation` without the details."""
+    assert any(f"| `algo={algo}` |" in line and label in line for line in members(SCRIPT["page_of"](algo)))
     list_.show_list(["algorithms", "minimisation"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (line,) = [" ".join(words) for words in lines if words[:1] == [algo]]

@@ -163,8 +163,8 @@ def kept(tmp_path, name, line, *further):
     return [claim.verdict(claim.measure.value(runs), 0.0, 2) == "supported" for claim in about]
 
 
-EIGHT, ONE = "LocalBSGM, K = 8", "LocalBSGM, K = 1 at the step of K = 8"
-OTHER = "LocalBSGM at the step of LocalBSGVRM, eps = 0.3"
+EIGHT, ONE = "LocalBSGM, K = 8", "LocalBSGM, K = 1 with the step size of K = 8"
+OTHER = "LocalBSGM with the step size of LocalBSGVRM, eps = 0.3"
 SHORT = "budget.rounds=60"
 
 

@@ -1,4 +1,4 @@
-"""Algorithms and problems of one's own: `fedopt new`, and mistakes in them, which are answered with the file and the line."""
+"""Custom algorithms and problems: `fedopt new`, and errors in them, which are reported with the file and the line."""
 
 import itertools
 import re
@@ -30,7 +30,10 @@ from fedopt.results.folder import LEFT_OVER
 from fedopt.testing.conftest import pytest_configure
 from fedopt.testing.harness import small
 
-PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("own-*.md")))  # which show the templates
+GUIDES = ("custom", "own-algorithm", "method-recipes", "own-problem", "problem-examples")
+PAGE = "".join(
+    (ROOT / "docs" / f"{name}.md").read_text() for name in GUIDES
+)  # which show the templates, or link to them
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
@@ -420,7 +423,7 @@ def test_a_direct_part_that_is_denied(monkeypatch, capsys, tmp_path):
     change = (line, f"{line} + x.sum()", "", "def f")
     result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
     assert result.code == 2
-    assert f"{place}MyWeights.f depends on x, and the class says direct = False" in result.err
+    assert f"{place}MyWeights.f depends on x, but the class has direct = False" in result.err
 
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
@@ -476,17 +479,12 @@ def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp
         assert text.count(right) == 1, right
         text = text.replace(right, other)
     path.write_text(text)
-    import_module(f"test_{name}").test_a_stopped_run_is_resumed_and_read_back(tmp_path)
+    import_module(f"test_{name}").test_resume(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
-        ("taken", "taken.py"),
-        ("random", "installed"),
-        ("Mine", "lower-case letters"),
-        ("mco", "is the name of a problem"),
-    ],
+    [("taken", "taken.py"), ("random", "installed"), ("Mine", "lower-case letters"), ("mco", "of fedopt")],
 )
 def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -499,23 +497,20 @@ def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("my_*")), ids=lambda path: path.name)
-def test_the_page_shows_the_templates(path):
-    assert f"<!-- generated: template {path.name} -->" in PAGE
+def test_a_guide_shows_the_template_or_links_to_it(path):
+    assert f"<!-- generated: template {path.name} -->" in PAGE or f"](../fedopt/templates/{path.stem}.py)" in PAGE
     assert len(path.read_text().splitlines()) <= 55
 
 
-@pytest.mark.parametrize("pair", [("fednest", "quadratic_bilevel"), ("fedavg", "classification")])
-def test_pieces_of_a_step_on_the_page(pair):
-    e = small(*pair)
-    start = e.problem.start()
-    state = SimpleNamespace(x=start[0], y=start[-1])
-    kinds = {"np": np, "torch": torch, "Steps": Steps, "self": SimpleNamespace(B=4, eta=lambda r: 0.1)}
-    names = {**kinds, "problem": e.problem, "fed": e.federation.at(0), "s": state}
-    vectors, _, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
-    exec(vectors if "bilevel" in pair[1] else random, names)
-    found = names["y"] if "bilevel" in pair[1] else names["g"]
-    assert found.shape == start[-1].shape
-    assert found.norm() > 0
+def test_random_directions_on_the_page():
+    e = small("fedavg", "classification")
+    (x,) = e.problem.start()
+    kinds = {"np": np, "torch": torch, "Steps": Steps, "self": SimpleNamespace(B=4)}
+    names = {**kinds, "fed": e.federation.at(0), "s": SimpleNamespace(x=x)}
+    _, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
+    exec(random, names)
+    assert names["g"].shape == x.shape
+    assert names["g"].norm() > 0
 
 
 def test_general_derivatives_on_the_page():

@@ -177,7 +177,7 @@ def test_few_clients_all_take_part(clients, taking_part, tmp_path):
 def test_help_says_what_equal_starting_points_are(monkeypatch, capsys):
     said = " ".join(fedopt(monkeypatch, capsys, "experiment=table", "--help").out.split())
     assert (
-        "experiment=table: Equal starting points on your own table: a linear model, 100 rounds of 10 local steps"
+        "experiment=table: Equal untuned settings for a custom table: a linear model, 100 rounds of 10 local steps"
         in said
     )
 

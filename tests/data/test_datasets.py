@@ -253,7 +253,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS, {"client": "hospital", "real": True}, r"row 1 .*column label: b .*leave out dataset\.real=true"),
         (ROWS, {"client": "hospital", "split": "city"}, r"dataset\.split=city.*0"),
         (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01.*20 examples"),
-        ("label\na\nb\n", {}, "columns besides label"),
+        ("label\na\nb\n", {}, "columns except label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "CSV"),
         ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "row 1 below the names has 3 cells"),
@@ -274,7 +274,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             ROWS.replace(",h0", ",H0", 1),
             {"client": "hospital"},
-            "column hospital.*'H0'.*'h0'.*write them",
+            "column hospital.*'H0'.*'h0'.*use one spelling",
         ),
     ],
 )
@@ -313,7 +313,7 @@ def test_columns_are_left_out(tmp_path):
     for drop, said in (
         (["hospitl"], r"dataset\.drop=hospitl.*did you mean hospital"),
         (["label"], r"dataset\.label=label.*another role"),
-        (["age", "city", "income", "hospital"], "no columns besides label, age"),
+        (["age", "city", "income", "hospital"], "no columns except label, age"),
     ):
         with pytest.raises(UserError, match=said):
             csv(tmp_path, drop=drop).load()
@@ -365,7 +365,7 @@ def test_missing_values_without_clients_become_means_of_all_training_rows(gaps):
     np.testing.assert_allclose(data.fills[""], mean)
     assert list(data.fills) == [""]
     with pytest.raises(UserError, match=r"problem\.test=0\.5.*dataset\.test=0\.5"):
-        data.redivided(0.5, np.random.default_rng(0))
+        data.resplit(0.5, np.random.default_rng(0))
 
 
 def test_a_column_without_a_value_to_train_on_is_refused(gaps, tmp_path):
@@ -396,8 +396,8 @@ def test_notes_on_columns_that_may_be_no_features(tmp_path):
     table = table.assign(patient=rng.permutation(400) + 1000, came=np.sort(rng.random(400)))
     assert noted(tmp_path, table.assign(label=days > 9, days=days)) == (
         "some columns have the same value in all training rows; leave them out with dataset.drop=[unit]; "
-        "some columns have a different value in each row, as identifiers do; leave them out with dataset.drop=[patient,came]; "
-        "some columns nearly determine label, as other outcomes do; leave them out with dataset.drop=[days]"
+        "some columns have a different value in each row, like identifiers; leave them out with dataset.drop=[patient,came]; "
+        "some columns nearly determine label, like another outcome; leave them out with dataset.drop=[days]"
     )
     plain = table[["age", "dose"]]
     for label, outcome in (
@@ -913,7 +913,7 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features: a, b; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
     unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()
-    assert "note: whose each row is goes unused, which partitioner=by_column divides by" in unused
+    assert "note: the client that the data name for each row is not used; partitioner=by_column uses it" in unused
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

@@ -197,7 +197,7 @@ def test_frames_by_name_and_missing_cells():
     frame = pd.DataFrame({"id": ["x", "y"], "b ": [20.0, None], "a": [1, 1]})
     with pytest.raises(UserError, match=r"column b: has cells that are empty"):
         model_of().predict(frame)
-    with pytest.raises(UserError, match=r"column b: has cells that are empty or no finite numbers"):
+    with pytest.raises(UserError, match=r"column b: has cells that are empty or not finite numbers"):
         model_of({"": np.zeros(2)}).predict(frame.assign(**{"b ": "20 mg"}))
     with pytest.raises(UserError, match=r"column a, b: must be in the table once, did you mean A\?"):
         model_of().predict(frame[["id"]].assign(A=1))
@@ -220,9 +220,9 @@ BROKEN = {
     "size mismatch for scale": {"scale": [1.0], "shift": [1.0, 1.0]},
     "classes": {"classes": 2},
     "kind: Input should be": {"kind": "cluster"},
-    "its features do not fit": {"features": ["a"]},
-    "its features do not fit the shape": {"fill": [1.0]},
-    "it does not say fedopt model 1": {"format": "fedopt model 2"},
+    "its feature names do not match": {"features": ["a"]},
+    "its feature names do not match the shape": {"fill": [1.0]},
+    "its format is not fedopt model 1": {"format": "fedopt model 2"},
     "must be a subclass of torch.nn.Module": {"network": {"model": "os.system"}},
     "there is no such model": {"network": {"model": "transformer"}},
     "Unexpected keyword": {"code": "import os"},
@@ -238,7 +238,7 @@ def test_a_broken_file_in_one_line(tmp_path, why):
     with pytest.raises(UserError) as caught:
         fedopt.load_model(path)
     assert why in str(caught.value)
-    assert str(caught.value).startswith(f"{path}: is no model that can be read (")
+    assert str(caught.value).startswith(f"{path}: is not a model that fedopt can read (")
     assert "\n" not in str(caught.value)
 
 
@@ -246,7 +246,7 @@ def test_a_broken_file_in_one_line(tmp_path, why):
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 def test_a_file_that_is_no_model(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match="is no model that can be read"):
+    with pytest.raises(UserError, match="is not a model that fedopt can read"):
         fedopt.load_model(tmp_path / name)
 
 
@@ -254,7 +254,7 @@ def test_half_a_file(tmp_path):
     path = tmp_path / "model.safetensors"
     model_of().save(path)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match="is no model that can be read"):
+    with pytest.raises(UserError, match="is not a model that fedopt can read"):
         fedopt.load_model(path)
     with pytest.raises(UserError, match="there is no such file"):
         fedopt.load_model(tmp_path / "other.json")

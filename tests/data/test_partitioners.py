@@ -89,7 +89,7 @@ def test_another_seed_divides_otherwise(kind):
 
 @pytest.mark.parametrize("kind", KINDS[1:-1])
 def test_division_by_class_needs_labels(kind):
-    with pytest.raises(UserError, match=f"partitioner={kind} divides by class"):
+    with pytest.raises(UserError, match=f"partitioner={kind} partitions by class"):
         example(kind)(100, None, np.random.default_rng(0))
 
 
@@ -269,7 +269,7 @@ def test_halves_of_an_example_are_those_on_paper(tmp_path):
         assert len(split_at_random(100, share, 0, tmp_path)[1]) == wanted
         assert len(divide(Proportions(2, [share, 1 - share]), np.zeros(100, dtype=int))[0]) == wanted
         data = LabelledData(np.ones((60, 1)), np.zeros(60, int), np.ones((40, 1)), np.zeros(40, int))
-        assert len(data.redivided(share, np.random.default_rng(0)).y_test) == wanted
+        assert len(data.resplit(share, np.random.default_rng(0)).y_test) == wanted
         who = Participation(stragglers=share)
         fed = small("fedavg", "quadratic_minimisation", "problem.examples=100", "partitioner.clients=100").federation
         assert sum(replace(fed, participation=who).at(0).work(3) == 0) == wanted
@@ -411,10 +411,10 @@ def test_by_a_file(numbers, ends, tmp_path):
     parts = world.split(12, data.y_train, None, data.owners)["train"]
     order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
     assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
-    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples.*owners"):
-        data.redivided(0.5, np.random.default_rng(0))
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples name their clients"):
+        data.resplit(0.5, np.random.default_rng(0))
     path.write_text("\n".join([*names, *"abab"]))
-    whole = world.load().redivided(0.5, np.random.default_rng(0))
+    whole = world.load().resplit(0.5, np.random.default_rng(0))
     owner = dict(enumerate([*names, *"abab"]))
     assert [str(name) for name in whole.owners] == [owner[int(x)] for x in whole.x_train[:, 0]]
     for text, message in (("a\nb", "it has 2 lines"), ("a\n" * 5 + "\n" + "a\n" * 6, "row 6: a name must have 1 to")):

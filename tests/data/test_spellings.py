@@ -87,14 +87,14 @@ def test_clients_are_texts(make, spellings, wanted, tmp_path):
 def test_names_that_look_alike_are_refused(spellings, tmp_path):
     names = [spellings[k % len(spellings)] for k in range(12)]
     for number, make in enumerate(SOURCES):
-        with pytest.raises(UserError, match="write them the same") as caught:
+        with pytest.raises(UserError, match="use one spelling") as caught:
             make(tmp_path / f"d{number}", names, ["yes", "no"] * 6).load()
         assert str(tmp_path / f"d{number}") in str(caught.value)
-        with pytest.raises(UserError, match="write them the same"):
+        with pytest.raises(UserError, match="use one spelling"):
             make(tmp_path / f"e{number}", ["a", "b"] * 6, names).load()
     (tmp_path / "who.txt").write_text("\n".join(names), encoding="utf-8")
     source = as_csv(tmp_path / "f", ["a", "b"] * 6, ["u", "v"] * 6)
-    with pytest.raises(UserError, match=r"who\.txt has .*write them the same"):
+    with pytest.raises(UserError, match=r"who\.txt has .*use one spelling"):
         World(0, ByColumn(file=str(tmp_path / "who.txt")), source).load()
 
 
@@ -117,8 +117,8 @@ def test_classes_are_texts(labels, numbers, names):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["a", " \u00a0"], "here, row 2: a name must have 1 to 1000 letters"),
-        (["a", "x" * 1001], "here, row 2: a name must have 1 to 1000 letters"),
+        (["a", " \u00a0"], "here, row 2: a name must have 1 to 1000 characters"),
+        (["a", "x" * 1001], "here, row 2: a name must have 1 to 1000 characters"),
     ],
 )
 def test_what_is_no_name(names, said):

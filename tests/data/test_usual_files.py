@@ -231,7 +231,7 @@ def test_names_of_classes_are_those_of_all_other_data(tmp_path):
     data = Folder(str(tmp_path / "same")).load()
     assert (data.class_names, len(data.y_test)) == (("caf\u00e9", "tea"), 8)
     images(tmp_path / "odd", "a tea", "a\u00a0tea")
-    with pytest.raises(UserError, match=r"odd.*write them"):
+    with pytest.raises(UserError, match=r"odd.*use one spelling"):
         Folder(str(tmp_path / "odd")).load()
 
 
@@ -240,9 +240,9 @@ def test_names_of_classes_are_those_of_all_other_data(tmp_path):
 
 @pytest.fixture
 def conversion(tmp_path, monkeypatch):
-    """Runs a script of the page about one's own data, in an empty folder."""
+    """Run a script of the page on data formats, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    scripts = {block.text.split("\n")[0]: block.text for block in blocks(ROOT / "docs" / "own-data.md")}
+    scripts = {block.text.split("\n")[0]: block.text for block in blocks(ROOT / "docs" / "data-formats.md")}
     return lambda name: exec(scripts[f"# {name}"], {})
 
 

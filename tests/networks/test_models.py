@@ -19,8 +19,8 @@ from fedopt.data.examples import cross_entropy
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import Batch
+from fedopt.networks import custom as modules
 from fedopt.networks import flat as models
-from fedopt.networks import own as modules
 from fedopt.networks.dropout import Dropout
 from fedopt.testing.harness import leaves, small, steps
 
@@ -338,7 +338,7 @@ def test_derivatives_of_an_own_network(cls, shape):
     generator = torch.Generator().manual_seed(3)
     flats, v = (torch.randn(3, net.dim, generator=generator, dtype=torch.float64) * 0.3 for _ in range(2))
     assert not net.random
-    assert bool(net.alone) == (
+    assert bool(net.vmap_error) == (
         cls is networks.Words
     )  # the LSTM writes its gates over, which need not be of each client yet
 
@@ -415,7 +415,7 @@ def test_masks_are_functions_of_a_key():
 def test_an_own_network_drops_by_its_key(name, arguments):
     net, x = own(name, **arguments), some(IMAGES)
     assert net.random
-    assert net.alone == ""
+    assert net.vmap_error == ""
     flat, keys = net.initial.double(), torch.arange(3)
     calm, one = net(flat, x), net(flat, x, keys[0])
     assert torch.equal(net(flat, x, keys[0]), one)
@@ -549,9 +549,9 @@ def test_refused_networks(named, message):
 
 
 REMARKS = {
-    "Probabilities": "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax",
-    "Unused": "no gradient reaches head.weight, head.bias, so that this is not trained",
-    "ByTuple": "no gradient reaches hidden.weight, hidden.bias, norm.weight, norm.bias, so that this is not trained",
+    "Probabilities": "the model's outputs look like probabilities, and the loss needs logits; remove the final softmax",
+    "Unused": "no gradient reaches head.weight, head.bias, so this is not trained",
+    "ByTuple": "no gradient reaches hidden.weight, hidden.bias, norm.weight, norm.bias, so this is not trained",
     **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled", "Routed"), ""),
 }
 

@@ -71,9 +71,9 @@ def test_verdicts(tmp_path):
     row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=6), seeds)
     assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "supported")
     assert row["values"] == "0:10 1:7 2:10"
-    assert claims.sentence(row) == "supported                    A beats B: 9.0 ± 1.7 (3 seeds), asked >= 6, paper 9"
+    assert claims.sentence(row) == "supported                    A beats B: 9.0 ± 1.7 (3 seeds), bound >= 6, paper 9"
     why = claims.Claim("A wins", "final('A') - final('B')", at_least=12, why="B is good.")
-    assert claims.sentence(claims.judge(why, seeds)).endswith(", asked >= 12. B is good.")
+    assert claims.sentence(claims.judge(why, seeds)).endswith(", bound >= 12. B is good.")
     assert claims.judge(replace(why, at_least=6), seeds)["why"] == ""
 
     seeds[1] = seed_runs({"A": tmp_path / "a1"})
@@ -151,12 +151,12 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "mutants"))
 
 
 CONTROLS = {  # claims about a variant that the theorem does not admit, which a wrong method need not fail
-    "noise, that slope with the directions of one client alone (at 0 it gains nothing)",
-    "tau = 1 to 15 with the same steps for all, share of seeds that diverge",
-    "unlike work without normalisation, log10 of the distance at the end",
-    "slope of log squared distance against log H with a constant local step, which Proposition 1 does not admit",
-    "LocalBSGM at the step of LocalBSGVRM, the floor is at least eps = 0.3 (the same mean)",
-    "LocalBSGM, K = 1 at the step of K = 8, the floor is at least eps = 1 (the same mean)",
+    "noise, the same slope with the directions of a single client (0: no gain)",
+    "tau = 1 to 15 with equal step sizes for all, fraction of diverged seeds",
+    "unequal work without normalisation, log10 of the final distance",
+    "slope of log squared distance against log H with a constant local step size, which Proposition 1 excludes",
+    "LocalBSGM with the step size of LocalBSGVRM, the floor is at least eps = 0.3 (same mean)",
+    "LocalBSGM, K = 1 with the step size of K = 8, the floor is at least eps = 1 (same mean)",
 }
 
 

@@ -179,7 +179,7 @@ def test_a_point_of_which_a_seed_has_no_value_is_left_out(tmp_path, made):
     """As a mean over the other seeds would be that of the survivors."""
     described = published.load("fedmsa/theorem31")
     table = pd.read_csv(ROOT / "docs/results/fedmsa/theorem31/curves.csv")
-    lost = (table["series"] == "alike clients") & (table["x"] == 1) & (table["seed"] == 0)
+    lost = (table["series"] == "homogeneous clients") & (table["x"] == 1) & (table["seed"] == 0)
     draw_points([tmp_path / "a.png"], described, table.assign(y=table["y"].where(~lost, np.inf)))
-    x = made[0].axes[0].containers[list(described.points).index("alike clients")].lines[0].get_xdata()
-    assert sorted(x) == sorted(set(table[table["series"] == "alike clients"]["x"]) - {1})
+    x = made[0].axes[0].containers[list(described.points).index("homogeneous clients")].lines[0].get_xdata()
+    assert sorted(x) == sorted(set(table[table["series"] == "homogeneous clients"]["x"]) - {1})

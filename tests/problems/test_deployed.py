@@ -214,7 +214,7 @@ def test_local_rows_are_those_that_the_data_name(clinics):
     for i, name in enumerate(NAMES[:3]):
         assert counts["test_rows"][i] == np.sum(arrays["client_test"] == name)
         assert counts["events"][i] == np.sum(events & (arrays["client_test"] == name))
-    with pytest.raises(UserError, match=r"the data name each client's test rows; leave out problem\.own_test"):
+    with pytest.raises(UserError, match=r"the data already name each client's test rows"):
         experiment("fedavg", words, "classification", "problem.own_test=0.2")
 
 

@@ -339,8 +339,8 @@ def test_personal_models_train_with_the_loss_of_another_run(algo, run, monkeypat
     load("plain").model().save("plain.safetensors")
     for of, said in (
         ("none.json", "none.json: there is no such file; `fedopt export RUN` writes one"),
-        ("tuned", "tuned: is no model that can be read"),
-        ("plain.safetensors", "plain.safetensors: is no model of problem=loss_tuning"),
+        ("tuned", "tuned: is not a model that fedopt can read"),
+        ("plain.safetensors", "plain.safetensors: is not a model of problem=loss_tuning"),
     ):
         words = [f"algo={algo}", "problem=classification", *of_classes, *FEW, f"problem.loss={of}"]
         result = fedopt(monkeypatch, capsys, *words)

@@ -1,4 +1,4 @@
-"""The labelled examples of a problem, and which client each belongs to."""
+"""The labelled examples of a problem, and the client that each example belongs to."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from fedopt.data import Examples, LabelledData, Ragged, World
 
 
 class ScoredRows(NamedTuple):
-    """Examples that models are tested on.
+    """Examples on which models are tested.
 
-    Args:
-        examples: The `Examples` that they are among.
-        rows: Their indices there, ``[n]``.
-        owner: The client of each, ``[n]``; -1 for clients without training examples.
+    Attributes:
+        examples: The `Examples` that contain them.
+        rows: Their indices in ``examples``, ``[n]``.
+        owner: Client of each example, ``[n]``; -1 for a client without training examples.
     """
 
     examples: Examples
@@ -28,29 +28,35 @@ class ScoredRows(NamedTuple):
         return self.examples.y[self.at(slice(None))]
 
     def at(self, which: np.ndarray | slice) -> Tensor:
-        """Return the indices of some of the rows, on the device of the examples."""
+        """Return the indices of some of the rows, as a tensor on the device of the examples.
+
+        Args:
+            which: Positions in ``rows``.
+        """
         return torch.from_numpy(self.rows[which]).to(self.examples.y.device)
 
     @classmethod
     def of(cls, examples: Examples, split: Ragged) -> "ScoredRows":
-        """Return the examples of all clients of a split."""
+        """Return the examples of all clients in a split."""
         return cls(examples, split.rows, np.repeat(np.arange(len(split)), split.sizes))
 
     def known(self) -> "ScoredRows":
-        """Return the examples without those of clients that have no training examples."""
+        """Return only the examples of clients that have training examples."""
         return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
 
 
-class Division(NamedTuple):
-    """The examples of a problem, divided among its clients. Its fields are attributes of the problem.
+class Partitioned(NamedTuple):
+    """The examples of a problem, partitioned among its clients. The fields become attributes of the problem.
 
-    Args:
-        train: The `Examples` that are not for testing. The indices in ``splits`` are those of its rows.
+    Attributes:
+        train: All `Examples` that are not for testing. The indices in ``splits`` refer to them.
         test_examples: The `Examples` for testing.
-        splits: Each client's training examples, ``train``, and those that it holds out or validates on, ``val``.
-        test_set: The test examples, and whose each is.
-        val_set: The examples that the data name for validation; None if they name none.
-        local_set: The test examples of clients that train; None if the data name no client's.
+        splits: Indices of each client's training examples (``train``), and of its held-out or validation examples
+            (``val``).
+        test_set: The test examples with the client of each.
+        val_set: The validation examples that the data mark, with the client of each. None: the data mark none.
+        local_set: The test examples of clients that have training examples. None: the data do not name the clients of test
+            examples.
     """
 
     train: Examples
@@ -61,22 +67,22 @@ class Division(NamedTuple):
     local_set: ScoredRows | None
 
 
-def divided(
+def partitioned(
     world: World,
     data: LabelledData,
     rows: np.ndarray | None = None,
     held_out: float | None = None,
     stratified: int | None = None,
-) -> Division:
-    """Divide the training examples among the clients, and say whose each test and validation example is.
+) -> Partitioned:
+    """Partition the training examples among the clients, and assign test and validation examples to clients.
 
     Args:
-        world: The partition.
+        world: Provides the partition.
         data: The data set.
-        rows: The indices of the training examples to use. None: all.
-        held_out: The fraction of its examples that each client holds out for the split ``val``. None: no such split. Ignored if
-            the data say which examples are for validation.
-        stratified: As in `World.split`.
+        rows: Indices of the training examples to use. None: all.
+        held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
+            if the data mark validation examples.
+        stratified: Seed of a stratified choice of the examples in ``val``. None: not stratified (see `World.split`).
     """
     x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
     owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
@@ -95,18 +101,18 @@ def divided(
         val_set = scored(Examples(*data.validation[:2], data, world), data.validation.owners)
     if splits["train"].names and data.owners_test is not None and (test_set.owner >= 0).any():
         local_set = test_set.known()
-    return Division(train, test, splits, test_set, val_set, local_set)
+    return Partitioned(train, test, splits, test_set, val_set, local_set)
 
 
 def _owners(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
     """Return the client of each example, ``[count]``; -1 for a client without training examples.
 
-    Where the partition does not follow the data's own clients, examples are dealt out to the clients in turn.
+    If the partition does not follow the clients that the data name, the examples are assigned to the clients in turn.
 
     Args:
-        names: The name of each example's client, if the data have them.
+        names: Name of each example's client. None: the data do not name clients.
         train: The clients' training examples.
-        count: The number of examples.
+        count: Number of examples.
     """
     if train.names and names is not None:
         client = {name: i for i, name in enumerate(train.names)}
