@@ -660,7 +660,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     Path("conf/tuned/fednest.yaml").write_text("quadratic_bilevel: {source: a search, algo: {}}")
     searched = [compose([f"algo={algo}", config[1]], ["conf"]) for algo in ("fedmsa", "fednest")]
     assert "tuned values on" not in differences(searched, {"algo"})
-    assert str(searched[1].tuned) == "tuned values: fednest/quadratic_bilevel, the defaults"
+    assert str(searched[1].tuned) == "tuned values: fednest/quadratic_bilevel (equal to the defaults)"
     said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
     assert "some (fedmsa, localbsgm), none (fednest)" in said
     assert "budget" not in said
