@@ -78,7 +78,11 @@ def tune(
         KeyboardInterrupt: Ctrl-C was pressed.
 
     Example:
-        ``fedopt.tune("algo=fedbio problem=quadratic_bilevel", budget="comm_rounds=100", output_dir="search").winners``
+        >>> command = "algo=fedmsa problem=mco algo.alpha=log(0.0001,0.001) budget.rounds=2"
+        >>> tuning = fedopt.tune(command, output_dir="search", trials=1, seeds=1)
+        [1/3] finished  fedmsa trial 0...
+        >>> list(tuning.best)
+        ['fedmsa']
     """
     need("fedopt.tune", "optuna", "tune")
     given = shlex.split(overrides) if isinstance(overrides, str) else [*overrides]

@@ -57,7 +57,7 @@ def planned_searches(
         raise UserError("--budget is missing; set one for all algorithms, such as --budget comm_rounds=300")
     composed = [compose([f"algo={algo}", *fixed], folders) for algo in algos]
     if unused := [key for key in ranges if not any(key in flat(one.nodes) for one in composed)]:
-        compose([*composed[0].words, f"{unused[0]}=1"], folders)  # reports similar keys
+        compose([*composed[0].overrides, f"{unused[0]}=1"], folders)  # reports similar keys
     if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
         raise UserError(f"{odd[0]}: cannot be searched; give ranges to keys of {', '.join(NODES)}, such as algo.eta")
     if unlike := differences(composed, {"algo", *ranges}):
@@ -138,7 +138,7 @@ def _together(search: Search) -> str:
     why = {number: row["alone"] for (number, _), row in search.ends.items() if row["alone"]}
     together = len({number for number, _ in search.ends} - {*why})
     alone = f"; {len(why)} ran alone: {some(dict.fromkeys(why.values()), 3)}" if why else ""
-    return f"{search.name}: {together} of {counted(search.planned - 1, 'trial')} were computed together{alone}"
+    return f"{search.name}: {together} of {search.planned - 1} trials were computed together{alone}"
 
 
 def refuse_unfinished(bad: Mapping[Job, Outcome]) -> None:

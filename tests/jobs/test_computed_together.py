@@ -118,7 +118,7 @@ def test_computing_together_from_python(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--at-once"], "--at-once needs -m, which makes it a sweep"),
+        (["--at-once"], "--at-once needs a sweep; add -m"),
         (["-m", "--at-once", "--launcher", "slurm"], "--at-once computes runs on this machine; leave out --launcher"),
     ],
 )
