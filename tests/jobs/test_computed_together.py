@@ -57,7 +57,7 @@ def test_a_sweep_that_is_computed_together_leaves_the_same_folders(monkeypatch, 
     times = {path: path.stat().st_mtime_ns for path in Path("together").rglob("metrics.csv")}
     again = fedopt(monkeypatch, capsys, "-m", *WORDS, "output_dir=together", "--at-once")
     assert again.code == 0
-    assert again.out.count("was there already") == 12
+    assert again.out.count("already done") == 12
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
