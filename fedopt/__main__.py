@@ -1,6 +1,6 @@
-"""The commands as programs, and `python -m fedopt`, which does the same as `fedopt`.
+"""Entry points of the installed programs, and of `python -m fedopt`, which does the same as `fedopt`.
 
-Ctrl-C gives one line also while Python still imports.
+Ctrl-C prints one line instead of a traceback, even while modules are still being imported.
 """
 
 import atexit
@@ -14,23 +14,27 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-with suppress(FileNotFoundError):  # a working directory that was removed
+with suppress(FileNotFoundError):  # the working directory was removed
     if sys.path[0] in ("", os.getcwd()) and Path(__file__).parents[1] != Path.cwd():
-        del sys.path[0]  # the working directory, where a file that was sent may lie
+        del sys.path[0]  # never import from the working directory, which may contain files from somebody else
 
 from fedopt.console import ending_at_once
 from fedopt.machine import short_spins
 
 
 def main(module: str = "commands.run") -> None:
-    """Call the function `main` of a module of fedopt, as the command `fedopt` does. module: its name without `fedopt.`."""
-    os.environ.update(short_spins(), MPLBACKEND="Agg")  # whatever there is for windows and notebooks
-    os.environ["PYTHONSAFEPATH"] = "1"  # processes that are started do not search the working directory either
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where HOME is read-only, it would warn in each run
+    """Call the function `main` of a module of fedopt, as the command `fedopt` does.
+
+    Args:
+        module: The module's name without `fedopt.`.
+    """
+    os.environ.update(short_spins(), MPLBACKEND="Agg")  # figures go to files, whatever backend the user has set
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes do not import from the working directory either
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would warn in each run if HOME is read-only
     with ending_at_once():
         command = import_module(f"fedopt.{module}").main
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
-    atexit.register(gc.freeze)  # Python would look through all of torch for garbage before it ends
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C no longer matters at exit
+    atexit.register(gc.freeze)  # skip the garbage collection of all of torch's objects at exit
     command()
 
 

@@ -1,6 +1,6 @@
-"""Runs from Python: begin, read and compare them.
+"""The Python interface to runs: start, read and compare them.
 
-torch is imported only when a run starts or its variables are read, so that mistakes are answered at once.
+torch is imported only when a run starts or its variables are read, so that error messages appear immediately.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.config import TURN, last_of_each, of_folder, with_project, words_of
+from fedopt.config import TURN, last_of_each, of_folder, overrides_of, with_project
 from fedopt.console import counted, ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
@@ -34,28 +34,28 @@ Config = str | Sequence[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """A run, given by its folder. It may still be running.
+    """A run on disk, identified by its folder. The run may still be in progress.
 
-    Properties read the folder when they are used. They raise `UserError` if it no longer holds a run.
+    The properties read the folder each time they are used. They raise `UserError` if the folder no longer contains a run.
 
     Args:
         folder: The run's folder.
-        which: Whether `variables` and `model` are those of the ``last`` checkpoint, or of the ``best`` evaluation, which a
-            run stores with ``keep=best``.
+        which: Which values `variables` and `model` return: those of the ``last`` checkpoint, or those of the ``best``
+            evaluation, which a run stores if it was started with ``keep=best``.
     """
 
     folder: Path
     which: Which = "last"
-    _read: dict[int, Any] = field(default_factory=dict, init=False, compare=False)  # of `_trained`, by the file's time
+    _cache: dict[int, "Trained"] = field(default_factory=dict, init=False, compare=False)  # by the checkpoint's mtime
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())  # also after os.chdir
+        object.__setattr__(self, "folder", Path(self.folder).absolute())  # stays valid after os.chdir
 
     def __repr__(self) -> str:
         try:
             state = ", ".join([str(self.status), *(f"{name}={value:.5g}" for name, value in self.final.items())])
         except UserError:
-            state = "which cannot be read"
+            state = "unreadable"
         return f"Result({str(self.folder)!r}, {state})"
 
     @property
@@ -69,26 +69,27 @@ class Result:
 
     @property
     def status(self) -> str | None:
-        """The status of the run: running, finished, diverged, failed, stopped (by ``on_eval``), or interrupted.
+        """The status of the run: running, finished, diverged, failed, stopped (by ``on_eval``) or interrupted.
 
-        A run is interrupted by a signal, or if its process is gone. None: ``summary.json`` is missing or broken.
+        A run is interrupted if it received a signal or its process no longer exists. The status is None if ``summary.json``
+        is missing or broken.
         """
         return self._folder.seen()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: the status, the costs, the values of the metrics.
+        """The content of ``summary.json``: the status, the costs and the values of the metrics.
 
-        It has only the status until the run ends; {} if the file is missing or broken.
+        Until the run ends it contains only the status. It is {} if the file is missing or broken.
         """
         return self._folder.summary()
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The rows of ``metrics.csv`` so far, one per evaluation. A row that is just being written is left out.
+        """The rows of ``metrics.csv`` so far, one per evaluation. A row that is still being written is left out.
 
         Raises:
-            UserError: There is no such file yet, or it cannot be read.
+            UserError: The file does not exist yet, or cannot be read.
         """
         from fedopt.files import read_table
 
@@ -96,23 +97,23 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The finite values of the metrics at the last evaluation so far, by name; {} before the first evaluation."""
+        """The finite metrics of the last evaluation so far, by name; {} before the first evaluation."""
         return self._folder.measured("final")
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of each metric so far, by name. Different metrics may be best at different evaluations.
+        """The best value of each metric so far, by name. Different metrics may have their best value at different evaluations.
 
-        Metrics for which neither direction is better, and those without a finite value, are left out.
+        Metrics without a preferred direction and metrics without a finite value are left out.
         """
         return self._folder.measured("best")
 
     @property
     def variables(self) -> "dict[str, Tensor]":
-        """The solution: the algorithm's output on the CPU, by the problem's names of its variables.
+        """The solution: the algorithm's output as CPU tensors, by the problem's variable names.
 
-        A run that diverged has the values of its last evaluation before that. Reading them builds the problem again, with its
-        data.
+        For a run that diverged these are the values at the last evaluation before it diverged. Reading the variables builds
+        the problem again and loads its data.
 
         Raises:
             UserError: There is no checkpoint, or the problem cannot be built.
@@ -120,20 +121,20 @@ class Result:
         return dict(self._trained.variables)
 
     def model(self, client: object = None) -> "Model":
-        """Return a trained model, on the CPU and in evaluation mode: a ``torch.nn.Module`` that also predicts from data frames.
+        """Return a trained model: a ``torch.nn.Module`` on the CPU, in evaluation mode, that also predicts from data frames.
 
-        As a module it takes examples in the data set's units, such as images as bytes from 0 to 255, and normalises them
-        itself. Its `predict` and `predict_proba` take arrays and data frames of raw examples; its `save` writes a file that
-        `load_model` reads.
+        As a module, the model takes examples in the units of the data set (for example images as bytes from 0 to 255) and
+        normalises them. Its methods `predict` and `predict_proba` take arrays and data frames of raw examples, and `save`
+        writes a file that `load_model` reads.
 
         Args:
-            client: A client's name, or its number where clients have no names. The model is the one that this client deploys:
-                its own, if the method trains one for each client, else the common model. Missing values are filled in as in
-                this client's training rows. None: the common model.
+            client: A client's name, or its index if clients have no names. Returns the model that this client deploys: its
+                personal model if the method trains one for each client, otherwise the common model. Missing values are
+                imputed as in this client's training rows. None: the common model.
 
         Raises:
-            UserError: The problem has no network, or the method no common one; there is no such client or no checkpoint; or
-                the problem cannot be built.
+            UserError: The problem has no network, the method has no common model, the client or the checkpoint does not
+                exist, or the problem cannot be built.
 
         Example:
             ``run.model(client="Aue").predict_proba(pd.read_csv("new.csv"))``
@@ -141,14 +142,14 @@ class Result:
         return self._trained.deployed(client)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
-        """Draw a metric as a line, and return matplotlib's axes. Further lines on the same axes get different colours.
+        """Draw a metric as a line and return the matplotlib axes. More lines on the same axes get different colours.
 
         Args:
             metric: The metric's name. None: the problem's first metric.
-            x: The cost on the horizontal axis, as in `compare`.
-            label: The line's name in the legend. None: the method's name.
-            how: ``ax``: the axes to draw on (default: pyplot's current axes). Other arguments go to the ``draw`` of the
-                comparison that `compare` returns.
+            x: The cost on the horizontal axis, such as ``comm_rounds`` or ``bytes``.
+            label: The line's label in the legend. None: the method's name.
+            how: ``ax``: the axes to draw on (default: pyplot's current axes). All other arguments are passed to the ``draw``
+                method of the comparison that `compare` returns.
 
         Raises:
             UserError: There is nothing to draw.
@@ -162,7 +163,7 @@ class Result:
     @property
     def _folder(self) -> RunFolder:
         if not (self.folder / "config.yaml").is_file():
-            raise UserError(f"{self.folder}: there is no run in it; give the folder that has the run's config.yaml")
+            raise UserError(f"{self.folder}: contains no run; give the folder with the run's config.yaml")
         return RunFolder(self.folder)
 
     @property
@@ -170,22 +171,22 @@ class Result:
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
             raise UserError(
-                f"{self.folder}: there is no checkpoint in it; repeat the run's command with resume=true, "
-                "which starts the run over"
+                f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true, "
+                "which starts the run again"
             )
         time = checkpoint.stat().st_mtime_ns
-        if time not in self._read:
-            self._read.clear()
-            with TURN, _mistakes_said():
+        if time not in self._cache:
+            self._cache.clear()
+            with TURN, _user_errors():
                 from fedopt.running.read_back import read_back
 
                 with_project()
-                self._read[time] = read_back(self.folder, self.which == "best")
-        return self._read[time]
+                self._cache[time] = read_back(self.folder, self.which == "best")
+        return self._cache[time]
 
 
 def run(
-    words: Config = "",
+    overrides: Config = "",
     *,
     on_eval: Callable[[dict[str, Any]], object] | None = None,
     output_dir: str | Path | None = None,
@@ -194,37 +195,47 @@ def run(
     quiet: bool = False,
     **values: Any,
 ) -> Result:
-    """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
+    """Run an experiment as the command ``fedopt OVERRIDES`` does, with the same folder and files, and return the run.
 
-    Runs in several threads wait for each other; runs in several processes work at the same time. A run that ``on_eval`` or
-    Ctrl-C stopped can be resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once. A run that diverged
-    is returned too: see its status.
+    Runs in several threads wait for each other; runs in several processes run in parallel. A run that was stopped by
+    ``on_eval`` or Ctrl-C can be resumed with ``resume=true``; pressing Ctrl-C twice raises KeyboardInterrupt immediately.
+    A run that diverged is returned like any other; check its ``status``.
 
     Args:
-        words: Overrides as on the command line: a list of texts, or one text with a shell's quotes. Or a dict of keys and
-            values, such as ``{"algo": "fedavg", "algo.eta": 0.1}``. A nested dict means dotted keys.
-        on_eval: A function that is called with each row of ``metrics.csv``, a dict. If it returns true, the run stops. If it
-            raises, the run fails.
-        output_dir: The run's folder, like the key ``output_dir``, without quotes.
-        start: A run, or its folder. The new run begins at its last checkpoint, as with the key ``from``.
-        folders: Your config folders, like ``--config-dir``.
-        quiet: If true, no progress is shown.
-        values: Overrides as keyword arguments, which win over ``words``: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``.
-            Texts need no quotes.
+        overrides: Overrides as on the command line: a list of strings, or one string with shell quoting. Alternatively a
+            dict of keys and values, such as ``{"algo": "fedavg", "algo.eta": 0.1}``; nested dicts stand for dotted keys.
+        on_eval: A function that is called with each row of ``metrics.csv`` (a dict). If it returns true, the run stops. If
+            it raises an exception, the run fails.
+        output_dir: The run's folder, as the key ``output_dir``; it needs no quotes.
+        start: A run or its folder. The new run starts from its last checkpoint, as with the key ``from``.
+        folders: Your config folders, as with ``--config-dir``.
+        quiet: Whether to hide the progress bar.
+        values: Overrides as keyword arguments, for example ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``. They take
+            precedence over ``overrides``. Strings need no quotes.
+
+    Returns:
+        The run.
 
     Raises:
-        UserError: A mistake that the command would answer in one line.
-        Exception: What ``on_eval`` raises.
+        UserError: Invalid input, which the command would report in one line.
+        Exception: Whatever ``on_eval`` raises.
         KeyboardInterrupt: Ctrl-C was pressed. The run has written a checkpoint.
+
+    Example:
+        >>> run = fedopt.run("algo=fedmsa problem=mco budget.rounds=2", output_dir="first", quiet=True)
+        >>> run.status
+        'finished'
+        >>> sorted(run.final)
+        ['distance', 'objective', 'suboptimality']
     """
     if on_eval is not None and not callable(on_eval):
-        raise UserError(f"on_eval={on_eval}: must be a function that takes a row")
+        raise UserError(f"on_eval={on_eval}: must be a function that takes a row of metrics.csv")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(f"start: {start.folder}: a run begins at the last checkpoint; load it without which=best")
+        raise UserError(f"start: {start.folder}: a run starts from the last checkpoint; load it without which=best")
     places = {"output_dir": output_dir, "from": start}
-    folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
-    overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
-    with TURN, _mistakes_said(overrides):
+    paths = {key: _folder_of(run) for key, run in places.items() if run is not None}
+    overrides = last_of_each([*_overrides(overrides), *overrides_of(values | paths)])
+    with TURN, _user_errors(overrides):
         composed = configured(overrides, with_project(folders))
         from fedopt.running import Options, execute, restored
 
@@ -232,13 +243,13 @@ def run(
             status, folder = execute(composed, lambda: place(composed), Options(on_eval=on_eval, quiet=quiet))
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
-        say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")
+        say(f"interrupted after {rounds}, in {folder.path}; resume the run with resume=true")
         raise KeyboardInterrupt
     return Result(folder.path)
 
 
 def sweep(
-    words: Config | Sequence[Mapping[str, Any]] = "",
+    overrides: Config | Sequence[Mapping[str, Any]] = "",
     *,
     jobs: int = 1,
     output_dir: str | Path | None = None,
@@ -246,40 +257,52 @@ def sweep(
     quiet: bool = False,
     **values: Any,
 ) -> list[Result]:
-    """Do what the command ``fedopt -m WORDS`` does, with the same folders and files, and return the runs.
+    """Run a sweep as the command ``fedopt -m OVERRIDES`` does, with the same folders and files, and return the runs.
 
-    Runs that have ended are not run again; interrupted ones are resumed. A run that failed is returned too: see its status.
-    Runs come in the order of the combinations. Equal configs give one run.
+    Runs that have ended are not run again; interrupted runs are resumed. A run that failed is returned like any other; check
+    its ``status``. The runs are returned in the order of the combinations, and equal configs share one run.
 
     Args:
-        words: As in `run`. Or a list of dicts, one per config, to each of which ``values`` are added.
-        jobs: How many runs work at the same time. Each has its own process, which does not execute your script again.
-        output_dir: The folder that holds the folders of all runs.
-        folders: As in `run`.
-        quiet: If true, nothing is written to stdout and stderr.
-        values: As in `run`, but a list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is the
-            value ``[1, 2]``.
+        overrides: Overrides, in any form that `run` accepts. Alternatively a list of dicts, one per config; ``values`` are
+            added to each.
+        jobs: The number of runs in parallel. Each has its own process, which does not execute your script again.
+        output_dir: The folder that contains the folders of all runs.
+        folders: Your config folders, as with ``--config-dir``.
+        quiet: Whether to write nothing to stdout and stderr.
+        values: Overrides as keyword arguments, as in `run`, except that a list gives alternatives: ``seed=[0, 1, 2]``. All
+            combinations are run. Write ``[[1, 2]]`` for the single value ``[1, 2]``.
+
+    Returns:
+        The runs, one for each combination.
 
     Raises:
-        UserError: There is a mistake in the arguments; or, after the other runs have ended, some runs could not begin.
+        UserError: The input is invalid; or some runs could not start, which is raised after the other runs have ended.
         KeyboardInterrupt: Ctrl-C was pressed.
+
+    Example:
+        >>> runs = fedopt.sweep("algo=fedmsa problem=mco budget.rounds=2", seed=[0, 1], output_dir="seeds", quiet=True)
+        >>> [run.config["seed"] for run in runs]
+        [0, 1]
     """
     if not isinstance(jobs, int) or jobs < 1:
         raise UserError(f"jobs={jobs}: must be a whole number, 1 or more")
-    configs = [words] if isinstance(words, str | Mapping) or not all(isinstance(w, Mapping) for w in words) else words
+    one = isinstance(overrides, str | Mapping) or not all(isinstance(config, Mapping) for config in overrides)
     values |= {} if output_dir is None else {"output_dir": output_dir}
-    given = [last_of_each([*_words(config, sweep=True), *words_of(values, sweep=True)]) for config in configs or [""]]
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, ExitStack() as stack:
+    commands = [
+        last_of_each([*_overrides(config, sweep=True), *overrides_of(values, sweep=True)])
+        for config in ([overrides] if one else overrides) or [""]
+    ]
+    with open(os.devnull, "w", encoding="utf-8") as devnull, ExitStack() as stack:
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
-            stack.enter_context(redirect(nowhere))
+            stack.enter_context(redirect(devnull))
         stack.enter_context(TURN)
-        stack.enter_context(_mistakes_said())
+        stack.enter_context(_user_errors())
         from fedopt.jobs import sweep_all
         from fedopt.running import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
         from fedopt.running import restored
 
         stack.enter_context(restored())
-        return [Result(path) for path in sweep_all(given, with_project(folders), jobs)]
+        return [Result(path) for path in sweep_all(commands, with_project(folders), jobs)]
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:
@@ -287,15 +310,22 @@ def load(folder: str | Path, which: Which = "last") -> Result:
 
     Args:
         folder: The run's folder.
-        which: As in `Result`.
+        which: ``last`` or ``best``: which values `Result.variables` and `Result.model` return.
+
+    Returns:
+        The run.
 
     Raises:
-        UserError: The folder does not hold a run.
+        UserError: The folder contains no run.
+
+    Example:
+        >>> fedopt.load("first").metrics["round"].tolist()
+        [0, 1, 2]
     """
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
     loaded = Result(_folder_of(folder), which)
-    _ = loaded._folder  # which raises where there is no run
+    _ = loaded._folder  # raises UserError if there is no run
     return loaded
 
 
@@ -313,50 +343,63 @@ def compare(
 ) -> "Comparison":
     """Compare runs as ``fedopt compare`` does.
 
-    Returns a comparison with the DataFrames ``table`` and ``paired``, and the methods ``draw(PATH)`` and ``write(FOLDER)``.
-
     Args:
-        runs: Runs, or folders that hold some at any depth; or a single one of them.
+        runs: A run or a folder, or a list of runs and folders. Folders are searched for runs at any depth.
         metric: The metric's name. None: the problem's first metric.
-        x: The cost that runs are compared by, such as ``bytes``.
-        target: A value of the metric. The table then has the cost of reaching it.
-        group_by: A key, or a list of keys, whose values are compared. None: all keys that differ.
-        names: New labels of groups, by their old labels, or by one of the parts that commas separate in old labels.
-        at: A value of ``x``: each run is judged by its last evaluation up to this cost. None: by its very last evaluation.
+        x: The cost by which runs are compared, such as ``comm_rounds`` or ``bytes``.
+        target: A value of the metric. The table then has the cost of reaching this value.
+        group_by: A config key, or a list of keys, whose values define the groups. None: all keys that differ.
+        names: New labels of groups, by old label or by one part of a label that consists of several parts.
+        at: A value of ``x``. Each run is judged by its last evaluation up to this cost. None: by its last evaluation.
         exclude: Patterns of folders to leave out, such as ``*seed3*``.
-        label: The metric's label in tables and figures, with its unit. None: as the problem says.
+        label: The metric's label in tables and figures, including its unit. None: the label that the problem defines.
+
+    Returns:
+        A comparison with the data frames ``table`` and ``paired`` and the methods ``draw(PATH)`` and ``write(FOLDER)``.
 
     Raises:
-        UserError: There is nothing to compare, or a name, key or value does not fit the runs.
+        UserError: There is nothing to compare, or a name, key or value does not match the runs.
+
+    Example:
+        >>> fedopt.compare("seeds", metric="objective").table["seeds"].tolist()
+        [2]
     """
     from fedopt.analysis import compared, usable
 
     folders = _folders_of(runs)
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
-    with _mistakes_said():
-        read = usable(folders, x, exclude)
-        return compared(read, metric=metric, target=target, group_by=group_by, names=renamed, at=at, label=label)
+    with _user_errors():
+        recorded = usable(folders, x, exclude)
+        return compared(recorded, metric=metric, target=target, group_by=group_by, names=renamed, at=at, label=label)
 
 
 def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":
     """Return the evaluations of runs as one tidy pandas table, one row per evaluation.
 
-    The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``; the other keys in which the runs differ;
-    ``round`` and the other costs, summed since the run began; the metrics. ``attrs["metrics"]`` maps the name of a metric to
-    its ``label``, ``unit`` and ``better``. Copies of a run count once; a note on stderr names what is left out.
+    The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``, the other config keys in which the runs
+    differ, ``round`` and the other costs (cumulative), and the metrics. ``attrs["metrics"]`` maps each metric's name to its
+    ``label``, ``unit`` and ``better``. Copies of a run are counted once. A note on stderr names the runs that are left out.
 
     Args:
-        runs: Runs, or folders that hold some at any depth; or a single one of them.
-        exclude: As in `compare`.
+        runs: A run or a folder, or a list of runs and folders. Folders are searched for runs at any depth.
+        exclude: Patterns of folders to leave out, such as ``*seed3*``.
+
+    Returns:
+        The table.
 
     Raises:
-        UserError: There is no run that can be read.
+        UserError: No run can be read.
+
+    Example:
+        >>> table = fedopt.frame("seeds")
+        >>> table.groupby("seed").size().to_dict()
+        {0: 3, 1: 3}
     """
     from fedopt.analysis import usable
     from fedopt.analysis.frame import frame
 
-    with _mistakes_said():
+    with _user_errors():
         return frame(usable(_folders_of(runs), "round", exclude))
 
 
@@ -364,34 +407,37 @@ def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> li
     if isinstance(runs, Result | str | Path):
         runs = [runs]
     if not runs:
-        raise UserError("there is no run to compare; give at least one")
+        raise UserError("no runs to compare; give at least one run or folder")
     return [_folder_of(run) for run in runs]
 
 
 def _folder_of(run: Result | str | Path) -> Path:
     if not isinstance(run, Result | str | Path):
-        raise UserError(f"{run}: must be a run, or the path of its folder")
+        raise UserError(f"{run}: must be a run or the path of its folder")
     return run.folder if isinstance(run, Result) else Path(run)
 
 
-def _words(words: Any, sweep: bool = False) -> list[str]:
-    if isinstance(words, Mapping):
-        return words_of(words, sweep)
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
+    if isinstance(overrides, Mapping):
+        return overrides_of(overrides, sweep)
+    if not isinstance(overrides, Sequence) or not all(isinstance(override, str) for override in overrides):
         raise UserError(
-            f"{words}: must be overrides as on the command line, KEY=VALUE, in one text or a list of texts, or a dict"
+            f"{overrides}: must be overrides KEY=VALUE as on the command line, in one string or a list of strings, or a dict"
         )
     try:
-        return [of_folder(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
+        return [of_folder(text) for text in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
     except ValueError as error:
-        raise UserError(f"{words}: cannot be split into overrides ({first_line(error)}); close all quotes") from None
+        raise UserError(f"{overrides}: cannot be split into overrides ({first_line(error)}); close quotes") from None
 
 
 @contextmanager
-def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Turn an exception whose cause a user can mend, such as a full disk, into a UserError.
+def _user_errors(arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Turn an exception whose cause the user can fix, such as a full disk, into a UserError.
 
-    With HYDRA_FULL_ERROR=1 it is raised unchanged. arguments: the overrides, for the message.
+    With HYDRA_FULL_ERROR=1 the exception is raised unchanged.
+
+    Args:
+        arguments: The overrides of the run, for the message.
     """
     try:
         with ctrl_c_kept():

@@ -1,4 +1,4 @@
-"""Products of decimal numbers as they are on paper, for ceil, floor and round. Imports no torch."""
+"""Products of decimal numbers without rounding errors, for ceil, floor and round. This module does not import torch."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import numpy as np
 
 
 def exact(product: Any) -> Any:
-    """Return a product without the rounding error that ceil, floor or round would enlarge: 0.28 * 25 is 7, not 7.000000000000001.
+    """Remove the rounding error of a product before ceil, floor or round enlarges it: 0.28 * 25 is 7, not 7.000000000000001.
 
-    Numbers within a relative 1e-12 of a whole number or a half become that number; others are returned as they are.
+    Numbers within a relative distance of 1e-12 of a whole number or a half become that number. Other numbers are returned
+    unchanged.
 
     Args:
-        product: A number or an array, such as a fraction that a user chose times a count.
+        product: A number or an array, such as a count times a fraction that the user chose.
     """
     halves = np.rint(2 * np.asarray(product, dtype=float)) / 2
     return np.where(np.abs(product - halves) <= 1e-12 * np.abs(halves), halves, product)[()]

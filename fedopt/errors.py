@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend, and the hints in its messages."""
+"""`UserError`, the exception for errors that the user can fix, and the hints in its messages."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from typing import Any
 from fedopt.deprecated import removed
 
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
-MOST_NAMED, MOST_ALIKE = 30, 6  # options in a message, and those that it suggests
-MEANT = {  # names of other programs: what they mean here
+MOST_NAMED, MOST_ALIKE = 30, 6  # the largest numbers of options that a message lists and that it suggests
+MEANT = {  # names in other programs -> the name in fedopt
     **dict.fromkeys(("n_clients", "num_clients"), "partitioner.clients"),
     "gpu": "cuda",
     **dict.fromkeys(("method", "optimizer", "optimiser"), "algo"),
@@ -23,87 +23,96 @@ MEANT = {  # names of other programs: what they mean here
 
 
 class UserError(Exception):
-    """A mistake that a user can mend.
+    """An error that the user can fix, such as an unknown key.
 
     The command shows it as one line without a traceback: what is wrong, where, and what to do.
     """
 
 
 class Unfinished(UserError):
-    """Some runs failed because of the machine, such as a full disk, or were interrupted. The same command resumes them.
+    """Some runs were interrupted, or failed because of the machine (for example a full disk).
 
-    The exit code is 1.
+    Repeating the command resumes these runs. The exit code is 1.
     """
 
 
 class WrongFunction(UserError):
-    """A mistake in a user's function or class. `blame` adds the file and the line.
+    """An error in a user's function or class. `blame` adds the file and the line.
 
     Args:
-        function: The function or class, or a text that names it.
-        said: What it does wrong, such as 'returns None'. The message is the function's name and then this.
+        function: The function or class, or its name.
+        fault: What the function does wrong, such as 'returns None'. The message is the function's name followed by this text.
     """
 
-    def __init__(self, function: Any, said: str):
-        function = getattr(function, "func", function)  # of a partial
-        super().__init__(f"{getattr(function, '__qualname__', function)} {said}")
+    def __init__(self, function: Any, fault: str):
+        function = getattr(function, "func", function)  # of a functools.partial
+        super().__init__(f"{getattr(function, '__qualname__', function)} {fault}")
         self.function = function
 
 
 def need(what: str, library: str, extra: str) -> None:
-    """Raise UserError if a library of one of fedopt's extras is not installed. what: which part of fedopt needs it."""
-    if find_spec(library) is None:
-        raise UserError(f"{what} needs {library}, which is not installed; pip install 'fedopt[{extra}]'")
+    """Raise UserError if an optional library is not installed.
 
-
-def gives(function: Any, given: Any, wanted: str) -> WrongFunction:
-    """Return the error for a function that returns something other than what is wanted.
-
-    function: the user's. given: what it returned. wanted: what it must return, in words.
+    Args:
+        what: The part of fedopt that needs the library, for the message.
+        library: The library's import name.
+        extra: The extra of fedopt that installs the library.
     """
-    what = f"a tensor of shape {list(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
-    what = "None (is its return missing?)" if given is None else what
+    if find_spec(library) is None:
+        raise UserError(f"{what} needs {library}, which is not installed; run pip install 'fedopt[{extra}]'")
+
+
+def gives(function: Any, returned: object, wanted: str) -> WrongFunction:
+    """Return the error for a user's function that returns a wrong value.
+
+    Args:
+        function: The user's function.
+        returned: The value that it returned.
+        wanted: A description of what it must return.
+    """
+    what = f"a tensor of shape {list(returned.shape)}" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
+    what = "None (is its return missing?)" if returned is None else what
     return WrongFunction(function, f"returns {what}; it must return {wanted}")
 
 
 def is_own(path: str) -> bool:
-    """Tell whether a Python file is the user's: not fedopt's, not a library's and not part of Python."""
+    """Return whether a Python file is the user's, that is, part of neither fedopt, an installed library nor Python itself."""
     file = Path(path)
     ours = file.is_relative_to(PACKAGE) or file.is_relative_to(STANDARD)
     return not ours and not {"site-packages", "dist-packages"} & set(file.parts) and file.is_file()
 
 
 def line_of(path: str, line: int | None) -> str:
-    """Return `file.py:12`, with the path relative to the working directory if that is shorter."""
-    with suppress(OSError, ValueError):  # no working directory any more, another drive
+    """Return `file.py:12`. The path is relative to the working directory if that is shorter."""
+    with suppress(OSError, ValueError):  # the working directory was removed, or is on another drive
         path = min(os.path.relpath(path), path, key=len)
     return f"{path}:{line}"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message; its class name if the message is empty."""
+    """Return the first line of an exception's message; the name of its class if the message is empty."""
     try:
-        said = str(error).strip()
-    except Exception:  # an exception of a user's, with a __str__ that fails
-        said = ""
-    return (said.splitlines() or [type(error).__name__])[0]
+        message = str(error).strip()
+    except Exception:  # a user's exception class whose __str__ fails
+        message = ""
+    return (message.splitlines() or [type(error).__name__])[0]
 
 
 def too_large(error: BaseException) -> bool:
-    """Tell whether an error says that the CPU's memory did not suffice, or that a number does not fit its type.
+    """Return whether the CPU ran out of memory, or a number does not fit its type.
 
-    The GPU's out-of-memory error does not count.
+    An out-of-memory error of a GPU does not count.
     """
-    said = first_line(error)
+    line = first_line(error)
     return (
-        isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said or "without overflow" in said
+        isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in line or "without overflow" in line
     )
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that it arose from, comes from files, the disk or memory.
+    """Return whether an error, or one of its causes, comes from files, the disk or memory.
 
-    Any other error is taken to come from what was computed.
+    All other errors are attributed to the computation.
     """
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
@@ -112,72 +121,77 @@ def of_machine(error: BaseException | None) -> bool:
     return False
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """Return ', did you mean ...?' with the known names that a misspelt one may mean; empty if none is near.
+def nearest(name: str, known: list[str]) -> str:
+    """Return ', did you mean ...?' with the known names that an unknown name may stand for; empty if none is similar.
 
-    It considers names of other programs (lr), names in another place, beginnings of names, and similar spellings. Capitals do
-    not matter.
+    The suggestions include names from other programs (lr), the same name under another key, names that begin in the same
+    way, and similar spellings. Upper and lower case do not matter.
 
     Args:
-        word: The unknown name.
+        name: The unknown name.
         known: The known names.
     """
-    whole = {name.casefold(): name for name in known}
-    leaves = {re.split(r"[./]", name)[-1]: of for name, of in whole.items()}
-    typed = word.casefold()
+    by_lower = {known_name.casefold(): known_name for known_name in known}
+    leaves = {re.split(r"[./]", lower)[-1]: known_name for lower, known_name in by_lower.items()}
+    typed = name.casefold()
     leaf = re.split(r"[./]", typed)[-1]
-    moved = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may be fig2a
-    begun = re.compile(rf"(\b|_){re.escape(typed)}")
+    elsewhere = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may stand for fig2a
+    beginning = re.compile(rf"(\b|_){re.escape(typed)}")
     found = (
-        [name for name in known if typed not in whole and (moved.fullmatch(name) or name == MEANT.get(leaf))]
-        or [whole[name] for name in get_close_matches(typed, whole, 1)]
-        or [leaves[name] for name in get_close_matches(leaf, leaves, 1)]
-        or [name for of, name in whole.items() if len(typed) > 2 and begun.search(of)]
+        [one for one in known if typed not in by_lower and (elsewhere.fullmatch(one) or one == MEANT.get(leaf))]
+        or [by_lower[lower] for lower in get_close_matches(typed, by_lower, 1)]
+        or [leaves[lower] for lower in get_close_matches(leaf, leaves, 1)]
+        or [known_name for lower, known_name in by_lower.items() if len(typed) > 2 and beginning.search(lower)]
     )
     return f", did you mean {' or '.join(found[:MOST_ALIKE])}?" if found else ""
 
 
 def some(names: Iterable[object], most: int) -> str:
-    """Join names by commas, at most ``most`` of them; if there are more, end with how many there are in all."""
+    """Join names with commas. If there are more than ``most``, list the first ``most`` and the total number."""
     listed = [*map(str, names)]
     return ", ".join(listed if len(listed) <= most else [*listed[:most], f"... ({len(listed)} in all)"])
 
 
-def among(word: str, known: list[str]) -> str:
-    """Return the end of a message about an unknown name: the names that it may be a misspelling of, then all known ones."""
-    return f"{nearest(word, known)}; there are {some(known, MOST_NAMED)}"
+def among(name: str, known: list[str]) -> str:
+    """Return the end of a message about an unknown name: similar names, then all known names."""
+    return f"{nearest(name, known)}; choose from {some(known, MOST_NAMED)}"
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:
     """Return the message for an option that its config group does not have.
 
-    group: such as algo. option: the unknown name. known: the existing options.
+    Args:
+        group: The config group, such as algo.
+        option: The unknown name.
+        known: The existing options.
     """
     if message := removed(f"{group}={option}"):
         return message
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
-    if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
-        return f"{group}={option}: is in {own}; add --config-dir {own.parts[0]} so that it is found"
+    if re.fullmatch(r"[\w/-]{1,99}", option) and (file := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
+        return f"{group}={option}: is in {file}; add --config-dir {file.parts[0]} so that it is found"
     return f"{group}={shown}: there is no such {group}{among(option, known)}"
 
 
-def mistake(error: BaseException, words: Iterable[str] = ()) -> str:
-    """Return the line to show for an exception if a user can mend its cause; empty for a bug.
+def mistake(error: BaseException, arguments: Iterable[str] = ()) -> str:
+    """Return the line to show for an exception whose cause the user can fix; empty for a bug.
 
-    words: the arguments of the command.
+    Args:
+        error: The exception.
+        arguments: The arguments of the command. If memory runs out, the message names the largest number among them.
     """
     if isinstance(error, UserError):
         return str(error)
     if too_large(error):
-        numbers = [word for word in words if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", word)]
+        numbers = [text for text in arguments if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", text)]
         largest = max(
-            numbers, key=lambda word: abs(float(word.partition("=")[2])), default="a dimension or another number"
+            numbers, key=lambda text: abs(float(text.partition("=")[2])), default="a dimension or another number"
         )
         return (
-            f"{largest}: needs more memory than there is, or exceeds the range of numbers ({first_line(error)}); "
+            f"{largest}: needs more memory than is available, or exceeds the range of numbers ({first_line(error)}); "
             f"use a smaller value"
         )
     if isinstance(error, OSError):
-        elsewhere = "choose another folder: output_dir=DIR, or the option --output DIR or --out DIR"
-        return f"{error.filename or 'output'}: {error.strerror or error}; mend this, or {elsewhere}"
+        elsewhere = "choose another folder with output_dir=DIR, or with the option --output DIR or --out DIR"
+        return f"{error.filename or 'output'}: {error.strerror or error}; fix this, or {elsewhere}"
     return ""

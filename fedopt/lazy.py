@@ -1,4 +1,7 @@
-"""Names of a package that are imported when they are first used: the stub beside its ``__init__.py`` says where each comes from."""
+"""Packages whose public names are imported when they are first used.
+
+The stub ``__init__.pyi`` next to a package's ``__init__.py`` lists the names and the modules that define them.
+"""
 
 import ast
 from collections.abc import Callable
@@ -10,11 +13,11 @@ from fedopt.deprecated import removed
 
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
 
     Args:
-        package: Its ``__name__``.
-        file: Its ``__file__``. The stub, ``__init__.pyi``, has a line ``from MODULE import NAME as NAME`` for each name.
+        package: The package's ``__name__``.
+        file: The package's ``__file__``. Its stub has one line ``from MODULE import NAME as NAME`` for each public name.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     lines = (node for node in stub.body if isinstance(node, ast.ImportFrom))

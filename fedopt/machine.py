@@ -1,4 +1,4 @@
-"""The limits of this machine: its cores, its memory, and numbers that environment variables set. Imports no torch."""
+"""Cores and memory of this machine, and numbers from environment variables. This module does not import torch."""
 
 import os
 import platform
@@ -9,14 +9,18 @@ from typing import TypeVar
 from fedopt.errors import UserError
 
 T = TypeVar("T", int, float)
-PLACE = "FEDOPT_PLACE"  # the variable that tells a run of several at once which one of them it is, from 0
+PLACE = "FEDOPT_PLACE"  # environment variable with the index, from 0, of a process among those that run in parallel
 
 
 def number_of(variable: str, default: T) -> T:
-    """Return the number in a variable of the environment, or the default. The default's type decides whether it must be whole.
+    """Return the number in an environment variable, or the default if the variable is not set.
+
+    Args:
+        variable: The variable's name.
+        default: The default. If it is an int, the number must be whole.
 
     Raises:
-        UserError: The variable is not a number, or is negative.
+        UserError: The variable is not such a number, or is negative.
     """
     text = os.environ.get(variable, str(default))
     with suppress(ValueError):
@@ -27,12 +31,12 @@ def number_of(variable: str, default: T) -> T:
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use; on macOS, which does not tell, all cores."""
+    """Return the number of CPU cores that this process may use. On macOS, which does not report it, return all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """Return the model of the CPU, or its architecture where the system does not tell."""
+    """Return the model name of the CPU, or its architecture if the system does not report the model."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -41,10 +45,10 @@ def processor() -> str:
 
 
 def short_spins() -> dict[str, str]:
-    """Return the environment variable that makes OpenMP's waiting threads sleep instead of spinning; {} if the user has set it.
+    """Return the environment variable that makes waiting OpenMP threads sleep instead of spin; {} if the user has set one.
 
-    torch reads it when it is loaded. Threads that spin take the cores from other runs, which then take up to four times as
-    long: see `scripts/bench contention`.
+    torch reads the variable when it is loaded. Spinning threads keep cores busy that other runs need, which can make these
+    runs four times slower (measure it with `scripts/bench contention`).
     """
     return {"GOMP_SPINCOUNT": "0"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 

@@ -1,8 +1,8 @@
-"""Keyed randomness: every draw is a function of (seed, purpose, round, exchange, client) and of nothing else.
+"""Keyed randomness: every random number is a function of (seed, purpose, round, exchange, client) and of nothing else.
 
-A counter-based generator (Philox) makes this literal. The purpose is half of its key; round, exchange and client are the
-high words of its counter, so that two keys never share a stream and no draw depends on what was drawn before it.
-Users name their streams: a hash of the name takes the purpose's place, in a range that has no purposes.
+The generator is counter-based (Philox). The seed and the purpose form its key; round, exchange and client are the high words
+of its counter. Two keys therefore never share a stream, and no number depends on what was drawn before. Users name their own
+streams; a hash of the name replaces the purpose, in a range of numbers that no purpose uses.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction
 
-DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator that is given'
+DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator that is passed to it'
 
-WRITES = "writes over what it is given: write x = x - 1 in place of x -= 1"
+WRITES = "changes its arguments in place: write x = x - 1 instead of x -= 1"
 
 
 class Purpose(IntEnum):
-    """The purpose of a draw; a part of its key."""
+    """The purpose of a random number, which is part of its key."""
 
     PARTITION = 0
     SPLIT = 1
@@ -40,67 +40,73 @@ class Purpose(IntEnum):
     SERVER = 11
     DIRECTIONS = 12
     NOISE = 13
-    TEST = 14  # which examples of a file are for testing
-    COIN = 15  # when a round ends, where that is random
+    TEST = 14  # which examples of a file are test examples
+    COIN = 15  # when a round ends, in methods with rounds of random length
     AVAILABILITY = 16
-    POOL = 17  # which scores of other clients a client gets
+    POOL = 17  # which scores of other clients a client receives
     LATE = 18
 
 
 class Part(IntEnum):
-    """The purpose of a problem's draw, within `Purpose.PROBLEM`; a part of the draw's key.
+    """The purpose of a random number within `Purpose.PROBLEM`, which is part of its key.
 
-    Names of different families may share a number: no run has both.
+    Different families of problems may use the same number, since a run has only one problem.
     """
 
-    DATA = 0  # of problems in closed form
+    DATA = 0  # problems in closed form
 
-    COMMON = 0  # of quadratics
+    COMMON = 0  # quadratic problems
     CLIENTS = 1
     EXAMPLES = 2
     COUPLING = 3
 
-    SUBSET = 0  # of problems on labelled examples
+    SUBSET = 0  # problems on labelled examples
     REDIVISION = 1
     SERVER = 2
     FIT = 3
     PRETRAINING = 4
-    LABELS = 5  # which of them are made wrong
+    LABELS = 5  # which labels are corrupted
 
 
 def keyed_rng(
     seed: int, purpose: Purpose | str | None, round: int = 0, exchange: int = 0, client: int = 0
 ) -> np.random.Generator:
-    """Return the generator that belongs to a key. The same key gives the same numbers, whatever was drawn before.
+    """Return the random generator of a key. The same key always gives the same numbers, whatever was drawn before.
 
     Args:
         seed: The seed of the run.
-        purpose: One of fedopt's purposes, or a text by which a user names the random numbers.
-        round, exchange, client: The indices of the round, of the exchange in it, and of the client, for draws that differ by
-            them.
+        purpose: A `Purpose`, or a name that the user chooses for a stream of random numbers.
+        round: The index of the round, if the numbers differ between rounds.
+        exchange: The index of the exchange in the round, if the numbers differ between exchanges.
+        client: The index of the client, if the numbers differ between clients.
 
     Raises:
-        UserError: The purpose is neither a `Purpose` nor a text.
+        UserError: The purpose is neither a `Purpose` nor a string.
     """
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
     elif isinstance(purpose, Purpose):
         number = purpose
     else:
-        given = "" if purpose is None else purpose
-        raise UserError(f'rng({given}): give a name, as in rng("noise"); each name has its own random numbers')
+        shown = "" if purpose is None else purpose
+        raise UserError(f'rng({shown}): needs a name, such as rng("noise"); each name has its own random numbers')
     key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
 
 
 def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-    """Yield what `keyed_rng` returns for each of these clients, four times as fast. seed, purpose: as in `keyed_rng`.
+    """Yield the generator of each of several clients, four times as fast as calls of `keyed_rng`.
 
-    It is one generator, set again each time: draw from it before you take the next.
+    All of them are one object whose state is replaced: draw from it before taking the next one.
+
+    Args:
+        seed: The seed of the run.
+        purpose: The purpose of the random numbers.
+        clients: The indices of the clients.
     """
     rng = keyed_rng(seed, purpose)
-    state: Any = rng.bit_generator.state
+    state = cast(dict[str, dict[str, np.ndarray]], rng.bit_generator.state)
     for client in clients:
         state["state"]["counter"][1] = client
         rng.bit_generator.state = state
@@ -108,48 +114,65 @@ def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """Gives Philox a key. With key=, numpy would first gather entropy that nobody uses, which takes three times as long."""
+    """A key for Philox. With the argument key=, numpy would first gather unused entropy and take three times as long."""
 
     def __init__(self, key: np.ndarray):
         self.key = key
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+    def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
         return self.key
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:
-    """Return the seed of a purpose, for `torch.Generator` or `torch.manual_seed`. seed: the seed of the run."""
+    """Return a seed for `torch.Generator` or `torch.manual_seed`.
+
+    Args:
+        seed: The seed of the run.
+        purpose: The purpose of the random numbers.
+    """
     return int(keyed_rng(seed, purpose).integers(2**63 - 1))
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return standard normal numbers as a tensor of this shape. They are drawn in double precision, then converted to dtype."""
+    """Return a tensor of standard normal numbers, drawn in double precision and then converted.
+
+    Args:
+        rng: The generator.
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
+    """
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
 
 @contextmanager
-def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[None]:
-    """Raise WrongFunction if a user's function, called in the context, changes what it is given or draws from a shared
-    generator.
+def untouched(function: object, args: object, instead: str = DRAWING) -> Iterator[None]:
+    """Check that a user's function, called in the context, does not change its arguments or use a global random generator.
 
-    These are the generators of torch, `numpy.random` and `random`, which the whole program shares.
-    function: the user's. given: its arguments, whose tensors are watched. instead: what to draw from, for the message.
+    The global generators are those of torch, `numpy.random` and `random`.
+
+    Args:
+        function: The user's function, for the message.
+        args: The function's arguments, nested in any way. Their tensors are checked.
+        instead: Which generators the function may use, for the message.
+
+    Raises:
+        WrongFunction: The function changed a tensor or used a global generator.
     """
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    before, drawn = [tensor._version for tensor in tensors], _shared_generators()
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    versions, states = [tensor._version for tensor in tensors], _global_generators()
     yield
-    if before != [tensor._version for tensor in tensors]:
+    if versions != [tensor._version for tensor in tensors]:
         raise WrongFunction(function, WRITES)
-    for library, state in _shared_generators().items():
-        if state != drawn[library]:
+    for library, state in _global_generators().items():
+        if state != states[library]:
             raise WrongFunction(
                 function, f"draws random numbers from {library}, which do not follow the seed; {instead}"
             )
 
 
-def _shared_generators() -> dict[str, Any]:
-    """Return the states of the generators that a program shares: torch's, `numpy.random`'s and `random`'s."""
+def _global_generators() -> dict[str, object]:
+    """Return the states of the global generators of torch, `numpy.random` and `random`."""
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    of_numpy = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
-    of_torch = torch.get_rng_state().numpy().tobytes()
-    return {"torch": of_torch, "numpy.random": of_numpy, "random": random.getstate()}
+    numpy_state = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return {"torch": torch_state, "numpy.random": numpy_state, "random": random.getstate()}

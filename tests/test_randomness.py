@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.linear_model  # noqa: F401  # before a test replaces np.random.Generator
 from support.cases import few
 
 from fedopt.data.datasets import Digits
@@ -83,7 +84,7 @@ def test_a_users_streams_are_apart_from_all_others():
 def test_a_stream_without_a_name_is_refused(given):
     fed = small("fedavg", "quadratic_minimisation").federation.at(0)
     for rng in (World(0, Iid(3)).rng, fed.rng):
-        with pytest.raises(UserError, match="give a name"):
+        with pytest.raises(UserError, match="needs a name"):
             rng(*given)
 
 

@@ -64,8 +64,8 @@ def test_without_extras(tmp_path):
     """All public names can be had and their help read; what needs an extra names it in one line."""
     command = [sys.executable, "-c", BARE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.stdout == "fedopt.tune needs optuna, which is not installed; pip install 'fedopt[tune]'\n"
-    slurm = "--launcher slurm needs submitit, which is not installed; pip install 'fedopt[slurm]'"
+    assert done.stdout == "fedopt.tune needs optuna, which is not installed; run pip install 'fedopt[tune]'\n"
+    slurm = "--launcher slurm needs submitit, which is not installed; run pip install 'fedopt[slurm]'"
     assert done.stderr == f"fedopt: {slurm}\n"
     assert not list(tmp_path.iterdir())
 

@@ -184,7 +184,7 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
     runs, places = list[Recorded](), dict[Path, Path]()
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path}: there is no such folder; give one that holds runs")
+            raise UserError(f"{path}: there is no such folder; give a folder that contains runs")
         marks = {"config.yaml", "metrics.csv", "summary.json"}
         inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
         if not inside:

@@ -74,6 +74,14 @@ def tune(
         UserError: There is a mistake in the arguments, or the folder holds another search.
         Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
+
+    Example:
+        >>> command = "algo=fedmsa problem=mco algo.alpha=log(0.0001,0.001) budget.rounds=2"
+        >>> tuning = fedopt.tune(command, output_dir="search", trials=1, seeds=1)
+        [1/2] finished  fedmsa trial 0...
+        [2/2] finished  fedmsa trial 1...
+        >>> list(tuning.best)
+        ['fedmsa']
     """
     need("fedopt.tune", "optuna", "tune")
     given = shlex.split(words) if isinstance(words, str) else [*words]

@@ -59,7 +59,7 @@ def planned_searches(
     algos = dict.fromkeys(named[-1].split(","))
     composed = [compose([f"algo={algo}", *fixed], folders) for algo in algos]
     if unused := [key for key in ranges if not any(key in flat(one.nodes) for one in composed)]:
-        compose([*composed[0].words, f"{unused[0]}=1"], folders)  # which says what is near to it
+        compose([*composed[0].overrides, f"{unused[0]}=1"], folders)  # which says what is near to it
     if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
         raise UserError(f"{odd[0]}: cannot be searched; give ranges to keys of {', '.join(NODES)}, such as algo.eta")
     if unlike := differences(composed, {"algo", *ranges}):

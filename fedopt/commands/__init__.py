@@ -1,1 +1,1 @@
-"""The commands: parse arguments, print results."""
+"""The commands: parse arguments and print results."""

@@ -1,4 +1,4 @@
-"""What the commands share: common options, and errors as one line. Imports no torch."""
+"""Code that all commands share: common options, and errors as one line. This module does not import torch."""
 
 import argparse
 import math
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises UserError for a mistake. It adds --version, and the current project's folder to
-    --config-dir.
+    """An argparse parser that raises UserError for invalid arguments.
+
+    It adds the option --version, and the config folder of the current project to --config-dir.
     """
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
-    def parse_known_args(self, *given: Any, **options: Any) -> Any:
-        """Parse arguments, and add the current project's config folder to those of --config-dir.
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        """Parse arguments, and add the config folder of the current project to the folders of --config-dir.
 
-        All parsing methods of argparse call this one, some of them twice; the folder is added only once.
+        All parsing methods of argparse call this method, some of them twice, but the folder is added only once.
         """
-        parsed, others = super().parse_known_args(*given, **options)
+        parsed, others = super().parse_known_args(*args, **options)
         if hasattr(parsed, "folders"):
             parsed.folders = with_project(parsed.folders)
         return parsed, others
@@ -45,18 +46,20 @@ class Parser(argparse.ArgumentParser):
             if text := removed(word.partition("=")[0]):
                 raise UserError(text)
         if self.prog == "fedopt" and message.startswith("unrecognized"):
-            message += "; write settings without dashes, such as algo=fedavg or budget.rounds=10"
+            message += "; write overrides without dashes, such as algo=fedavg or budget.rounds=10"
         elif message.startswith("unrecognized"):
-            message += nearest(message.split()[2], [flag for of in self._actions for flag in of.option_strings])
+            message += nearest(message.split()[2], [flag for action in self._actions for flag in action.option_strings])
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a `type` for argparse: it splits a text at commas, and each name must be one of the choices. Repeated names are
-    dropped.
+    """Return an argparse `type` for a list of names that are separated by commas. Repeated names are dropped.
+
+    Args:
+        choices: The allowed names.
     """
 
-    def read(text: str) -> list[str]:
+    def parse(text: str) -> list[str]:
         names = list(dict.fromkeys(text.split(",")))
         for name in names:
             if name not in choices:
@@ -64,11 +67,11 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
                 raise argparse.ArgumentTypeError(f"{name}: must be one of {', '.join(choices)}{near}")
         return names
 
-    return read
+    return parse
 
 
 def number(text: str) -> float:
-    """Parse a finite number; a `type` for argparse."""
+    """Parse a finite number (an argparse `type`)."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number")
@@ -76,20 +79,21 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """Parse a whole number from ``least`` to 2^62 - 1; a `type` for argparse."""
+    """Parse a whole number from ``least`` to 2^62 - 1 (an argparse `type`)."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Parse a time, [days-]hours:minutes:seconds or a number of minutes, as Slurm writes it; a `type` for argparse.
+    """Parse a time in Slurm's format, [days-]hours:minutes:seconds or a number of minutes (an argparse `type`).
 
-    Return whole minutes, rounded up, at least 1.
+    Returns:
+        The time in whole minutes, rounded up, at least 1.
     """
     if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
         raise argparse.ArgumentTypeError(
-            f"{text} must be a time: hours:minutes:seconds, days-hours:minutes:seconds, or minutes"
+            f"{text} must be a time: hours:minutes:seconds, days-hours:minutes:seconds or minutes"
         )
     days, _, clock = text.rpartition("-")
     hours, least, seconds = map(int, clock.split(":") if ":" in clock else ("0", clock, "0"))
@@ -97,59 +101,62 @@ def minutes(text: str) -> int:
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """Add the options for running in a cluster's queue to a parser. `launcher_of` reads them."""
-    add = parser.add_argument_group("runs in the queue of a cluster").add_argument
-    add("--launcher", choices=["slurm"], help="where the runs are done (default: on this machine)")
-    add("--partition", metavar="NAME", help="Slurm's partition (default: Slurm's own)")
+    """Add the options for running on a cluster to a parser. `launcher_of` reads them."""
+    add = parser.add_argument_group("options for running on a cluster").add_argument
+    add("--launcher", choices=["slurm"], help="submit the runs to this queue (default: run them on this machine)")
+    add("--partition", metavar="NAME", help="Slurm partition (default: Slurm's default)")
     add(
         "--time",
         type=minutes,
         metavar="H:MM:SS",
-        help="time limit of a job; a longer run resumes in a new job (default: 1:00:00)",
+        help="time limit of a job; longer runs are resumed in a new job (default: 1:00:00)",
     )
-    add("--gpus", type=positive, metavar="N", help="GPUs of each run (default: none)")
-    add("--cpus", type=positive, metavar="N", help="CPU cores of each run (default: Slurm's own)")
-    add("--at-most", type=positive, metavar="N", help="runs at once (default: 50)")
+    add("--gpus", type=positive, metavar="N", help="GPUs per run (default: none)")
+    add("--cpus", type=positive, metavar="N", help="CPU cores per run (default: Slurm's default)")
+    add("--at-most", type=positive, metavar="N", help="maximum number of runs in parallel (default: 50)")
 
 
-def launcher_of(given: argparse.Namespace) -> "Launcher":
-    """Return the launcher that the options choose; without --launcher, `Local`. Raises UserError for options that need
-    --launcher.
+def launcher_of(args: argparse.Namespace) -> "Launcher":
+    """Return the launcher that the parsed options choose: `Queue` with --launcher, otherwise `Local`.
+
+    Raises:
+        UserError: Options for a cluster are used without --launcher, or submitit is not installed.
     """
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
-    options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
-    if given.launcher:
-        need(f"--launcher {given.launcher}", "submitit", "slurm")
+    options = {key: value for name, key in keys.items() if (value := getattr(args, name)) is not None}
+    if args.launcher:
+        need(f"--launcher {args.launcher}", "submitit", "slurm")
         from fedopt.jobs import Queue
 
         return Queue(**options)
     if options:
-        raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm")
+        raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm; add it")
     from fedopt.jobs import Local
 
-    return Local(given.jobs)
+    return Local(args.jobs)
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
-    """Do a command's work, and exit if its exit code is not 0. Errors are printed as one line.
+    """Execute a command, print errors as one line, and exit if the exit code is not 0.
 
-    The exit code is the one the work returns; 2 for a user's mistake; 1 for a bug, or for runs that did not finish; 130 for
-    Ctrl-C; and 141 if the output is no longer read. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
+    The exit code is the one that the command returns; 2 for invalid input; 1 for a bug, or for runs that did not finish; 130
+    after Ctrl-C; and 141 if the reader of the output has closed the pipe. With HYDRA_FULL_ERROR=1 exceptions are raised
+    instead of printed.
 
     Args:
-        work: Does the work and returns the exit code, or None for 0.
+        work: Executes the command and returns the exit code, or None for 0.
         arguments: The command's arguments, for messages.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for terminals without ± or box lines
+            stream.reconfigure(errors="backslashreplace")  # some terminals cannot show ± or lines of tables
     try:
         with ctrl_c_kept():
             code = work()
     except KeyboardInterrupt:
         say("stopped")
         code = 130
-    except BrokenPipeError:  # whoever read has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:
@@ -161,6 +168,6 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
 
             console.speaks = ranks.first()
         code = 2 if line and not isinstance(error, Unfinished) else 1
-        say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
+        say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug; HYDRA_FULL_ERROR=1 shows where)")
     if code:
         sys.exit(code)

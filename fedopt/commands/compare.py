@@ -1,6 +1,6 @@
-"""The `fedopt compare` command: tables and figures of runs, grouped by the keys in which they differ.
+"""The command `fedopt compare`: tables and figures of runs, grouped by the keys in which they differ.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 import argparse
@@ -34,22 +34,24 @@ def main() -> None:
     answer(lambda: compare(_arguments()))
 
 
-def compare(arguments: argparse.Namespace) -> None:
-    """Compare runs as the options say: write the files, and print the tables.
+def compare(args: argparse.Namespace) -> None:
+    """Compare runs: write the files and print the tables.
 
-    Raises UserError if there is no run to compare, or an option does not fit the runs.
+    Args:
+        args: The parsed options.
+
+    Raises:
+        UserError: There are no runs to compare, or an option does not match the runs.
     """
-    look = build(PlotStyle, {field.name: getattr(arguments, field.name) for field in fields(PlotStyle)})
-    wanted = {name: getattr(arguments, name) for name in ("metric", "target", "group_by", "names", "at", "label")}
-    comparison = compared(usable(arguments.paths, arguments.x, arguments.exclude), **wanted)
-    base = arguments.out / "compare"
-    pictures = [base.with_suffix(f".{name}") for name in arguments.format]
+    look = build(PlotStyle, {field.name: getattr(args, field.name) for field in fields(PlotStyle)})
+    wanted = {name: getattr(args, name) for name in ("metric", "target", "group_by", "names", "at", "label")}
+    comparison = compared(usable(args.paths, args.x, args.exclude), **wanted)
+    base = args.out / "compare"
+    pictures = [base.with_suffix(f".{name}") for name in args.format]
     curves = base.with_name("compare_curves.csv")
     write_table(curves, comparison.draw(*pictures, **asdict(look)))
-    written = comparison.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
-    phrases, shown = (
-        shown_table(comparison, arguments.columns, arguments.decimals, short).cells for short in (False, True)
-    )
+    written = comparison.write(args.out, args.table, args.columns, args.decimals)
+    phrases, shown = (shown_table(comparison, args.columns, args.decimals, short).cells for short in (False, True))
     print_table(shown, [str(name) for name in shown.columns[1:] if name != "status"])
     tell(*(f"{name}: {phrase}" for name, phrase in zip(shown, phrases, strict=True) if name != phrase))
     for line in _alone(comparison):
@@ -57,68 +59,66 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(tests := tests_shown(comparison.paired)):
         phrase = str(tests.columns[1])
         short = tests.rename(columns={phrase: phrase.partition(" of ")[0]})
-        at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
-        about = f"{phrase}: {at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm: over the pairs of a problem"
+        at = "last values" if args.at is None else f"values at {amount(args.x, args.at)}"
+        about = f"{phrase}: {at}, {paired_by(comparison.paired)}; two-sided paired t-test, Holm correction per problem"
         print_table(short, list(short.columns[1:]), about)
     tell(f"figure: {comparison.explained(look)}")
     tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
 def _alone(comparison: Comparison) -> Iterator[str]:
-    """Yield a line on what clients reach alone, if the runs have measured it: on test rows, the mean over the runs of a group."""
+    """Yield a line with the metric of clients that train alone, if the runs have it: the mean over the runs of each group."""
     rows, _, score = comparison.metric.partition("_")
     name, by_value = f"alone_{score}", dict[str, list[str]]()
     for label, runs in comparison.groups.items() if rows in ("val", "test", "personal", "common") else ():
         if values := [run.table[name].iloc[-1] for run in runs if name in run.table]:
             by_value.setdefault(f"{sum(values) / len(values):.4g}", []).append(label)
     for value, labels in by_value.items():
-        of = f" ({', '.join(labels)})" if len(by_value) > 1 else ""
-        yield f"each client alone: {name} {value}, on its test rows{of}"
+        groups = f" ({', '.join(labels)})" if len(by_value) > 1 else ""
+        yield f"each client alone: {name} {value} on its test rows{groups}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(
         prog="fedopt compare",
-        description="Compare runs: a table, compare.csv and compare.png, and compare_curves.csv with the lines as drawn.",
+        description="Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines).",
     )
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
+    add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or a folder that is searched for runs")
     add(
         "--metric",
-        help="a column of metrics.csv (default: the first of the problem, over validation rows if it has any)",
+        help="a column of metrics.csv (default: the problem's first metric, on validation rows if there are any)",
     )
-    add("--label", metavar="TEXT", help="the metric's name in tables and figures (default: as the problem calls it)")
-    costs = f"what a run spends: {', '.join(COSTS)} (default: comm_rounds)"
+    add("--label", metavar="TEXT", help="the metric's label in tables and figures (default: the problem's label)")
+    costs = f"the cost on the x axis: {', '.join(COSTS)} (default: comm_rounds)"
     add("--x", choices=COSTS, default="comm_rounds", metavar="NAME", help=costs)
-    add("--target", type=number, help="say how much x it took to reach this value of the metric")
-    add("--at", type=number, metavar="VALUE", help="use each run's evaluations up to this x (default: all)")
-    left = "leave out runs whose path, or a folder's name in it, matches, such as '*seed3*'; may be repeated"
+    add("--target", type=number, help="report the cost of reaching this value of the metric")
+    add("--at", type=number, metavar="VALUE", help="compare at this cost: use evaluations up to it (default: all)")
+    left = "leave out runs whose path, or the name of a folder in it, matches, such as '*seed3*'; may be repeated"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=left)
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
-    called = (
-        "rename a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, in the lines' order"
-    )
+    called = "rename a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, and sets the order"
     add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
     formats, tables = (f"{', '.join(names)} (default: {names[0]})" for names in (FORMATS, TABLES))
     add("--format", type=some_of(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
     add("--table", type=some_of(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
-    columns = f"columns of the tables other than CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
+    columns = f"columns of the tables, except CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
-    digits = "decimals of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
+    digits = "decimals of the metric in the tables, except CSV, 0 to 15 (default: from its standard deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
-    bands = "standard deviation, standard error, 95%% t-interval, or extremes"
+    bands = "shaded band: standard deviation, standard error, 95%% t-interval or extremes (default: std)"
     add("--band", choices=[*BANDS], default="std", help=bands)
-    add("--legend", choices=LEGENDS, default=LEGENDS[0], help=f"where the legend is (default: {LEGENDS[0]})")
-    add("--no-caption", dest="caption", action="store_false", help="leave out the text below the picture")
-    add("--width", type=number, metavar="INCHES", help=f"width of the picture (default: {WIDTH}, a column of a paper)")
-    add("--height", type=number, metavar="INCHES", help="height of the whole picture (default: by what is in it)")
-    add("--font", type=number, metavar="POINTS", help=f"the size of letters (default: {STYLE['font.size']})")
+    add("--legend", choices=LEGENDS, default=LEGENDS[0], help=f"position of the legend (default: {LEGENDS[0]})")
+    add("--no-caption", dest="caption", action="store_false", help="leave out the text below the figure")
+    add("--width", type=number, metavar="INCHES", help=f"width of the figure (default: {WIDTH}, one column of a paper)")
+    add("--height", type=number, metavar="INCHES", help="height of the figure (default: depends on its content)")
+    add("--font", type=number, metavar="POINTS", help=f"font size (default: {STYLE['font.size']})")
     for axis in "xy":
-        add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
-    logy = "a logarithmic y axis (default: where values span decades)"
+        add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"limits of the {axis} axis")
+    logy = "use a logarithmic y axis (default: if the values span several decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
-    add("--title", default="", help="the text above the picture")
-    add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
+    add("--title", default="", help="title above the figure")
+    add("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""The keys of a config: `fedopt --help` with overrides or the name of a key.
+"""Explain the keys of a config: `fedopt --help` with overrides or the name of a key.
 
-A key's meaning is the comment beside it in the config files; its type is that of the class's field (`config.classes`).
+The meaning of a key is its comment in the config files; its type is the type of the class's field (`config.classes`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,28 +25,31 @@ from fedopt.config import (
 from fedopt.console import show, show_folded, show_table
 from fedopt.errors import UserError, nearest
 
-# Of a value, where no class says more
+# The type by the Python type of the value, for keys without a class
 TYPES = {"int": "whole number", "float": "number", "bool": "true | false", "str": "text"}
 NOTES = {
-    "step size": "a number from 0, or a schedule by the round r: {kind: inverse_power, initial: 0.1, power: 0.5, delay: 1} is "
-    "initial / (1 + r / delay)^power; also {kind: exponential, initial: 0.1, decay: 0.99} and {kind: piecewise, values: [0.1, "
-    "0.01], boundaries: [100]}",
-    "local work": "a number of steps such as 5, or of epochs such as '5 epochs', or {kind: growing, tau: 20, power: 0.5}, "
-    "ceil(tau (r + 1)^power) steps in round r",
-    "pattern": "groups of clients that are available in turn, {kind: cyclic, groups: 2, by: random, stay: 1}; clients that come "
-    "and go with probabilities, {kind: markov, on: 0.1, off: 0.3}; or by the time of day, {kind: diurnal, share: 0.3, depth: 0.8, "
-    "period: 24, groups: null}",
+    "step size": "a number, at least 0, or a schedule in the round r: {kind: inverse_power, initial: 0.1, power: 0.5, delay: 1} "
+    "is initial / (1 + r / delay)^power; also {kind: exponential, initial: 0.1, decay: 0.99} and {kind: piecewise, values: "
+    "[0.1, 0.01], boundaries: [100]}",
+    "local work": "a number of steps such as 5, a number of epochs such as '5 epochs', or a schedule {kind: growing, tau: 20, "
+    "power: 0.5}, which is ceil(tau (r + 1)^power) steps in round r",
+    "pattern": "groups of clients that are available in turn, {kind: cyclic, groups: 2, by: random, stay: 1}; clients that "
+    "become available and unavailable at random, {kind: markov, on: 0.1, off: 0.3}; or availability by the time of day, "
+    "{kind: diurnal, share: 0.3, depth: 0.8, period: 24, groups: null}",
 }
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
-STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
-EVERY = ""  # the part of the keys that every run has, beside the groups
+STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # used if a command chooses no algorithm or problem
+EVERY = ""  # stands for the keys that every run has, among the config groups
 
 
 class Key(NamedTuple):
-    """What the help shows about a config key.
+    """The help on a config key.
 
-    default: its value without tuned values, as YAML. tuned: its tuned value, as YAML; empty if it has none. type, meaning: in
-        words.
+    Attributes:
+        default: The value without tuned values, as YAML.
+        tuned: The tuned value as YAML; empty if there is none.
+        type: The type, as readable text.
+        meaning: The comment in the config file.
     """
 
     default: str
@@ -55,42 +58,48 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
-    """Return (key -> what the help shows, config group -> chosen option, a line on tuned values) for a command's config.
+def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
+    """Return the help on the keys of a command's config.
 
     Args:
-        words: The overrides of the command. If it chooses no algorithm or problem, FedMSA and mco are used.
+        overrides: The overrides of the command. If they choose no algorithm or problem, FedMSA and mco are used.
         folders: The user's config folders.
 
+    Returns:
+        The help by key, the chosen option of each config group, and a line about the tuned values.
+
     Raises:
-        UserError: As `merge` does.
+        UserError: A key or an option does not exist.
     """
-    chosen = {*map(key_of, words)}
-    words = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen] + words
-    composed = merge(words, folders)
-    usual = merge([*words, "preset=none"], folders) if composed.tuned.name else composed
+    chosen = {*map(key_of, overrides)}
+    missing = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen]
+    overrides = missing + overrides
+    composed = merge(overrides, folders)
+    usual = merge([*overrides, "preset=none"], folders) if composed.tuned.name else composed
     values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
-    said, types = meanings(composed.chosen, folders), _types(composed.nodes)
+    comments, types = meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
         key: Key(
             _shown(defaults.get(key)),
             _shown(value) if value != defaults.get(key) else "",
             types.get(key) or TYPES.get(type(value).__name__, ""),
-            ROLE.sub("", said.get(key, "")),
+            ROLE.sub("", comments.get(key, "")),
         )
         for key, value in values.items()
     }
     return described, composed.chosen, str(composed.tuned)
 
 
-def show_keys(words: list[str], folders: list[str]) -> None:
-    """Print the keys of the config groups that a command chooses; with an algorithm and a problem, those of the complete run.
+def show_keys(overrides: list[str], folders: list[str]) -> None:
+    """Print the keys of the config groups that a command chooses, or all keys if it chooses an algorithm and a problem.
 
-    words: the overrides; [] prints the keys that every run has. folders: the user's config folders.
+    Args:
+        overrides: The overrides; [] prints the keys that every run has.
+        folders: The user's config folders.
     """
-    described, chosen, tuned = keys(words or PLAIN, folders)
-    groups = [group for group in GROUPS if group in map(key_of, words)]
-    of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
+    described, chosen, tuned = keys(overrides or PLAIN, folders)
+    groups = [group for group in GROUPS if group in map(key_of, overrides)]
+    of_run = bool(overrides) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
@@ -106,19 +115,19 @@ def show_keys(words: list[str], folders: list[str]) -> None:
         show_folded(tuned if of_run else _tuned_problems(chosen["algo"], folders))
 
 
-def explain(asked: Iterable[str], words: list[str], folders: Folders) -> None:
-    """Print the meanings of keys, or of all keys below a node such as `participation`.
+def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> None:
+    """Print the meanings of keys.
 
     Args:
-        asked: The keys. Those of a config group from which the overrides choose nothing, such as algo.beta, are explained for all
-            of its options.
-        words: The overrides of the command.
+        asked: The keys. For a node such as `participation` all of its keys are explained. A key of a config group from which
+            the overrides choose nothing, such as algo.beta, is explained for all options of the group.
+        overrides: The overrides of the command.
         folders: The user's config folders.
 
     Raises:
         UserError: A key does not exist.
     """
-    described, chosen = keys(words or PLAIN, folders)[0], {*map(key_of, words)}
+    described, chosen = keys(overrides or PLAIN, folders)[0], {*map(key_of, overrides)}
     for key in asked:
         group = _part(key)
         if group and not {group, "experiment"} & chosen:
@@ -132,22 +141,26 @@ def explain(asked: Iterable[str], words: list[str], folders: Folders) -> None:
 
 
 def _explain_in_all(group: str, key: str, folders: Folders) -> None:
-    """Print each meaning of a key of a config group, with the options that have it. Raises UserError if none has it."""
-    said = {name: meanings({group: name}, folders) for name in options(group, folders)}
-    having: dict[str, list[str]] = {}
-    for name in [name for name in said if key in said[name]]:
-        having.setdefault(ROLE.sub("", said[name][key]), []).append(name)
-    if not having:
-        known = {known for keys_of in said.values() for known in keys_of if _part(known) == group}
-        raise UserError(f"{key}: no {group} has this key{nearest(key, sorted(known))}")
-    show_table([f"{key} is", f"with {group}="], [(meaning, ", ".join(names)) for meaning, names in having.items()])
-    first = next(iter(having.values()))[0]
+    """Print each meaning of a key of a config group, with the options that have the key.
+
+    Raises:
+        UserError: No option has the key.
+    """
+    comments = {name: meanings({group: name}, folders) for name in options(group, folders)}
+    by_meaning: dict[str, list[str]] = {}
+    for name in [name for name in comments if key in comments[name]]:
+        by_meaning.setdefault(ROLE.sub("", comments[name][key]), []).append(name)
+    if not by_meaning:
+        known = {known for keys_of in comments.values() for known in keys_of if _part(known) == group}
+        raise UserError(f"{key}: no {group} has this key{nearest(key, sorted(known))}; fedopt list keys shows all keys")
+    show_table([f"{key} is", f"with {group}="], [(meaning, ", ".join(names)) for meaning, names in by_meaning.items()])
+    first = next(iter(by_meaning.values()))[0]
     show("")
-    show_folded(f"its default value and type: fedopt --help {group}={first} {key}")
+    show_folded(f"for the default value and type: fedopt --help {group}={first} {key}")
 
 
 def _note_types(rows: Iterable[Key]) -> None:
-    """Print what the types that need more words mean, such as a step size."""
+    """Explain the types in a table that need an explanation, such as a step size."""
     types = " ".join(row.type for row in rows)
     for kind in [kind for kind in NOTES if kind in types]:
         show("")
@@ -155,13 +168,18 @@ def _note_types(rows: Iterable[Key]) -> None:
 
 
 def _part(key: str) -> str:
-    """Return the config group of a key; '' for a key that every run has."""
+    """Return the config group of a key; `EVERY` for a key that every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
 
 def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
-    """Print keys. rows: key -> what to show. with_tuned: whether to show tuned values."""
+    """Print a table of keys.
+
+    Args:
+        rows: The help by key.
+        with_tuned: Whether to show a column of tuned values.
+    """
     tuned = ["tuned"] if with_tuned else []
     cells = [
         (key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning) for key, row in rows.items()
@@ -176,12 +194,14 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
 
 
-def _leaves(node: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of a config. Keys that begin with an underscore are left out; a schedule counts as one value.
+def _leaves(node: Mapping[str, object], inside: str = "") -> dict[str, object]:
+    """Return the values of a config by dotted key, without keys that begin with an underscore. A schedule counts as one value.
 
-    inside: the node's own key and a dot.
+    Args:
+        node: The config, or a node of it.
+        inside: The dotted key of the node, followed by a dot.
     """
-    leaves: dict[str, Any] = {}
+    leaves: dict[str, object] = {}
     for name, value in node.items():
         if isinstance(value, dict) and value and "kind" not in value:
             leaves |= _leaves(value, f"{inside}{name}.")
@@ -190,7 +210,7 @@ def _leaves(node: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).split("\n")[0].strip("'")
 
 
@@ -198,5 +218,5 @@ def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
     types = dict(about(SETTINGS)["fields"])
     for where, node in {**nodes, **{f"logger.{name}": node for name, node in nodes["logger"].items()}}.items():
         path = str(node.get("_target_", "")) if isinstance(node, dict) else ""
-        types |= {f"{where}.{key}": words for key, words in about(path)["fields"].items()} if path else {}
+        types |= {f"{where}.{key}": text for key, text in about(path)["fields"].items()} if path else {}
     return types

@@ -1,4 +1,4 @@
-"""`fedopt list TOPIC`: the algorithms, problems, data sets and other options that a command can choose."""
+"""The command `fedopt list TOPIC`: list the algorithms, problems, data sets and other options that a command can choose."""
 
 import re
 from textwrap import shorten
@@ -23,7 +23,7 @@ from fedopt.errors import UserError, nearest
 TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
 OTHER_TOPICS = {"keys": "the keys that every run has", "commands": "all commands and options"}
-CLASSES = {  # of problems, where pages and lists do not use their names in Python
+CLASSES = {  # class of problems in Python -> its name on pages and in lists, if it is different
     "local_bilevel": "bilevel (local lower level)",
     "two_level": "compositional (two levels)",
     "known_outer": "compositional (two levels, the outer one known to all)",
@@ -33,54 +33,58 @@ CLASSES = {  # of problems, where pages and lists do not use their names in Pyth
 
 
 def show_list(arguments: list[str]) -> None:
-    """Print the options of a topic with their titles: `fedopt list TOPIC`. Without a topic print the topics.
+    """Print the options of a topic with their titles: `fedopt list TOPIC`. Without a topic, print the topics.
 
-    Raises UserError for an unknown topic or class of problems.
+    Args:
+        arguments: The arguments after `fedopt list`.
+
+    Raises:
+        UserError: The topic or the class of problems does not exist.
     """
-    parser = Parser(prog="fedopt list", description="Algorithms, problems and whatever else a command can choose.")
+    parser = Parser(prog="fedopt list", description="List algorithms, problems and other options of a command.")
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
-    which = "all that fit this class of problems, with full titles, and where an algorithm's equations are from"
+    which = "only this class of problems, such as minimax, with full titles and the sources of the equations"
     parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
-    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
-    given = parser.parse_args(arguments)
-    check_folders(tuple(given.folders))
-    topic = next((topic for topic, group in TOPICS.items() if given.topic == group), given.topic)
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="your config folder")
+    args = parser.parse_args(arguments)
+    check_folders(tuple(args.folders))
+    topic = next((topic for topic, group in TOPICS.items() if args.topic == group), args.topic)
     group = TOPICS.get(topic or "", "")
-    if given.topic is None:
-        counts = {name: f"{len(options(of, given.folders))}, with {of}=NAME" for name, of in TOPICS.items()}
+    if args.topic is None:
+        counts = {name: f"{len(options(its, args.folders))}, chosen by {its}=NAME" for name, its in TOPICS.items()}
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
     elif topic not in topics:
-        near = nearest(given.topic, topics)
-        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
+        near = nearest(args.topic, topics)
+        raise UserError(f"fedopt list {args.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
     elif topic == "commands":
         show_table(["", ""], [*COMMANDS.items()])
     elif topic == "keys":
-        show_keys([], given.folders)
+        show_keys([], args.folders)
     elif group in ("algo", "problem"):
-        _by_class(group, " ".join(given.kind), given.folders)
+        _by_class(group, " ".join(args.kind), args.folders)
     else:
-        show_table(["", ""], [(name, title(group, name, given.folders)) for name in options(group, given.folders)])
+        show_table(["", ""], [(name, title(group, name, args.folders)) for name in options(group, args.folders)])
 
 
 def _by_class(group: str, wanted: str, folders: Folders) -> None:
-    """Print algorithms or problems, each below the first class of problems that it fits, checked algorithms first.
+    """Print algorithms or problems by class of problems, checked algorithms first.
 
     Args:
-        group: algo or problem.
-        wanted: A class: print all that fit it, with full titles and where the equations of algorithms are from. '' prints all,
-            on a line each.
+        group: ``algo`` or ``problem``.
+        wanted: A class. All algorithms or problems that fit it are printed, with full titles and the sources of the
+            equations. '': all are printed on one line each, under the first class that they fit.
         folders: The user's config folders.
 
     Raises:
         UserError: There is no such class.
     """
     paths = {name: class_path(group, name, folders) for name in options(group, folders)}
-    answers = about_all([PROBLEM, *(path for path in paths.values() if path.startswith("fedopt."))])
-    fits = {name: answers[path]["fits"] if path in answers else ["yours"] for name, path in paths.items()}
-    kinds = dict.fromkeys([*answers[PROBLEM]["fits"], *(kind for its in fits.values() for kind in its)])
-    named = {word: kind for kind in kinds for word in (kind, CLASSES.get(kind, kind))}
+    known = about_all([PROBLEM, *(path for path in paths.values() if path.startswith("fedopt."))])
+    fits = {name: known[path]["fits"] if path in known else ["yours"] for name, path in paths.items()}
+    kinds = dict.fromkeys([*known[PROBLEM]["fits"], *(kind for its in fits.values() for kind in its)])
+    named = {text: kind for kind in kinds for text in (kind, CLASSES.get(kind, kind))}
     if wanted and wanted not in named:
         every = ", ".join(CLASSES.get(kind, kind) for kind in kinds)
         raise UserError(f"{wanted}: there is no such class{nearest(wanted, [*named])}; choose one of {every}")
@@ -90,20 +94,20 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
         members = fitting if wanted else [name for name in fitting if fits[name][0] == kind]
         if not fitting:
             continue
-        parts = [f"{CLASSES.get(kind, kind)}: {len(members)}"]
-        parts += [f"{count} of them experimental"] if (count := len(unchecked & {*members})) else []
-        parts += [f"{more} of other classes fit"] if (more := len(fitting) - len(members)) else []
-        show_folded(", ".join(parts))
+        counts = [f"{CLASSES.get(kind, kind)}: {len(members)}"]
+        counts += [f"{count} of them experimental"] if (count := len(unchecked & {*members})) else []
+        counts += [f"{more} from other classes also fit"] if (more := len(fitting) - len(members)) else []
+        show_folded(", ".join(counts))
         show_table(
             ["", ""], [(f"  {name}", _title(group, name, bool(wanted), name in unchecked, folders)) for name in members]
         )
     if not wanted:
-        topic = next(topic for topic, of in TOPICS.items() if of == group)
-        show_folded(f"fedopt list {topic} CLASS, such as minimax: all that fit a class, and their full titles")
+        topic = next(topic for topic, its in TOPICS.items() if its == group)
+        show_folded(f"for all {topic} that fit a class, with full titles: fedopt list {topic} CLASS, such as minimax")
 
 
 def _title(group: str, name: str, full: bool, unchecked: bool, folders: Folders) -> str:
-    """Return what a list says of an option: its title, cut to a line unless it shall be `full`."""
+    """Return the title of an option in a list, shortened to one line unless it must be ``full``."""
     text = title(group, name, folders)
     if full:
         return f"{text}; {certainty(name, folders) or '-'}" if group == "algo" else text

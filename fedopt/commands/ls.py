@@ -1,6 +1,6 @@
-"""`fedopt ls` and `fedopt rm`: a table of the runs in folders, from run.json and summary.json, and the deletion of runs.
+"""The commands `fedopt ls`, which lists the runs in folders, and `fedopt rm`, which deletes runs.
 
-config.yaml is read only if one of its keys is asked for.
+They read run.json and summary.json. config.yaml is read only if one of its keys is needed.
 """
 
 import argparse
@@ -28,70 +28,78 @@ from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 Row = dict[str, Any]
 COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "date", "size", "folder")
 SHOWN = ("status", "algo", "problem", "seed", "metric", "value", "date", "folder")
-NUMBERS = ("seed", "value")  # flush right
-SEARCH = "search.json"  # is in the folder of a search
+NUMBERS = ("seed", "value")  # aligned right
+SEARCH = "search.json"  # marks the folder of a search
 
 
 def ls(arguments: list[str]) -> None:
-    """Print a table of runs, and how to compare them and to resume an interrupted one.
+    """Print a table of runs, a command that compares them, and a command that resumes an interrupted run.
 
-    Raises UserError for a folder, a column or a key that does not exist.
+    Args:
+        arguments: The arguments after `fedopt ls`.
+
+    Raises:
+        UserError: A folder, a column or a key does not exist.
     """
-    parser = _parser("ls", "The runs in folders, at any depth. A search is one line; its folder lists its trials.")
+    parser = _parser("ls", "List the runs in folders, at any depth. A search is one row; its folder lists the trials.")
     parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
-    parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
+    parser.add_argument("--reverse", "-r", action="store_true", help="sort in descending order")
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
-    given = parser.parse_intermixed_args(arguments)
-    runs, rows = _chosen(given, given.sort)
-    values = [(row, _value(row, given.sort or "folder")) for row in rows]
-    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=given.reverse)
+    args = parser.parse_intermixed_args(arguments)
+    runs, rows = _chosen(args, args.sort)
+    values = [(row, _value(row, args.sort or "folder")) for row in rows]
+    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=args.reverse)
     rows = [row for row, _ in values]
-    if given.json:
+    if args.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
         _print(rows)
-        _advise(rows, given)
+        _advise(rows, args)
     else:
-        begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
-        wanted = f" with {' '.join(given.filters)}" if given.filters else ""
-        show(f"no run{wanted} in {', '.join(given.paths)}, which has {len(runs)}{begin}")
+        places = ", ".join(args.paths)
+        found = f"no runs with {' '.join(args.filters)} in {places}, which contains {counted(len(runs), 'run')}"
+        show(found if runs else f"no runs in {places}; start one with fedopt algo=fedmsa problem=mco")
 
 
 def rm(arguments: list[str]) -> None:
-    """Delete runs after asking: those that the words choose, else those that failed. Runs in progress stay.
+    """Delete runs after asking: the runs that the arguments choose, or the failed runs. Runs in progress are kept.
 
-    Raises UserError if there is nobody to ask, and as `ls` does.
+    Args:
+        arguments: The arguments after `fedopt rm`.
+
+    Raises:
+        UserError: The command cannot ask because stdin is not a terminal; or a folder, a column or a key does not exist.
     """
-    parser = _parser("rm", "Delete the runs that the words choose, without words those that failed, after asking.")
+    parser = _parser("rm", "Delete the chosen runs after asking. If none are chosen, delete the failed runs.")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    given = parser.parse_intermixed_args(arguments)
-    given.words = given.words or ["status=failed"]
-    rows = [row for row in _chosen(given)[1] if row["status"] != "search"]  # it would run its trials again
+    args = parser.parse_intermixed_args(arguments)
+    args.selection = args.selection or ["status=failed"]
+    rows = [row for row in _chosen(args)[1] if row["status"] != "search"]  # a search would run deleted trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
         note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
     if rows:
         _print(rows)
-    if rows and not given.yes:
+    if rows and not args.yes:
         if not sys.stdin.isatty():
-            raise UserError("fedopt rm: nobody is here to be asked; add --yes to delete these runs")
+            raise UserError("fedopt rm: cannot ask for confirmation without a terminal; add --yes to delete these runs")
         asked = f"delete {counted(len(rows), 'run')} ({decimal(sum(row['size'] for row in rows))})? [y/N] "
         rows = rows if input(asked).strip().lower() in ("y", "yes") else []
     show(f"deleted {counted(sum(_delete(row['folder']) for row in rows), 'run')}")
 
 
 def _delete(path: Path) -> bool:
-    """Delete a run's files, and its folder if it has no others. Return whether that was possible; if not, a note says why."""
+    """Delete a run's files, and its folder if it is then empty. Return whether this was possible; if not, print a note."""
     folder = RunFolder(path)
     with closing(folder):
         try:
-            folder.open()  # so that no run begins here meanwhile
+            folder.open()  # no run can start here meanwhile
         except UserError as error:
             note(str(error))
             return False
         for name in FILES:
             (path / name).unlink(missing_ok=True)
-    with suppress(OSError):  # other files, which stay, or other runs
+    with suppress(OSError):  # the folder contains other files or runs, which are kept
         path.rmdir()
         path.parent.rmdir()
     return True
@@ -99,53 +107,56 @@ def _delete(path: Path) -> bool:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"fedopt {name}", description=description)
-    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as "
-    what += "algo=fed* or 'date=2026-05-*'"
-    parser.add_argument("words", nargs="*", metavar="WORD", help=what)
+    what = "a folder (default: outputs), or a filter KEY=VALUE,... with a column or a config key, such as algo=fed* or "
+    what += "'date=2026-05-*'"
+    parser.add_argument("selection", nargs="*", metavar="FOLDER|KEY=VALUE", help=what)
     return parser
 
 
-def _chosen(given: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
-    """Return all runs in the folders of a command, and those that it chooses.
+def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
+    """Return all runs in the folders of a command, and the runs that its filters choose.
 
     Args:
-        given: The arguments. `paths` and `filters` are added: the words that are folders, and the others.
-        sort: A column or config key by which the rows are sorted.
+        args: The arguments. This function adds the attributes `paths` and `filters`.
+        sort: A column or config key by which the rows will be sorted.
 
     Raises:
         UserError: A folder, a column or a key does not exist.
     """
-    given.filters = [word for word in given.words if "=" in word and not Path(word).exists()]
-    given.paths = [word for word in given.words if word not in given.filters]
-    if not given.paths:  # in a folder below a project's, its outputs
+    args.filters = [text for text in args.selection if "=" in text and not Path(text).exists()]
+    args.paths = [text for text in args.selection if text not in args.filters]
+    if not args.paths:  # the outputs of the project, also in a subfolder of the project
         places = (outputs(), *(folder / "outputs" for folder in Path.cwd().parents))
-        given.paths = [os.path.relpath(next((place for place in places if place.is_dir()), "outputs"))]
-    runs = list(_rows(given.paths)) if given.paths != ["outputs"] or Path("outputs").is_dir() else []
-    _add_queued(runs, given.paths)
+        args.paths = [os.path.relpath(next((place for place in places if place.is_dir()), "outputs"))]
+    runs = list(_rows(args.paths)) if args.paths != ["outputs"] or Path("outputs").is_dir() else []
+    _add_queued(runs, args.paths)
     if broken := [str(row["folder"]) for row in runs if row["status"] is None]:
         note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
     rows = runs = [row for row in runs if row["status"] is not None]
-    for key in filter(None, [sort, *(word.partition("=")[0] for word in given.filters)]):
+    for key in filter(None, [sort, *(text.partition("=")[0] for text in args.filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
         if runs and key not in names:
-            raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
-    for key, _, wanted in (word.partition("=") for word in given.filters):
+            raise UserError(f"{key}: these runs have no such column or config key{nearest(key, names)}")
+    for key, _, wanted in (text.partition("=") for text in args.filters):
         rows = [row for row in rows if any(_matches(_value(row, key), value) for value in wanted.split(","))]
     return runs, rows
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
-    """Yield a row (see `_row`) for each run in the folders, each run once, and one for each search.
+    """Yield a row (see `_row`) for each run in the folders, and one for each search. No run is repeated.
 
-    Symbolic links are not followed. The status is None if summary.json cannot be read. Raises UserError for a missing folder.
+    Symbolic links are not followed. The status is None if summary.json cannot be read.
+
+    Raises:
+        UserError: A folder does not exist.
     """
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
-            raise UserError(f"{path}: there is no such folder; give one that holds runs")
+            raise UserError(f"{path}: there is no such folder; give a folder that contains runs")
         for place, inside, files in os.walk(path):
             if SEARCH in files and place != path:
-                inside.clear()  # its trials have seeds of their own, and bad values by design
+                inside.clear()  # do not list the trials of a search, most of which have poor values by design
                 yield _row(Path(place), ()) | {"status": "search"}
             elif {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
@@ -153,9 +164,9 @@ def _rows(paths: Sequence[str]) -> Iterator[Row]:
 
 
 def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
-    """Add to `rows`, in place, the runs below these paths that wait in a cluster's queue.
+    """Add the runs below these paths that are in the queue of a cluster to `rows`, in place.
 
-    A run that already has a row gets the status queued there, unless it is running or over.
+    If a queued run already has a row, its status becomes queued, unless it is running or has ended.
     """
     known = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
@@ -167,11 +178,16 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
 
 
 def _row(path: Path, files: Sequence[str]) -> Row:
-    """Return the columns of a run, why it failed, and the options that it chose."""
+    """Return the row of a run: the columns, the error message if it failed, and the options that it chose.
+
+    Args:
+        path: The run's folder.
+        files: The names of the files in the folder, whose sizes are added.
+    """
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
     for name in files:
-        with suppress(OSError):  # it is gone by now
+        with suppress(OSError):  # the file was removed meanwhile
             size += os.lstat(path / name).st_size
     status, metric = summary.get("status"), next((metric.name for metric in card.get("metrics", ())), None)
     chosen, began = card.get("chosen", {}), None
@@ -193,38 +209,40 @@ def _row(path: Path, files: Sequence[str]) -> Row:
     }
 
 
-def _config(row: Row) -> dict[str, Any]:
-    """Return a run's config as dotted key -> value, together with config group -> chosen option. If config.yaml is broken, only
-    the options.
+def _config(row: Row) -> Row:
+    """Return a run's config: the values by dotted key, and the chosen options by config group.
 
-    The result is cached in the row, under the key config. row: as `_row` returns it.
+    If config.yaml is broken, only the options are returned. The result is cached in the row.
+
+    Args:
+        row: The row of the run, from `_row`.
     """
     if "config" not in row:
         row["config"] = dict(row["chosen"])
-        with suppress(UserError):  # it cannot be read
+        with suppress(UserError):  # config.yaml cannot be read
             row["config"] |= flat(RunFolder(row["folder"]).config())
     return row["config"]
 
 
-def _value(row: Row, key: str) -> Any:
+def _value(row: Row, key: str) -> object:
     return row[key] if key in COLUMNS else _config(row).get(key)
 
 
-def _matches(value: Any, wanted: str) -> bool:
+def _matches(value: object, wanted: str) -> bool:
     """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
-    words = {"None": "null", "True": "true", "False": "false"}
-    return fnmatchcase(words.get(str(value), str(value)), wanted)
+    yaml_names = {"None": "null", "True": "true", "False": "false"}
+    return fnmatchcase(yaml_names.get(str(value), str(value)), wanted)
 
 
 def _print(rows: Sequence[Row]) -> None:
-    """Print the rows. Why a run failed is below its row."""
+    """Print the rows. Below the row of a failed run, print its error message."""
     cells = [[_cell(name, row[name]) for name in SHOWN] for row in rows]
     show_table(SHOWN, cells, NUMBERS, [[printable(row["error"])[: columns() - 4]] for row in rows])
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if name == "value" else str(value)
@@ -235,25 +253,25 @@ def _counts(rows: Sequence[Row]) -> str:
     return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
 
 
-def _advise(rows: Sequence[Row], given: argparse.Namespace) -> None:
-    """Print how many runs there are, a command that compares them, and one that resumes an interrupted run.
+def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """Print the number of runs, a command that compares them, and a command that resumes an interrupted run.
 
-    The command names the runs that filters choose; without filters, folders that hold some.
+    The compare command names the runs that the filters choose; without filters, it names folders that contain runs.
 
     Args:
-        rows: The runs that are shown.
-        given: The arguments, as `_chosen` leaves them.
+        rows: The rows that were printed.
+        args: The arguments, with the attributes that `_chosen` adds.
     """
     show(_counts(rows))
     compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
-        places = compared if given.filters else [_below(folder, given.paths) for folder in compared]
+        places = compared if args.filters else [_below(folder, args.paths) for folder in compared]
         show(f"to compare: fedopt compare {shlex.join(map(str, dict.fromkeys(places)))}")
     if stopped := [row["folder"] for row in rows if row["status"] == "interrupted"]:
         show(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={stopped[0]}')}")
 
 
 def _below(folder: Path, paths: Sequence[str]) -> Path:
-    """Return the folder above a run's that is directly below one of the paths; the run's own folder if it is the path."""
+    """Return the folder directly below one of the paths that contains a run; the run's folder if it is one of the paths."""
     path = next(path for path in paths if folder.is_relative_to(path))
     return Path(path, *folder.relative_to(path).parts[:1])

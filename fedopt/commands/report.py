@@ -1,4 +1,4 @@
-"""The `fedopt report` command: an HTML page with runs and the results of published experiments. Imports no torch."""
+"""The command `fedopt report`: an HTML page with runs and the results of published experiments, without importing torch."""
 
 import argparse
 from pathlib import Path
@@ -14,26 +14,30 @@ def main() -> None:
     answer(lambda: report(_arguments()))
 
 
-def report(given: argparse.Namespace) -> None:
+def report(args: argparse.Namespace) -> None:
     """Write the page.
 
-    Raises UserError if a folder does not exist, or there is nothing to show.
+    Args:
+        args: The parsed options.
+
+    Raises:
+        UserError: A folder does not exist, or there is nothing to show.
     """
-    first = page(given.paths)
+    first = page(args.paths)
     if not first.sections:
         raise UserError(
-            f"{', '.join(map(str, given.paths))}: there are neither runs nor results of fedopt reproduce "
-            f"in it; give a folder that holds some"
+            f"{', '.join(map(str, args.paths))}: contains neither runs nor results of fedopt reproduce; "
+            "give a folder that does"
         )
     for line in first.notes:
         note(line)
-    show(f"results: {first.write(given.out)}")
+    show(f"results: {first.write(args.out)}")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(prog="fedopt report", description="A page of results: one HTML file, which needs no network.")
+    parser = Parser(prog="fedopt report", description="Write a page of results: one HTML file that works offline.")
     add = parser.add_argument
-    what = "a run's folder, one of an experiment's results, or one that holds some at any depth"
+    what = "the folder of a run or of an experiment's results, or a folder that is searched for them"
     add("paths", nargs="+", type=Path, metavar="PATH", help=what)
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     return parser.parse_args()

@@ -1,7 +1,7 @@
-"""The `fedopt reproduce` command: draw the figures of papers, and check whether their claims hold.
+"""The command `fedopt reproduce`: draw the figures of papers, and check whether their claims are supported.
 
-An experiment is a file conf/experiment/<paper>/<name>.yaml (`published.Published`). Experiments that need the same runs share
-them. Imports no torch, except in the processes that run.
+An experiment is a file conf/experiment/<paper>/<name>.yaml (see `published.Published`). Experiments that need the same runs
+share them. torch is imported only in the processes that do the runs.
 """
 
 import argparse
@@ -31,20 +31,20 @@ def main() -> None:
 
 
 def _main() -> int:
-    given = _arguments()
-    wanted = chosen(given.names or names(given.folders), given.folders)
-    if given.list:
-        show_list(wanted, given.folders)
+    args = _arguments()
+    wanted = chosen(args.names or names(args.folders), args.folders)
+    if args.list:
+        show_list(wanted, args.folders)
         return 0
-    if not given.names:
-        raise UserError("no experiment is named; choose from fedopt reproduce --list")
-    launcher, overrides = launcher_of(given), [f"hardware={given.hardware}"] if given.hardware else []
-    lock = RunFolder(given.output)
+    if not args.names:
+        raise UserError("no experiment is named; choose one from fedopt reproduce --list")
+    launcher, overrides = launcher_of(args), [f"hardware={args.hardware}"] if args.hardware else []
+    lock = RunFolder(args.output)
     lock.open()
     try:
-        how: Any = {"folders": given.folders, "overrides": overrides, "seeds": given.seeds, "quick": given.quick}
-        plans = [Plan(name=name, output=given.output, **how) for name in wanted]
-        return reproduce(plans, launcher, ["png", *given.format])
+        how: Any = {"folders": args.folders, "overrides": overrides, "seeds": args.seeds, "quick": args.quick}
+        plans = [Plan(name=name, output=args.output, **how) for name in wanted]
+        return reproduce(plans, launcher, ["png", *args.format])
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
@@ -57,15 +57,15 @@ def _arguments() -> argparse.Namespace:
         prog="fedopt reproduce", description="Run published experiments, draw their figures and check their claims."
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")
-    add("--list", action="store_true", help="show all experiments, with their minutes on two cores")
-    add("--seeds", type=positive, metavar="N", help="the seeds of each line (default: what the experiment says)")
-    add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
-    formats = f"formats of the figure besides png: {', '.join(FORMATS)}"
+    add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; PAPER alone means all of its experiments")
+    add("--list", action="store_true", help="list all experiments, with their run time in minutes on two cores")
+    add("--seeds", type=positive, metavar="N", help="number of seeds per line (default: set by the experiment)")
+    add("--quick", action="store_true", help="only a few rounds and one seed, to test that everything runs")
+    formats = f"further formats of the figure, besides png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
-    add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
+    add("--jobs", type=positive, default=cores(), metavar="J", help="runs in parallel (default: one per core)")
     add_launcher(parser)
-    add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
+    add("--hardware", metavar="NAME", help="cpu or cuda (default: set by the experiment)")
     add("--output", type=Path, default=outputs() / "reproduce", metavar="DIR", help="default: outputs/reproduce")
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
@@ -76,21 +76,24 @@ def _arguments() -> argparse.Namespace:
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
-    """Do the missing runs, then draw and judge each experiment. Return the exit code: 1 if a run failed or was refused, else 0.
+    """Do the missing runs, then draw each experiment's figure and check its claims.
 
     Args:
         plans: The experiments.
         launcher: Does the runs.
         formats: The formats of the figures, such as png.
+
+    Returns:
+        The exit code: 1 if a run failed or was refused, otherwise 0.
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
-        tell(f"{more} runs more for claims that are undecided")
+        tell(f"{more} more runs for undecided claims")
         failed |= _run(plans, launcher)
     for plan in plans:
         tell(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
         if plan.quick:
-            show("(no claim is checked)")
+            show("(--quick: no claims are checked)")
         report(plan, list(dict.fromkeys(formats)))
         show(f"results: {plan.results}")
     for folder, why in failed.items():
@@ -99,38 +102,40 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str])
 
 
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
-    """Write runs.csv of each plan, and do the runs that have not ended. Return folder -> reason, for runs that failed or were
-    refused.
+    """Write runs.csv of each plan, and do the runs that have not ended.
+
+    Returns:
+        The reasons for runs that failed or were refused, by folder.
     """
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
         write_table(plan.results / "runs.csv", table)
     tasks = {plan.runs / task.folder: task for plan in plans for task in plan.tasks}
     waiting = {folder: task for folder, task in tasks.items() if RunFolder(folder).status() not in ENDED}
-    if there := len(tasks) - len(waiting):
-        show(f"{there} of {len(tasks)} runs have been done already")
+    if done := len(tasks) - len(waiting):
+        show(f"{done} of {len(tasks)} runs are already done")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
     return {job.folder: outcome.text for job, outcome in run_all(todo, launcher).items()}
 
 
-# What there is
+# Listing experiments
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
-    """Print the experiments, with their minutes.
+    """Print the experiments with their run times.
 
     Args:
         known: The names of the experiments.
         folders: The user's config folders.
 
     Raises:
-        UserError: An experiment's file is broken.
+        UserError: The file of an experiment is invalid.
     """
     rows = []
     for name in known:
         published = load(name, folders)
         rows.append((name, takes(name, published, folders), f"{published.paper}: {published.title}"))
-    show_table(["experiment", "minutes", "what"], rows)
+    show_table(["experiment", "minutes", "paper and figure"], rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The `fedopt` command: Hydra composes the config, `execute` runs it.
+"""The command `fedopt`: compose a config with Hydra, and run it.
 
-It imports torch only when a run starts, so that help and error messages appear at once.
+torch is imported only when a run starts, so that help and error messages appear immediately.
 """
 
 import os
@@ -25,7 +25,7 @@ from fedopt.running.configured import configured
 from fedopt.running.place import place
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
-SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is the same as fedopt compare
+SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is an alias of fedopt compare
 
 
 def main() -> None:
@@ -54,48 +54,49 @@ def _dispatch(arguments: list[str]) -> int:
     add_launcher(parser)
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
-    given = parser.parse_intermixed_args(arguments)
-    given.overrides = last_of_each(map(of_folder, given.overrides))
-    if (given.jobs > 1 or given.launcher) and not given.multirun:
-        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} needs -m, which makes it a sweep")
-    if given.sc:
-        _complete(given.overrides)
-    elif given.help or not arguments:
+    args = parser.parse_intermixed_args(arguments)
+    args.overrides = last_of_each(map(of_folder, args.overrides))
+    if (args.jobs > 1 or args.launcher) and not args.multirun:
+        raise UserError(f"--{'launcher' if args.launcher else 'jobs'} needs a sweep; add -m")
+    if args.sc:
+        _complete(args.overrides)
+    elif args.help or not arguments:
         from fedopt.commands.help import show_help
 
-        show_help(given.overrides, given.folders)
-    elif given.multirun and not given.cfg:
+        show_help(args.overrides, args.folders)
+    elif args.multirun and not args.cfg:
         from fedopt.jobs.sweep import sweep
 
-        return sweep(given.overrides, given.folders, launcher_of(given))
+        return sweep(args.overrides, args.folders, launcher_of(args))
     else:
-        composed = configured(given.overrides, given.folders)
-        if not given.cfg:
+        composed = configured(args.overrides, args.folders)
+        if not args.cfg:
             return _single(composed)
         from fedopt.running import check_parts
         from fedopt.running.assemble import assemble
 
-        (check_parts if composed.nodes["dataset"].get("_target_") else assemble)(composed)  # a run reads data
+        (check_parts if composed.nodes["dataset"].get("_target_") else assemble)(composed)  # does not read data
         show(yaml_text(dict(composed.nodes)).rstrip())
     return 0
 
 
-def _complete(words: list[str]) -> None:
+def _complete(arguments: list[str]) -> None:
     """Print a shell's completion script (`-sc install=bash`), or the completions of the line in COMP_LINE (`-sc query=bash`).
 
-    Raises UserError for other arguments.
+    Raises:
+        UserError: The arguments have another form.
     """
-    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
-        raise UserError("-sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash")
-    if words[0].startswith("query"):
+    if len(arguments) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", arguments[0]):
+        raise UserError("-sc: needs install, uninstall or query, and a shell: bash, zsh or fish; write install=bash")
+    if arguments[0].startswith("query"):
         from fedopt.commands.completion import completions
 
-        show(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
+        show(("\n" if arguments[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
         return
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.shell_completion(None, words)
+        hydra.shell_completion(None, arguments)
 
 
 def _single(composed: Composed) -> int:
@@ -111,7 +112,7 @@ def _single(composed: Composed) -> int:
 def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
-    why = f", since {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
+    why = f": {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
     line = f"{status} after {counted(summary.get('round', 0), 'round')}{why} ({summary.get('seconds')} s)"
     lines = [line + (f": {values}" if values else "")]
     if settings.eval.target is not None:
@@ -121,22 +122,22 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         lines.append(f"target {settings.eval.metric} {settings.eval.target:g}: {when}")
     lines = [*map(folded, lines), f"results: {folder.path}"]
     if status == "interrupted":
-        modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # where your own are
-        lines.append(f"to go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
+        modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # the user's modules
+        lines.append(f"to resume: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
         lines.append(
-            f"to go on from the last good state: repeat the command with {shlex.quote(f'from={folder.path}')}, a new output_dir "
-            "and smaller steps"
+            f"to continue from the last finite state: repeat the command with {shlex.quote(f'from={folder.path}')}, a new "
+            "output_dir and smaller step sizes"
         )
     return "\n".join(lines)
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Return as text which limits of the budget ended the run.
+    """Return a phrase that names the limits of the budget that ended the run.
 
     It is '' if the budget has only one limit, or the run has not finished.
     """
     spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
     reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]
     several = summary.get("status") == "finished" and len(budget.limits) > 1
-    return f", by {' and '.join(reached)}" if several and reached else ""
+    return f", at the limit {' and '.join(reached)}" if several and reached else ""

@@ -1,4 +1,4 @@
-"""Files, overrides, composing, settings, schedules, tuned values."""
+"""Compose and check the config of a run: config files, overrides, settings, schedules and tuned values."""
 
 from fedopt.lazy import exports
 

@@ -33,9 +33,9 @@ from fedopt.config.overrides import extra_folders as extra_folders
 from fedopt.config.overrides import key_of as key_of
 from fedopt.config.overrides import last_of_each as last_of_each
 from fedopt.config.overrides import of_folder as of_folder
+from fedopt.config.overrides import overrides_of as overrides_of
 from fedopt.config.overrides import parsed as parsed
 from fedopt.config.overrides import quoted as quoted
-from fedopt.config.overrides import words_of as words_of
 from fedopt.config.patterns import Markov as Markov
 from fedopt.config.patterns import Pattern as Pattern
 from fedopt.config.project import TYPED as TYPED

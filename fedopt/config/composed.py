@@ -1,4 +1,4 @@
-"""The config of a run as a value: `Composed`, typed and checked."""
+"""`Composed`, the typed and checked config of a run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,48 +19,52 @@ from fedopt.config.tuned import Tuned
 from fedopt.deprecated import REMOVED
 from fedopt.errors import UserError, nearest
 
-# Keys that are a batch size, a step size or local work, by name, type and the comment beside them
+# Matches 'NAME TYPE COMMENT' of a key that is a batch size, a step size or local work
 STEPS = re.compile(rf"B|\w+ (step size|local work|number.* step|.*{ROLE.pattern})")
 
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The config of a run. `compose` makes it; it does not change.
+    """The config of a run. It is created by `compose` and immutable.
 
     Args:
-        nodes: All values as dicts, lists, texts and numbers, as in ``config.yaml``.
-        chosen: The option of each config group, such as ``{"algo": "fedavg"}``.
-        words: The overrides of the command, such as ``seed=1``.
-        folders: Config folders besides fedopt's.
-        tuned: Which tuned values apply, and where they come from.
-        experiment: The node of the published experiment that the command chooses; {} without one.
+        nodes: All values as nested dicts, lists, strings and numbers, as in ``config.yaml``.
+        chosen: The chosen option of each config group, such as ``{"algo": "fedavg"}``.
+        overrides: The overrides of the command, such as ``seed=1``.
+        folders: The user's config folders.
+        tuned: The tuned values that apply, and their source.
+        experiment: The config of the published experiment that the command chooses; {} if there is none.
     """
 
     nodes: Mapping[str, Any]
     chosen: Mapping[str, str] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     tuned: Tuned = field(default_factory=Tuned)
     experiment: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def settings(self) -> Settings:
-        """The typed parts that every run has. `compose` has checked them.
+        """The typed settings that every run has.
 
-        On the result of `merge` this may raise UserError: for an unknown key, a wrong value, and an algorithm that does not fit
-        the problem.
+        Raises:
+            UserError: A key is unknown, a value is not allowed, or the algorithm does not fit the problem. This happens only
+                for the result of `merge`, since `compose` has checked the settings.
         """
         if missing := next((key for key, value in flat(self.nodes).items() if value == MISSING), ""):
-            raise UserError(f"{missing}: is missing; give a value")
+            raise UserError(f"{missing}: is missing; set it to a value")
         settings = build(Settings, self.nodes)
         refuse_misfit(*(str(self.nodes[group].get("_target_")) for group in ("algo", "problem")))
         return settings
 
     @cached_property
     def parts(self) -> dict[str, Any]:
-        """The objects that need no data, by group: algo, partitioner, dataset (if the problem has one) and problem.
+        """The objects that can be built without data, by config group: algo, partitioner, dataset (if any) and problem.
 
-        problem is a function that takes the world and builds the problem. Raises UserError if a class does not fit its group.
+        The entry of problem is a function that takes the world and builds the problem.
+
+        Raises:
+            UserError: A class does not have the methods that its group needs.
         """
         groups = ["algo", "partitioner", *["dataset"] * bool(self.nodes["dataset"].get("_target_"))]
         problem = builder(self.nodes["problem"], "problem", "world")
@@ -68,97 +72,118 @@ class Composed:
 
     @cached_property
     def departures(self) -> list[str]:
-        """The keys that say who takes part, what is exchanged and for how long, and do not have their default.
+        """The keys that determine what is compared and differ from their defaults.
 
-        They are those of `participation` and `budget`, and those of `algo` that are no step size, local work or batch size.
+        They are the keys of `participation` and `budget`, and the keys of `algo` other than step sizes, local work and batch
+        sizes.
         """
         usual = flat(content(CONF / "config.yaml"))
         for group in ("problem", "algo"):
             for option in chain(group, self.chosen[group], self.folders):
                 usual |= values_of(group, option, self.folders)
-        types, said = about(str(self.nodes["algo"].get("_target_")))["fields"], meanings(self.chosen, self.folders)
-        texts = {name: f"{name} {types.get(name)} {said.get(f'algo.{name}')}" for name in self.nodes["algo"]}
-        parts = {part: self.nodes[part] for part in ("participation", "algo", "budget")}
-        parts["algo"] = {name: value for name, value in parts["algo"].items() if not STEPS.match(texts[name])}
-        return [key for key, value in flat(parts).items() if value != usual.get(key)]
+        types, comments = about(str(self.nodes["algo"].get("_target_")))["fields"], meanings(self.chosen, self.folders)
+        texts = {name: f"{name} {types.get(name)} {comments.get(f'algo.{name}')}" for name in self.nodes["algo"]}
+        nodes = {part: self.nodes[part] for part in ("participation", "algo", "budget")}
+        nodes["algo"] = {name: value for name, value in nodes["algo"].items() if not STEPS.match(texts[name])}
+        return [key for key, value in flat(nodes).items() if value != usual.get(key)]
 
-    def changed(self, **values: Any) -> "Composed":
-        """Return this config with other values of top-level keys, such as seed, resume and output_dir.
+    def changed(self, **values: object) -> "Composed":
+        """Return a copy with other values of top-level keys, such as seed, resume and output_dir.
 
-        The new config's `words` set these values too.
+        The `overrides` of the copy set these values too.
         """
         if {**self.nodes, **values} == self.nodes:
             return self
-        words = [word for word in self.words if key_of(word) not in values]
-        words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
-        return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
+        overrides = [override for override in self.overrides if key_of(override) not in values]
+        overrides += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
+        return replace(self, nodes={**self.nodes, **values}, overrides=tuple(overrides))
 
 
-def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """Return the config of the command ``fedopt WORDS``.
+def compose(overrides: Sequence[str] = (), folders: Folders = ()) -> Composed:
+    """Return the config of the command ``fedopt OVERRIDES``, after all checks that need no data.
 
     Args:
-        words: Overrides as on the command line, such as ``algo=fedavg``.
+        overrides: Overrides as on the command line, such as ``algo=fedavg``.
         folders: Your config folders.
 
+    Returns:
+        The config.
+
     Raises:
-        UserError: A mistake that can be found before data are read. Examples are an unknown key, a wrong type, or an
-            algorithm that does not fit the problem.
+        UserError: For example, a key is unknown, a value has the wrong type, or the algorithm does not fit the problem.
+
+    Example:
+        >>> composed = fedopt.compose(["algo=fedmsa", "problem=mco", "seed=1"])
+        >>> composed.nodes["seed"], composed.chosen["problem"]
+        (1, 'mco')
     """
-    composed = merge(words, folders)
-    _ = composed.settings  # which are checked now
+    composed = merge(overrides, folders)
+    _ = composed.settings  # checks them
     client, partitioner = composed.nodes["dataset"].get("client"), composed.chosen.get("partitioner")
-    if client is not None and partitioner != "by_column" and "partitioner" not in map(key_of, words):
-        both = f"add partitioner=by_column, or name partitioner={partitioner} to divide the rows otherwise"
-        raise UserError(f"dataset.client={client}: this column's clients are not those of the run; {both}")
+    if client is not None and partitioner != "by_column" and "partitioner" not in map(key_of, overrides):
+        both = f"add partitioner=by_column, or set partitioner={partitioner} explicitly to use another partition"
+        raise UserError(f"dataset.client={client}: the run would not use the clients of this column; {both}")
     return composed
 
 
-def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """Return the config as `compose` does, without checking its values: help explains a config before it is complete.
+def merge(overrides: Sequence[str] = (), folders: Folders = ()) -> Composed:
+    """Return the config of the command ``fedopt OVERRIDES`` without checking its values, for help on incomplete configs.
 
-    words, folders: as in `compose`. Raises UserError for unknown options and keys, and if no algorithm or problem is chosen.
+    Args:
+        overrides: Overrides as on the command line.
+        folders: Your config folders.
+
+    Raises:
+        UserError: An option or a key is unknown, or no algorithm or problem is chosen.
     """
-    given, others = tuple(words), tuple(map(str, folders))
-    with explained(given, others):
-        config, chosen, tuned, experiment = merged(given, others)
+    texts, paths = tuple(overrides), tuple(map(str, folders))
+    with explained(texts, paths):
+        config, chosen, tuned, experiment = merged(texts, paths)
         nodes = plain(config)
-    return Composed(nodes, chosen, given, others, tuned, experiment)
+    return Composed(nodes, chosen, texts, paths, tuned, experiment)
 
 
 def recorded(
     nodes: Mapping[str, Any],
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     chosen: Mapping[str, str] | None = None,
     tuned: Tuned | None = None,
 ) -> Composed:
-    """Return the config of a recorded run, changed by overrides. They can set its keys, but not add or remove keys.
+    """Return the config of a recorded run with some values changed. Overrides can set keys, but not add or remove them.
 
     Args:
-        nodes: The content of its ``config.yaml``.
-        words: Overrides as on the command line.
-        chosen: The option of each config group, from the run's ``run.json``. None: not known.
-        tuned: The tuned values that applied, from the same file. None: not known.
+        nodes: The content of the run's ``config.yaml``.
+        overrides: Overrides as on the command line.
+        chosen: The option of each config group, from the run's ``run.json``. None: unknown.
+        tuned: The tuned values that applied, from ``run.json``. None: unknown.
+
+    Returns:
+        The config.
 
     Raises:
         UserError: A key is unknown, or a value is not allowed.
+
+    Example:
+        >>> run = fedopt.load("first")
+        >>> fedopt.recorded(run.config, ["seed=7"]).nodes["seed"]
+        7
     """
     config = OmegaConf.create(_literal(nodes))
     for parent, _, name in (key.rpartition(".") for key in REMOVED):
         if isinstance(node := OmegaConf.select(config, parent), DictConfig):
-            node.pop(name, None)  # recorded by an earlier version
-    for word in parsed(words):
-        key = word.key_or_group
-        if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
-            raise UserError(f"{key}: the run to be resumed has no such key{nearest(key, [*flat(nodes)])}")
-        put(config, key, word.value())
-    composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
-    _ = composed.settings  # which are checked now
+            node.pop(name, None)  # a key of an earlier version
+    for override in parsed(overrides):
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or OmegaConf.select(config, key, default=config) is config:
+            raise UserError(f"{key}: the config of the recorded run has no such key{nearest(key, [*flat(nodes)])}")
+        put(config, key, override.value())
+    composed = Composed(plain(config), chosen or {}, tuple(overrides), tuned=tuned or Tuned())
+    _ = composed.settings  # checks them
     return composed
 
 
 def _literal(node: Any) -> Any:
-    """Return the node with all texts escaped for OmegaConf: a config.yaml that somebody sent must not refer to other values."""
+    """Escape all strings of a config node, so that a config.yaml from somebody else cannot refer to other values."""
     if isinstance(node, Mapping):
         return {key: _literal(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""Where configs are stored: folders, groups, and the text of a file."""
+"""Config files: their folders and groups, and what their keys and comments say."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedopt.files import Loader, config_text
+from fedopt.files import Loader, Node, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
@@ -20,15 +20,15 @@ CHECKED = ("compared with code", "compared with text", "fedopt's own")
 EXPERIMENTAL = tuple(f"unverified (reconstructed {how})" for how in ("without the paper's text", "from others' notes"))
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 
-Folders = Iterable[str | Path]  # config folders besides fedopt's
+Folders = Iterable[str | Path]  # the user's config folders; fedopt's own folder always comes first
 
 
 def options(group: str, folders: Folders = ()) -> list[str]:
-    """Return the names of the options of a config group, sorted. An option in a subfolder is FOLDER/NAME.
+    """Return the sorted names of the options of a config group. An option in a subfolder is called FOLDER/NAME.
 
     Args:
-        group: Such as ``algo``.
-        folders: Config folders besides fedopt's.
+        group: The config group, such as ``algo``.
+        folders: The user's config folders.
     """
     roots = (Path(folder) / group for folder in (CONF, *folders))
     return sorted(
@@ -37,13 +37,13 @@ def options(group: str, folders: Folders = ()) -> list[str]:
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
-    """Return the file of an existing option. folders: config folders besides fedopt's; fedopt's file comes first."""
+    """Return the file of an existing option. If several folders have one, fedopt's file comes first, then the user's."""
     paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
     return next(path for path in paths if path.exists())
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """Return the names of the options that `option` builds on within its group, base first, and then its own name."""
+    """Return the options of the same group that an option builds on, base first, followed by the option itself."""
     listed = content(file_of(group, option, folders)).get("defaults") or []
     names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
     known = options(group, folders) if names else []
@@ -52,7 +52,7 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 
 
 def title(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the first comment at the head of an option's file; empty if there is none."""
+    """Return the title of an option: the first comment of its file, or an empty string."""
     return (_head(group, option, folders) or [""])[0]
 
 
@@ -69,66 +69,72 @@ def experimental(algo: str, folders: Folders = ()) -> str:
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the problem that `problem` is a setting of, for its own data set, from the comment below its title; empty if none."""
-    said = _head("problem", problem, folders)
-    return next((line.removeprefix("a setting of ") for line in said if line.startswith("a setting of ")), "")
+    """Return the general problem of which a problem is a setting for one data set; empty if it is a problem of its own.
+
+    The comment below the problem's title names the general problem.
+    """
+    comments = _head("problem", problem, folders)
+    return next((line.removeprefix("a setting of ") for line in comments if line.startswith("a setting of ")), "")
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the texts of the comments at the head of an option's file, without those for programs, such as @package."""
-    said = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
-    return [text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
+    """Return the comments at the head of an option's file, except those for programs, such as @package."""
+    comments = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
+    return [text for text in comments if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
 
 def display_name(algo: str, folders: Folders = ()) -> str:
-    """Return a method's name for figures, the beginning of its title; ``algo`` itself if no file has a title."""
+    """Return a method's name for figures: the beginning of its title, or ``algo`` itself if there is no title."""
     known = algo in options("algo", folders)
     return (re.split(r": | \[", title("algo", algo, folders))[0] if known else "") or algo
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the `_target_` of an option, from its file or the nearest one that it builds on; empty if none has one."""
+    """Return the `_target_` of an option, from its file or the nearest file that it builds on; empty if there is none."""
     for name in reversed(chain(group, option, folders)):
-        node = content(file_of(group, name, folders))
-        if path := node.get(group, node.get(name, node)).get("_target_"):
+        file = content(file_of(group, name, folders))
+        node = file.get(group) or file.get(name) or file
+        if path := node.get("_target_"):
             return str(path)
     return ""
 
 
-def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
-    """Return the values that an option's file sets, without those of files that it builds on, by dotted key of the config."""
+def values_of(group: str, option: str, folders: Folders = ()) -> Node:
+    """Return the values that an option's file sets, by dotted key. Values of files that it builds on are not included."""
     path = file_of(group, option, folders)
     inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
 
 
-def content(path: Path) -> dict[str, Any]:
-    """Return a YAML file's content, {} if it does not hold a dict. The result is a copy, which the caller may change.
+def content(path: Path) -> Node:
+    """Return the content of a YAML file; {} if it is not a dict. The result is a copy that the caller may change.
 
     Raises:
-        OSError, UserError, yaml.YAMLError: The file cannot be read.
+        OSError: The file cannot be opened.
+        UserError: The file is a link, too large or not text.
+        yaml.YAMLError: The file is not valid YAML.
     """
     state = path.stat()
     return deepcopy(_content(path, state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=1000)
-def _content(path: Path, *version: int) -> dict[str, Any]:
-    read = yaml.load(text_of(path), Loader)
-    return read if isinstance(read, dict) else {}
+def _content(path: Path, *version: int) -> Node:
+    loaded = yaml.load(text_of(path), Loader)
+    return loaded if isinstance(loaded, dict) else {}
 
 
 def text_of(path: Path) -> str:
     """Return the text of a YAML file.
 
-    fedopt's own files may be links, which installers make; links in other folders are refused.
+    Files of fedopt may be symbolic links, since installers create them. Links in other folders are refused.
     """
     return config_text(path, links=path.is_relative_to(CONF))
 
 
-def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
+def flat(node: Mapping[Any, Any]) -> Node:
     """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values."""
-    leaves: dict[str, Any] = {}
+    leaves: Node = {}
     for key, value in node.items():
         inner = flat(value) if isinstance(value, dict) else {}
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
@@ -136,24 +142,26 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def meanings(chosen: Mapping[str, str], folders: Folders = ()) -> dict[str, str]:
-    """Return the comments beside the keys of a config, by dotted key, from the options that are chosen from its groups.
+    """Return the comments of the keys of a config, by dotted key.
 
-    chosen: the option of each group; that of experiment is passed over. folders: config folders besides fedopt's.
+    Args:
+        chosen: The chosen option of each config group. An experiment is ignored.
+        folders: The user's config folders.
     """
-    said = comments(CONF / "config.yaml")
+    by_key = comments(CONF / "config.yaml")
     for group in (group for group in GROUPS if group in chosen and group != "experiment"):
         for option in chain(group, chosen[group], folders):
             path = file_of(group, option, folders)
             inside = "" if "@package _global_" in text_of(path) else f"{group}."
-            said |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
-    return said
+            by_key |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
+    return by_key
 
 
 def comments(path: Path) -> dict[str, str]:
-    """Return the comments beside the keys of a YAML file, by dotted key."""
+    """Return the comments at the ends of the lines of a YAML file, by dotted key."""
     text = text_of(path)
     lines = text.splitlines()
-    beside: dict[str, str] = {}
+    by_key: dict[str, str] = {}
 
     def walk(node: yaml.Node | None, inside: str) -> None:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -161,9 +169,9 @@ def comments(path: Path) -> dict[str, str]:
             end = key.end_mark if block else value.end_mark
             comment = lines[end.line][end.column :].partition("# ")[2].strip() if end.line < len(lines) else ""
             if comment:
-                beside[f"{inside}{key.value}"] = comment
+                by_key[f"{inside}{key.value}"] = comment
             if block:
                 walk(value, f"{inside}{key.value}.")
 
     walk(yaml.compose(text, yaml.SafeLoader), "")
-    return beside
+    return by_key

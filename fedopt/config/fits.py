@@ -1,4 +1,4 @@
-"""Which algorithms fit which problems, by the classes of problems that they name."""
+"""Which algorithms fit which problems: an algorithm names the classes of problems that it solves."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,13 +8,16 @@ from fedopt.errors import UserError
 
 
 def refuse_misfit(algo: str, problem: str) -> None:
-    """Raise UserError if an algorithm solves no problems of this class.
+    """Check that an algorithm solves problems of this class.
 
-    Users' own classes pass, since nothing is known of them here: they are checked when they are built.
+    Classes of the user are not checked here but when they are built.
 
     Args:
-        algo: Path of the algorithm's class.
-        problem: Path of the problem's class.
+        algo: The dotted path of the algorithm's class.
+        problem: The dotted path of the problem's class.
+
+    Raises:
+        UserError: The algorithm does not solve such problems. The message lists alternatives.
     """
     if not all(path.startswith("fedopt.") for path in (algo, problem)):
         return
@@ -22,29 +25,35 @@ def refuse_misfit(algo: str, problem: str) -> None:
     if solves and kind and not {*kind} & {*solves}:
         problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
         raise UserError(
-            f"algo and problem do not fit: this algorithm solves {', '.join(solves)} problems (problem={problems}), and this "
-            f"problem is {kind[0]} (algo={methods})"
+            f"algo and problem do not fit: this problem is {kind[0]} (algo={methods}), but this algorithm solves "
+            f"{', '.join(solves)} problems (problem={problems}); choose another algo or problem"
         )
 
 
 def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:
-    """Return a hint on what to choose from the first group that a command lacks.
+    """Return a hint on what to choose for a missing algorithm or problem.
 
-    If the other group is set, the hint names fedopt's options that fit it.
-    lacking: algo, problem or both. chosen: the option of each group. folders: config folders besides fedopt's.
+    If one of the two is chosen, the hint lists the options of fedopt that fit it.
+
+    Args:
+        lacking: The missing config groups: algo, problem or both.
+        chosen: The chosen option of each config group.
+        folders: The user's config folders.
     """
     group, *others = lacking
     other = "problem" if group == "algo" else "algo"
     path = "" if others else class_path(other, chosen[other], folders)
     if path.startswith("fedopt.") and (kinds := about(path)["fits"]):
-        return f" of those that fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
-    return f"; fedopt list {group} shows them"
+        return f"; these fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
+    return f"; fedopt list {group} shows all"
 
 
 def that_fit(group: str, classes: Collection[str]) -> list[str]:
-    """Return fedopt's algorithms that solve one of these classes of problems, or fedopt's problems that belong to one.
+    """Return the algorithms of fedopt that solve one of these classes of problems, or the problems that belong to one.
 
-    group: algo or problem. classes: the names of the classes, such as local_bilevel.
+    Args:
+        group: ``algo`` or ``problem``.
+        classes: The names of the classes, such as local_bilevel.
     """
     paths = {name: class_path(group, name) for name in options(group)}
     answers = about_all(paths.values())

@@ -1,4 +1,4 @@
-"""The use of Hydra: compose the files that the overrides of a command choose."""
+"""Use Hydra to merge the config files that the overrides of a command choose."""
 
 import os
 from collections.abc import Hashable, Iterator
@@ -16,38 +16,45 @@ from omegaconf.errors import OmegaConfBaseException
 from fedopt.config.files import CONF, GROUPS, Folders
 from fedopt.config.overrides import quoted
 from fedopt.errors import UserError, first_line
+from fedopt.files import Node
 
-TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in its threads take turns
+TURN = RLock()  # Hydra's state and torch's modes are global, so the runs of several threads wait for each other
 
 
 @lru_cache(maxsize=1000)
 def chosen_files(
-    words: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
-) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-    """Let Hydra merge the files that a command chooses.
+    overrides: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
+) -> tuple[DictConfig, dict[str, str], Node]:
+    """Merge the config files that a command chooses, with Hydra.
 
-    Return the config, the option of each group, and the node of an experiment, {} without one.
+    Args:
+        overrides: The overrides that choose files, or add or remove keys.
+        folders: The user's config folders.
+        state: The times and sizes of the files, so that a changed file invalidates the cache.
 
-    words: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
-        that the cache notices a changed file. Raises UserError for files that cannot be read or that configure Hydra.
+    Returns:
+        The config, the chosen option of each config group, and the config of the experiment ({} if there is none).
+
+    Raises:
+        UserError: A file cannot be read, or it configures Hydra.
     """
     try:
-        config = _with_hydra(*search_path(folders), *words)
+        config = _with_hydra(*search_path(folders), *overrides)
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
         raise UserError(
-            f"{', '.join(folders)}: files there refer to each other in their defaults without end; remove "
-            f"one of these references"
+            f"{', '.join(folders)}: the defaults lists of some files refer to each other in a cycle; remove "
+            f"one of the references"
         ) from None
-    except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
+    except Exception as error:  # for example invalid YAML, or numbers in a defaults list
         raise UserError(
-            f"the config cannot be read ({' '.join(str(error).split()) or first_line(error)}); mend the "
+            f"the config cannot be read ({' '.join(str(error).split()) or first_line(error)}); correct the "
             f"file or the override"
         ) from None
-    if folders and _set_up(config) != _set_up_by_us():
+    if folders and _hydra_node(config) != _usual_hydra_node():
         raise UserError(
-            f"{', '.join(folders)}: a file there configures Hydra, which could run code; remove every mention of hydra"
+            f"{', '.join(folders)}: a file configures Hydra, which could run code; remove all keys of hydra from it"
         )
     with open_dict(config):
         choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)
@@ -56,20 +63,20 @@ def chosen_files(
 
 
 def search_path(folders: Folders) -> list[str]:
-    """Return the override that makes Hydra search these config folders too; [] without folders."""
+    """Return the override that makes Hydra search these config folders too; [] if there are none."""
     paths = [quoted(f"file://{os.path.abspath(folder)}") for folder in folders]
     return [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
 
 
-def _with_hydra(*words: str) -> DictConfig:
-    """Return the config that these overrides compose to, including Hydra's own node."""
+def _with_hydra(*overrides: str) -> DictConfig:
+    """Return the config that Hydra composes from these overrides, including the node ``hydra``."""
     with _set_aside(GlobalHydra.instance()), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", overrides=list(words), return_hydra_config=True)
+        return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 @contextmanager
 def _set_aside(running: GlobalHydra) -> Iterator[None]:
-    """Hide the running Hydra during the context: within a Hydra program of the user's, it would refuse to compose."""
+    """Hide the running instance of Hydra during the context, so that fedopt also works inside a Hydra program of the user."""
     before, running.hydra = running.hydra, None
     try:
         yield
@@ -78,12 +85,12 @@ def _set_aside(running: GlobalHydra) -> Iterator[None]:
 
 
 @cache
-def _set_up_by_us() -> Any:
-    return _set_up(_with_hydra())
+def _usual_hydra_node() -> Node:
+    return _hydra_node(_with_hydra())
 
 
-def _set_up(config: DictConfig) -> Any:
-    """Return how a config configures Hydra, without what only records the call."""
+def _hydra_node(config: DictConfig) -> Node:
+    """Return the configuration of Hydra in a config, without the entries that only record the call."""
     node: Any = OmegaConf.to_container(config.hydra)
     node["job"].pop("override_dirname")
     return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}

@@ -1,4 +1,4 @@
-"""Files, tuned values and the values of a command become one config."""
+"""Merge config files, tuned values and the values of a command into one config."""
 
 import os
 import re
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -22,185 +21,218 @@ from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
 from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.files import Node
 from fedopt.metrics import LIMITS
 
 
 @contextmanager
-def explained(words: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
-    """Turn exceptions of Hydra and OmegaConf into a UserError in terms of the command.
+def explained(overrides: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
+    """Turn exceptions of Hydra and OmegaConf into a UserError about the command.
 
-    words: the overrides of the command. folders: its config folders.
+    Args:
+        overrides: The overrides of the command.
+        folders: The user's config folders.
     """
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
-        raise UserError(explain(error, words, keys_of(words, folders))) from cause
+        raise UserError(explain(error, overrides, keys_of(overrides, folders))) from cause
 
 
-def merged(
-    words: tuple[str, ...], folders: tuple[str, ...]
-) -> tuple[DictConfig, dict[str, str], Tuned, dict[str, Any]]:
-    """Merge the files that a command chooses (by Hydra), the tuned values, and the values that the command sets.
+def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], Tuned, Node]:
+    """Merge the files that a command chooses, the tuned values, and the values that the command sets, in this order.
 
-    Overrides that add or remove keys are given to Hydra, with the choices of files. This takes long, so its result is cached
-    for commands that differ in values only.
+    Hydra merges the files and applies the overrides that add or remove keys. Since this is slow, its result is cached for
+    commands that differ only in values.
 
-    words: the overrides of the command. folders: config folders besides fedopt's. Returns the config, the option of each
-        group, the tuned values, and the node of the experiment. Raises UserError, and exceptions of Hydra and OmegaConf.
+    Args:
+        overrides: The overrides of the command.
+        folders: The user's config folders.
+
+    Returns:
+        The config, the chosen option of each config group, the tuned values that apply, and the config of the experiment.
+
+    Raises:
+        UserError: The command or a config file is invalid.
+        HydraException, OmegaConfBaseException: The command or a config file is invalid; see `explained`.
     """
-    refuse_hydra(words)
+    refuse_hydra(overrides)
     state = check_folders(folders)
-    check_choices(words, folders)
-    overrides = dict(zip(words, parsed(words), strict=True))
-    for word, override in overrides.items():
+    check_choices(overrides, folders)
+    by_text = dict(zip(overrides, parsed(overrides), strict=True))
+    for text, override in by_text.items():
         if override.is_sweep_override():
             raise UserError(
-                f"{word}: several values are a sweep, which needs -m; add -m, or write a list in square brackets"
+                f"{text}: several values need a sweep; add -m, or write a single list value in square brackets"
             )
     roots = [CONF, *map(Path, folders)]
-    groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
-    sets_value = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
-    setting = {word: o for word, o in overrides.items() if sets_value.match(word) and key_of(word) not in groups}
-    files, chosen, experiment = chosen_files(tuple(word for word in words if word not in setting), folders, state)
+    groups = {key for key in map(key_of, overrides) if key != "preset" and any((root / key).is_dir() for root in roots)}
+    sets_value = re.compile(r"\w+(\.\w+)*=")  # neither adds nor removes a key
+    setting = {text: o for text, o in by_text.items() if sets_value.match(text) and key_of(text) not in groups}
+    files, chosen, experiment = chosen_files(tuple(text for text in overrides if text not in setting), folders, state)
     config = deepcopy(files)
     if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
-        refuse_mistyped(words)
-        raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{choice(lacking, chosen, folders)}")
-    if config.output_dir is not None and "output_dir" not in map(
-        key_of, words
-    ):  # a file that was sent would say where to write
-        raise UserError(f"output_dir={config.output_dir}: a config file cannot set it; set it in the command")
-    tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
+        refuse_mistyped(overrides)
+        raise UserError(f"{lacking[0]}: is missing; set {lacking[0]}=NAME{choice(lacking, chosen, folders)}")
+    # A config file from somebody else must not decide where a run writes
+    if config.output_dir is not None and "output_dir" not in map(key_of, overrides):
+        raise UserError(f"output_dir={config.output_dir}: a config file cannot set output_dir; set it in the command")
+    tuned = _add_tuned(config, chosen, [*by_text.values()], folders)
     if equal := experiment.get("equal"):
         _set_equal(config, chosen["algo"], equal, folders)
     metric = OmegaConf.select(config, "eval.metric")
-    for word, override in setting.items():
+    for text, override in setting.items():
         key, value = override.key_or_group, override.value()
         if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
-            raise UserError(f"{word}: cannot be set as a whole; set its keys, {key}.KEY=VALUE")
+            raise UserError(f"{text}: cannot be set as a whole; set individual keys with {key}.KEY=VALUE")
         try:
             put(config, key, value)
         except (TypeError, ValueError):
-            raise UserError(f"{word}: this key cannot hold such a value; fedopt --help shows its type") from None
+            raise UserError(f"{text}: this key cannot have such a value; fedopt --help shows its type") from None
     by_key = {override.key_or_group: override.value() for override in setting.values()}
     limited = any(by_key.get(f"budget.{name}") is not None for name in LIMITS)
-    if limited and "budget.rounds" not in map(key_of, words):
-        config.budget.rounds = None  # what the command does not ask for ends no run
-    if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
-        config.eval.target = None  # the tuned one is of another metric
+    if limited and "budget.rounds" not in map(key_of, overrides):
+        config.budget.rounds = None  # the default number of rounds must not end a run with another limit
+    if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, overrides):
+        config.eval.target = None  # the tuned target belongs to another metric
     return config, chosen, tuned, experiment
 
 
-def refuse_mistyped(words: Iterable[str]) -> None:
-    """Raise UserError for an override whose key looks like a misspelt config group. Used before saying that a group is missing."""
+def refuse_mistyped(overrides: Iterable[str]) -> None:
+    """Raise UserError for an override whose key looks like a misspelt config group. Used before reporting a missing group."""
     known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in about(SETTINGS)["fields"])])]
-    for word in words:
-        name = key_of(word).partition(".")[0]
+    for override in overrides:
+        name = key_of(override).partition(".")[0]
         if name not in known and (near := nearest(name, known)):
-            raise UserError(f"{word}: there is no {name}{near}")
+            raise UserError(f"{override}: there is no {name}{near}")
 
 
-def put(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:
-    """Set a key of the config in place. A schedule, a dict with `kind`, replaces another schedule and is not merged with it.
+def put(config: DictConfig, key: str, value: object, force_add: bool = False) -> None:
+    """Set a key of the config in place. A schedule (a dict with `kind`) replaces another schedule instead of being merged.
 
-    key: dotted. value: its new value. force_add: whether to add a key that the config lacks, if it is in struct mode.
+    Args:
+        config: The config.
+        key: The dotted key.
+        value: The new value.
+        force_add: Whether to add a missing key to a config in struct mode.
     """
     is_schedule = isinstance(value, dict) and "kind" in value
     OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
-    """Put the tuned values of the chosen algorithm and problem into the config, and return which apply.
+    """Put the tuned values of the chosen algorithm and problem into the config, and return which of them apply.
 
-    Keys that the command adds or removes stay as they are. Keys that it sets are overwritten; the caller sets them again.
-    Tuned keys of the problem, the data set and so on are left out if the chosen option lacks them; those of `algo`, `budget`,
-    `eval` and `participation` never are.
-    config: changed in place. chosen: the option of each group. overrides: of the command. folders: config folders besides
-        fedopt's.
+    Keys that the command adds or removes are not touched. Keys that the command sets are overwritten here; the caller sets
+    them again. Tuned keys of the problem, the data set and other groups are skipped if the chosen option lacks them.
+
+    Args:
+        config: The config, which is changed in place.
+        chosen: The chosen option of each config group.
+        overrides: The parsed overrides of the command.
+        folders: The user's config folders.
     """
     by_command = {override.key_or_group: override for override in overrides}
     wanted = str(by_command["preset"].value() if "preset" in by_command else config.get("preset"))
     name, values = tuned_values(wanted, chosen, folders)
-    done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
-    others = {*GROUPS} - {"algo"}  # an option that was chosen may lack the key
+    fixed = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
+    others = {*GROUPS} - {"algo"}  # groups whose chosen option may lack a tuned key
     lacking = {key for key in values if OmegaConf.select(config, key, default=MISSING) == MISSING}
     values = {key: value for key, value in values.items() if key.partition(".")[0] not in others or key not in lacking}
-    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    different = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
     pair = f"{chosen['algo']} on {chosen['problem']}"
-    if f"dataset={chosen['dataset']}" in beside and OmegaConf.is_missing(config.dataset, "path"):  # the user's own data
+    if f"dataset={chosen['dataset']}" in different and OmegaConf.is_missing(config.dataset, "path"):  # the user's data
         values.pop("eval.target", None)
-        if wanted == "auto":  # steps that suit one data set need not suit another
+        if wanted == "auto":  # step sizes tuned on one data set need not suit another
             name, values, pair = "", {}, f"{pair} with dataset={chosen['dataset']}"
         if general := setting_of(chosen["problem"], folders):
             raise UserError(
-                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with values for its own "
-                f"data set; use problem={general}"
+                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with the settings for one "
+                f"data set; use problem={general} with your data"
             )
     for key, value in values.items():
-        if not any(overlap(key, other) for other in done):
+        if not any(overlap(key, other) for other in fixed):
             put(config, key, value, force_add=True)
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")
-    return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
+    return Tuned(name, pair, keys, different, defaults=keeps_defaults(name, folders))
 
 
-def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, Any], folders: tuple[str, ...]) -> None:
-    """Set the values that an experiment has for all methods and problems, where the config has the key.
+def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folders: tuple[str, ...]) -> None:
+    """Set the values that an experiment prescribes for all methods and problems, as far as the config has their keys.
 
-    config: changed in place. equal: key -> value; `local_work` stands for all numbers of local steps or epochs of the algorithm but
-        a single step, which is part of the method. folders: config folders besides fedopt's.
+    Args:
+        config: The config, which is changed in place.
+        algo: The name of the algorithm.
+        equal: The values by key. The key ``local_work`` stands for all numbers of local steps or epochs of the algorithm,
+            except numbers that are 1, since a single step is part of the method.
+        folders: The user's config folders.
     """
-    said = meanings({"algo": algo}, folders)
-    of_work = [
-        key for key in said if said[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
+    comments = meanings({"algo": algo}, folders)
+    work = [
+        key
+        for key in comments
+        if comments[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
     ]
-    for key, value in {**equal, **dict.fromkeys(of_work, equal.get("local_work"))}.items():
+    for key, value in {**equal, **dict.fromkeys(work, equal.get("local_work"))}.items():
         if OmegaConf.select(config, key, default=MISSING) != MISSING:
             put(config, key, value)
 
 
-def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
-    """Raise UserError if an override chooses an option that its config group does not have.
+def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
+    """Check that the options which overrides choose exist. Hydra itself would follow '..' out of the group's folder.
 
-    Hydra would follow '..' out of the group. words: the overrides. folders: config folders besides fedopt's.
+    Args:
+        overrides: The overrides.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: A config group does not have the chosen option.
     """
-    for word in words:
-        group, _, name = word.lstrip("+").partition("=")
+    for override in overrides:
+        group, _, name = override.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
         if names and name and "," not in name and name.strip("'\"") not in names:
             raise UserError(unknown(group, name, names))
 
 
-def keys_of(words: Iterable[str], folders: Folders = ()) -> dict[str, str]:
-    """Return the config groups and the dotted keys of the config that the chosen options make, with the comments beside them.
+def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
+    """Return the config groups and the dotted keys of a command's config, each with its comment.
 
-    If the options cannot be composed, return the groups alone, without comments.
-    words: the overrides of a command; only those that choose an option count. folders: config folders besides fedopt's.
+    If the chosen options cannot be composed, only the groups are returned, with empty comments.
+
+    Args:
+        overrides: The overrides of the command. Only those that choose an option matter.
+        folders: The user's config folders.
     """
-    choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
+    choices = tuple(text for text in overrides if key_of(text) in GROUPS and not set(text) & set(", ()[]{}"))
     try:
         composed, chosen, *_ = merged(choices, tuple(map(str, folders)))
         config = plain(composed, resolve=False)
     except (UserError, HydraException, OmegaConfBaseException):
         return dict.fromkeys(GROUPS, "")
-    said = meanings(chosen, folders)
+    comments = meanings(chosen, folders)
     keys = [key for key in flat(config) if not key.rpartition(".")[2].startswith("_")]
-    return dict.fromkeys(GROUPS, "") | {key: said.get(key, "") for key in keys}
+    return dict.fromkeys(GROUPS, "") | {key: comments.get(key, "") for key in keys}
 
 
-def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """Return the config as dicts, lists, texts and numbers.
+def plain(config: DictConfig, resolve: bool = True) -> Node:
+    """Convert a config of OmegaConf to nested dicts, lists, strings and numbers.
 
-    config: OmegaConf's. resolve: whether to replace references such as ${seed}. Raises UserError if a reference has no value,
-        or references expand to far too much.
+    Args:
+        config: The config.
+        resolve: Whether to replace references such as ${seed} by their values.
+
+    Raises:
+        UserError: A reference cannot be resolved.
     """
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
         raise UserError(
-            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); give a value, or name another key"
+            f"{error.full_key}: the reference cannot be resolved ({first_line(error)}); set a value, or refer to another key"
         ) from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

@@ -1,6 +1,6 @@
-"""Patterns of availability: which clients are there in a round.
+"""Availability patterns: which clients are available in a round.
 
-`participation.pattern` takes one of these, or null. The cohort of a round is drawn among the clients that are there.
+`participation.pattern` takes one of these patterns, or null. The cohort of a round is sampled from the available clients.
 
     'participation.pattern={kind: cyclic, groups: 2, by: label}'
     'participation.pattern={kind: markov, on: 0.1, off: 0.3}'
@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
@@ -17,20 +17,20 @@ from pydantic.dataclasses import dataclass
 _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 Groups = Annotated[int, Field(ge=2)] | Annotated[list[NonNegativeInt], Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Shares = Share | Annotated[list[Share], Field(min_length=1)]  # of all clients, or of each
-DAY = 100  # times of a day, see `Diurnal.chances`
-Uniform = Callable[[int], np.ndarray]  # numbers in [0, 1) of all clients in a round, [M]
+Shares = Share | Annotated[list[Share], Field(min_length=1)]  # one number for all clients, or one for each
+DAY = 100  # the number of times per day at which `Diurnal.chances` evaluates the probability
+Uniform = Callable[[int], np.ndarray]  # round -> one uniform random number in [0, 1) per client, [M]
 
 
 @dataclass(frozen=True, config=_config)
 class Cyclic:
-    """One of several groups is there at a time, in turn [Eichner et al. 2019; Cho et al. 2023].
+    """Several groups of clients are available in turn, one at a time [Eichner et al. 2019; Cho et al. 2023].
 
     Args:
-        groups: The number of groups, or the group of each client, counted from 0.
-        by: What the clients of a group have in common. ``random``: nothing. ``label``: clients are sorted by their most
-            frequent class, and cut into groups of equal size.
-        stay: The number of rounds that a group stays.
+        groups: The number of groups, or a list with the index of each client's group, from 0.
+        by: How clients are assigned to groups. ``random``: at random. ``label``: clients are sorted by their most frequent
+            class and split into groups of equal size.
+        stay: The number of consecutive rounds in which a group is available.
     """
 
     groups: Groups
@@ -43,59 +43,86 @@ class Cyclic:
         _check_groups(self.groups, self.by)
         return self
 
-    def there(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
-        """Return whether each client is there in round r, ``[M]``. groups: ``[M]``. ``uniform`` is not used."""
+    def available(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
+        """Return whether each client is available in round r.
+
+        Args:
+            r: The index of the round.
+            groups: The group of each client, shape ``[M]``.
+            uniform: A source of random numbers, which is not used.
+
+        Returns:
+            Booleans, shape ``[M]``.
+        """
         return groups == r // self.stay % (groups.max() + 1)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return the probability that each client is there, ``[M]``, in each of some rounds that stand for all."""
+        """Return the clients' probabilities of being available in some representative rounds.
+
+        Args:
+            groups: The group of each client, shape ``[M]``.
+
+        Returns:
+            For each of the rounds, an array of shape ``[M]``.
+        """
         return [groups == g for g in range(groups.max() + 1)]
 
 
 @dataclass(frozen=True, config=_config)
 class Markov:
-    """Each client comes and goes as a chain of two states, independently of others. It starts in its stationary state.
+    """Each client's availability is an independent Markov chain with two states, started in its stationary distribution.
 
-    In the mean a client is there in the share on / (on + off) of rounds, for 1 / off rounds at a time. With few clients stays are
-    shorter and the share is larger, since one client is drawn in rounds in which all are away.
+    On average a client is available in the fraction on / (on + off) of the rounds, for 1 / off consecutive rounds. With few
+    clients the fraction is larger and the periods are shorter, since one client is sampled in rounds in which no client is
+    available.
 
     Args:
-        on: The probability that a client that is away is there in the next round; one number, or one for each client.
-        off: The probability that a client that is there is away in the next round, likewise.
+        on: The probability that an unavailable client is available in the next round: one number, or one for each client.
+        off: The probability that an available client is unavailable in the next round: one number, or one for each client.
     """
 
     on: Shares
     off: Shares
     kind: Literal["markov"] = "markov"
 
-    def there(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
-        """Return whether each client is there in round r, ``[M]``. ``groups`` is not used.
+    def available(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
+        """Return whether each client is available in round r.
 
-        A client's number in round k says whether it is there, for either state in round k - 1. These maps are composed from
-        round r backwards, until the earlier state does not matter. So nothing need be kept between rounds.
+        The random number of round k determines the state in round k for each of the two possible states in round k - 1. These
+        maps are composed backwards from round r until the earlier state no longer matters, so that no state has to be stored
+        between rounds.
+
+        Args:
+            r: The index of the round.
+            groups: An array of shape ``[M]``, of which only the length is used.
+            uniform: Returns the uniform random numbers of a round, shape ``[M]``.
+
+        Returns:
+            Booleans, shape ``[M]``.
         """
         on, off = np.asarray(self.on), np.asarray(self.off)
-        if_away, if_there, k = np.zeros(len(groups), bool), np.ones(len(groups), bool), r
-        while k > 0 and (if_away != if_there).any():
+        if_off, if_on, k = np.zeros(len(groups), bool), np.ones(len(groups), bool), r
+        while k > 0 and (if_off != if_on).any():
             u, k = uniform(k), k - 1
-            if_away, if_there = np.where(u < on, if_there, if_away), np.where(u < 1 - off, if_there, if_away)
-        return np.where(uniform(0) < on / (on + off), if_there, if_away)
+            if_off, if_on = np.where(u < on, if_on, if_off), np.where(u < 1 - off, if_on, if_off)
+        return np.where(uniform(0) < on / (on + off), if_on, if_off)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return as `Cyclic.chances`."""
+        """Return the clients' stationary probabilities of being available: a list with one array of shape ``[M]``."""
         return [np.broadcast_to(np.asarray(self.on) / np.add(self.on, self.off), len(groups))]
 
 
 @dataclass(frozen=True, config=_config)
 class Diurnal:
-    """Client i is there with the probability share (1 + depth sin(2 pi (r / period + phase_i))) in round r.
+    """In round r, client i is available with the probability share (1 + depth sin(2 pi (r / period + phase_i))).
 
     Args:
-        share: The mean probability; one number, or one for each client.
-        depth: How much the probability changes, relative to its mean.
-        period: The rounds of a day.
-        groups: As in `Cyclic`, such as time zones. Group g of G has the phase g / G. None: each client is a group.
-        by: As in `Cyclic`.
+        share: The mean probability: one number, or one for each client.
+        depth: The amplitude of the probability, relative to its mean.
+        period: The number of rounds per day.
+        groups: The number of groups (such as time zones), or a list with the index of each client's group, from 0. Group g of
+            G groups has the phase g / G. None: each client is a group.
+        by: How clients are assigned to groups, as in `Cyclic`.
     """
 
     share: Shares
@@ -114,12 +141,30 @@ class Diurnal:
         _check_groups(self.groups, self.by)
         return self
 
-    def there(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
-        """Return whether each client is there in round r, ``[M]``. groups: ``[M]``."""
+    def available(self, r: int, groups: np.ndarray, uniform: Uniform) -> np.ndarray:
+        """Return whether each client is available in round r.
+
+        Args:
+            r: The index of the round.
+            groups: The group of each client, shape ``[M]``.
+            uniform: Returns the uniform random numbers of a round, shape ``[M]``.
+
+        Returns:
+            Booleans, shape ``[M]``.
+        """
         return uniform(r) < self._chance(r, groups)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return as `Cyclic.chances`: those of a day's rounds, or of `DAY` times of a day that is longer or no whole number."""
+        """Return the clients' probabilities of being available, in each round of a day.
+
+        If the period is longer than `DAY` or not a whole number, they are returned for `DAY` times of the day.
+
+        Args:
+            groups: The group of each client, shape ``[M]``.
+
+        Returns:
+            For each of the rounds or times, an array of shape ``[M]``.
+        """
         rounds = int(self.period) if self.period.is_integer() and self.period <= DAY else DAY
         return [self._chance(k * self.period / rounds, groups) for k in range(rounds)]
 
@@ -128,11 +173,11 @@ class Diurnal:
         return np.asarray(self.share) * (1 + self.depth * np.sin(2 * np.pi * (r / self.period + phase)))
 
 
-def _check_groups(groups: Any, by: str) -> None:
+def _check_groups(groups: int | list[int] | None, by: str) -> None:
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):
-        raise ValueError("groups must be numbered 0, 1, ..., each with a client")
+        raise ValueError("groups must be numbered 0, 1, ..., and each group needs a client")
 
 
 def _refuse_other(value: object) -> object:

@@ -1,4 +1,4 @@
-"""A folder's `fedopt.toml`: where commands in this folder and in its subfolders find your configs, Python files and runs."""
+"""The project file `fedopt.toml`: where commands in its folder and subfolders find your configs, Python files and runs."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ TEXT = """# The folders in which fedopt finds your configuration files and Pytho
 config_dir = "myconf"
 python_path = "."
 """
-TYPED = os.environ.get("PYTHONPATH", "")  # before a project's folder comes to it
+TYPED = os.environ.get("PYTHONPATH", "")  # as the user has set it, before a project's folder is added
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Project:
     """The content of `fedopt.toml`.
 
     Args:
-        config_dir: The config folder, inside this folder.
-        python_path: The folder of Python files, inside this folder. None: there are none.
+        config_dir: The config folder, inside the project's folder.
+        python_path: The folder with Python files, inside the project's folder. None: there is none.
     """
 
     config_dir: str = "myconf"
@@ -34,12 +34,12 @@ class Project:
 
 
 def home() -> Path:
-    """Return the project's folder as a path from the working directory, `.` if there is no project.
+    """Return the project's folder, relative to the working directory; `.` if there is no project.
 
-    It is the nearest folder with a `fedopt.toml`, from the working directory upwards. A folder above counts only if the file is
-    the user's own: nobody else decides what commands do in a folder that others may write to, such as /tmp.
+    It is the working directory or its nearest parent with a `fedopt.toml`. In a parent folder the file counts only if it
+    belongs to the user, so that nobody else can change what commands do in a shared folder such as /tmp.
     """
-    with suppress(FileNotFoundError):  # a working directory that was removed
+    with suppress(FileNotFoundError):  # the working directory was removed
         here = Path.cwd()
         for folder in (here, *here.parents):
             file = folder / NAME
@@ -49,14 +49,15 @@ def home() -> Path:
 
 
 def outputs() -> Path:
-    """Return the folder in which runs go unless a command names another: `outputs` in the project's folder."""
+    """Return the default folder of runs: `outputs` in the project's folder."""
     return home() / "outputs"
 
 
 def project() -> Project | None:
-    """Return the project of the working directory, with paths from there; None without a `fedopt.toml`.
+    """Return the project of the working directory, with paths relative to it; None if there is no `fedopt.toml`.
 
-    Raises UserError for a broken `fedopt.toml`.
+    Raises:
+        UserError: `fedopt.toml` cannot be read, has unknown keys, or names a folder outside the project's folder.
     """
     here = home()
     if not os.path.lexists(here / NAME):
@@ -67,22 +68,23 @@ def project() -> Project | None:
         found = Project(str(here / found.config_dir), python)
         folders = [os.path.realpath(place) for place in (found.config_dir, found.python_path or here)]
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{NAME}: cannot be read ({first_line(error)}); mend it, or remove it") from None
+        raise UserError(f"{NAME}: cannot be read ({first_line(error)}); correct it, or remove it") from None
     if outside := [place for place in folders if not Path(place).is_relative_to(os.path.realpath(here))]:
-        raise UserError(f"{NAME}: {outside[0]} is not in its folder; name it with --config-dir or PYTHONPATH instead")
+        raise UserError(f"{NAME}: {outside[0]} is outside the project; use --config-dir or PYTHONPATH for it instead")
     return found
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, with the project's config folder first if it exists.
+    """Return the config folders of a command, after the project's config folder if there is one.
 
-    The project's Python files become importable, also for processes that this one starts. Installed modules come first.
+    This also makes the project's Python files importable, in this process and in its child processes. Installed modules
+    take precedence.
 
     Args:
         folders: The config folders that the command names.
 
     Raises:
-        UserError: `fedopt.toml` is broken.
+        UserError: `fedopt.toml` is invalid.
     """
     named = [*map(str, [folders] if isinstance(folders, str | Path) else folders)]
     if (found := project()) is None:

@@ -1,7 +1,7 @@
 """Step sizes and local work as functions of the round.
 
-An `algo.*` key that is a step size takes a number, or one of the schedules below. `algo.tau` takes local work, in steps or
-epochs.
+A key that is a step size, such as `algo.alpha`, takes a number or one of the schedules below. A key that is local work, such
+as `algo.tau`, takes a number of steps or epochs, or a schedule.
 
     algo.alpha=0.05
     'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
@@ -20,9 +20,9 @@ from pydantic.dataclasses import dataclass
 from fedopt.decimals import exact
 
 _config = ConfigDict(extra="forbid")
-MOST_STEPS = 10**6  # of a client in a round, or epochs
+MOST_STEPS = 10**6  # the largest number of steps, or of epochs, of a client in a round
 Steps = Annotated[float, Field(gt=0, le=MOST_STEPS)]
-Size = Annotated[float, Field(ge=0, le=1e30)]  # of a step, within what float32 holds
+Size = Annotated[float, Field(ge=0, le=1e30)]  # a step size, within the range of float32
 
 
 @dataclass(frozen=True, config=_config)
@@ -66,9 +66,9 @@ class Exponential:
 
 @dataclass(frozen=True, config=_config)
 class Piecewise:
-    """Step size ``values[j]`` from round ``boundaries[j-1]`` to ``boundaries[j] - 1``. There is one value more than boundaries.
+    """Step size ``values[j]`` from round ``boundaries[j-1]`` to round ``boundaries[j] - 1``.
 
-    The first value holds from round 0 on, the last one to the end.
+    The first value applies from round 0, the last one until the end. There is one more value than boundaries.
     """
 
     values: list[Size]
@@ -78,7 +78,7 @@ class Piecewise:
     @model_validator(mode="after")
     def _check(self) -> "Piecewise":
         if len(self.values) != len(self.boundaries) + 1 or sorted(set(self.boundaries)) != self.boundaries:
-            raise ValueError("a piecewise schedule needs increasing boundaries, and one value more than boundaries")
+            raise ValueError("a piecewise schedule needs increasing boundaries and one more value than boundaries")
         return self
 
     def __call__(self, r: int) -> float:
@@ -106,9 +106,10 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """Return all values of a piecewise schedule; of another schedule its first value.
+    """Return the values of a schedule that a check must look at.
 
-    These suffice for a check: no later value is larger, and none is 0 unless the first is.
+    They are all values of a piecewise schedule, and the first value of any other schedule: its later values are not larger,
+    and none of them is 0 unless the first one is.
     """
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 
@@ -117,7 +118,7 @@ def values(schedule: StepSize) -> list[float]:
 class Fixed:
     """The same local work in every round and for every client: ``value`` steps or epochs.
 
-    0.5 epochs are the first half of a pass.
+    0.5 epochs are the first half of a pass over the client's examples.
     """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
@@ -131,16 +132,16 @@ class Fixed:
         return self
 
     def __call__(self, r: int, clients: int) -> int | float:
-        """Return the steps or epochs in round r, one number for all clients. ``clients`` is not used."""
+        """Return the number of steps or epochs in round r, which is the same for all clients."""
         return self.value
 
 
 @dataclass(frozen=True, config=_config)
 class Growing:
-    """Local work ``ceil(tau (r + 1)^power)`` steps in round r, at most a million.
+    """Local work that grows with the round: ``ceil(tau (r + 1)^power)`` steps in round r, at most a million.
 
     Args:
-        tau: A number for all clients, or a list: client i has entry i, and clients beyond its end begin again at its start.
+        tau: One number for all clients, or a list. Client i takes entry i; the list is repeated if it is too short.
         power: The exponent.
     """
 
@@ -150,19 +151,27 @@ class Growing:
     unit: Literal["steps"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
-        """Return the steps in round r: one number for all clients, or [clients] if tau is a list."""
+        """Return the number of steps in round r: one number for all clients, or an array of shape [clients] if tau is a list.
+
+        Args:
+            r: The index of the round.
+            clients: The number of clients.
+        """
         amounts = exact(np.resize(self.tau, clients) * (r + 1) ** self.power)
         steps = np.ceil(amounts).clip(max=MOST_STEPS).astype(np.int64)
         return steps if isinstance(self.tau, list) else int(steps[0])
 
 
-Work = Fixed | Growing  # of round r: one number for all clients, or [clients]
+Work = Fixed | Growing
 
 
 def _parsed(value: object) -> object:
-    """Return the node of a local work: 5 and '5 steps' are steps, '5 epochs' or '0.5 epochs' passes over a client's examples.
+    """Return the config node of local work that is written as 5, '5 steps', '5 epochs' or '0.5 epochs'.
 
-    A dict, which is a schedule of steps, is returned as it is. Raises ValueError for anything else.
+    A dict is returned unchanged, since it is a schedule.
+
+    Raises:
+        ValueError: The value has none of these forms.
     """
     if isinstance(value, dict):
         return value

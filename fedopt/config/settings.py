@@ -1,4 +1,4 @@
-"""The parts of a config that every run has, typed."""
+"""The typed settings that every run has."""
 
 import math
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from fedopt.metrics import LIMITS
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """When a run ends. None sets no limit; at least one limit must be set.
+    """The limits at which a run ends. None means no limit; at least one limit must be set.
 
     Args:
         rounds: Rounds of the algorithm.
         comm_rounds: Communication rounds.
         bytes: Bytes to and from all clients.
-        seconds: Seconds of training.
+        seconds: Seconds of training, without evaluations.
         oracle_calls: Gradients, Hessian-vector and Jacobian-vector products of all clients.
-        example_calls: The same, each times the examples that it takes.
-        client_visits: Clients that took part, summed over communication rounds.
-        until: ``first``: the run ends at the first limit that is reached; ``last``: when all are reached.
+        example_calls: Gradients, Hessian-vector and Jacobian-vector products, each multiplied by its number of examples.
+        client_visits: Participating clients, summed over communication rounds.
+        until: ``first``: the run ends when the first limit is reached. ``last``: the run ends when all limits are reached.
     """
 
     rounds: NonNegativeInt | None
@@ -52,18 +52,22 @@ class Budget:
         return {name: limit for name in LIMITS if (limit := getattr(self, name)) is not None}
 
     def spent(self, row: Mapping[str, float]) -> float:
-        """Return the fraction of the budget that is used; the run ends at 1. row: the counts, by the columns of metrics.csv."""
+        """Return the fraction of the budget that has been used. The run ends at 1.
+
+        Args:
+            row: The costs so far, by column of metrics.csv.
+        """
         return (max if self.until == "first" else min)(self._shares(row))
 
     def parts(self, points: int, row: Mapping[str, float]) -> int:
-        """Return how many of ``points`` equal parts of the budget are spent.
+        """Return how many of ``points`` equal parts of the budget have been used.
 
-        With ``until=last``, each limit has ``points`` parts, and the spent parts of all limits are added. These parts are
-        equal in the logarithm of the cost, from a hundredth of the limit up to the limit.
+        With ``until=last``, each limit is divided into ``points`` parts, and the used parts of all limits are added. These
+        parts are equal on a logarithmic scale of the cost, from 1 % of the limit to the limit.
 
         Args:
             points: The number of parts.
-            row: The counts, by the columns of metrics.csv.
+            row: The costs so far, by column of metrics.csv.
         """
         if self.until == "first":
             return int(exact(self.spent(row) * points))
@@ -76,18 +80,18 @@ class Budget:
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
-    """When metrics are taken: before the first round, after the last, every ``every`` rounds, and after the rounds in ``at``.
+    """When a run is evaluated: before the first round, after the last, every ``every`` rounds, and after the rounds in ``at``.
 
     Args:
         every: The interval in rounds.
-        at: Further rounds.
-        metric: The metric that keep=best and the target use. None: keep=best uses the problem's first that can be a goal.
-        target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
-        diverged: A run is stopped if a loss, objective or distance exceeds, in magnitude, this times its value at the start
-            (or times 1 if that is larger), or if any metric is not finite.
-        points: The number of equal parts of the budget. Metrics are taken each time another part is spent, in place of
-            ``every``. Methods with unequal costs per round are then evaluated at equal costs. None: metrics are taken by
-            rounds.
+        at: Additional rounds.
+        metric: The metric for keep=best and the target. None: keep=best uses the problem's first metric that can be optimised.
+        target: The value of the metric to reach; summary.json contains the cost of reaching it. None: no target.
+        diverged: A run is stopped if the absolute value of a loss, objective or distance exceeds this factor times its value
+            at the start (or times 1, if that is larger), or if any metric is not finite.
+        points: The number of equal parts of the budget. The run is evaluated each time another part has been used, instead of
+            every ``every`` rounds, so that methods with different costs per round are evaluated at equal costs. None:
+            evaluate by rounds.
     """
 
     every: PositiveInt
@@ -112,19 +116,19 @@ class Participation:
     """Which clients take part in a round, and how much local work they do.
 
     Args:
-        cohort: The number of clients in a round, drawn as ``sampling`` says. None: all clients.
-        cohort_from: With fewer clients than this, all take part, whatever ``cohort`` is.
+        cohort: The number of clients that are sampled in a round. None: all clients.
+        cohort_from: With fewer clients than this number, all clients take part and ``cohort`` is ignored.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
-        least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
-            all clients do the algorithm's number.
-        work: A list: the fixed local steps or epochs of each client. ``once``: each client's draw from ``least`` is the same
-            in all rounds. None: draws from ``least`` differ between rounds.
-        stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
-        pattern: Which clients are there in a round, of whom the cohort is drawn. None: all.
-        late: How many rounds late a client's answers come: a draw from 0 to this number for each client and round. A list: the
-            fixed number of each client.
-        sampling: How a cohort is drawn. ``uniform``: without replacement. ``by_weight``: with replacement, by the clients'
-            weights in the objective; a client counts in the mean as often as it was drawn.
+        least: The smallest number of local steps or epochs. Each client's number in a round is drawn uniformly between this
+            number and the algorithm's number. None: all clients use the algorithm's number.
+        work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is drawn once
+            for all rounds. None: numbers are drawn in each round.
+        stragglers: The fraction of clients, sampled in each round, that are idle: they answer without a local step.
+        pattern: The availability model; the cohort is sampled from the available clients. None: all clients are available.
+        late: The largest delay of a client's answers in rounds; the delay of each client and round is drawn between 0 and this
+            number. A list: the fixed delay of each client.
+        sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
+            weights in the objective as probabilities; a client counts in the mean as often as it was sampled.
     """
 
     cohort: PositiveInt | None = None
@@ -140,43 +144,49 @@ class Participation:
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
         if self.work == "once" and self.least is None:
-            raise ValueError("work=once needs least, from which it draws; set participation.least")
+            raise ValueError("work=once needs participation.least, the smallest number to draw; set it")
         if self.least is not None and isinstance(self.work, list):
             raise ValueError("least and work cannot be combined; set one of them to null")
         return self
 
     def described(self, clients: int) -> str:
-        """Return a phrase on who takes part, such as '10 clients, 3 in a round'. clients: the number of clients."""
-        cohort = "" if self.cohort is None else f", {self.cohort} in a round"
-        cohort += ", drawn by weight" if self.sampling == "by_weight" else ""
-        late = "" if self.punctual else ", answers late"
-        return counted(clients, "client") + cohort + (f", {self.pattern.kind}" if self.pattern else "") + late
+        """Return a phrase that describes the participation, such as '10 clients, 3 per round'.
+
+        Args:
+            clients: The number of clients.
+        """
+        cohort = "" if self.cohort is None else f", {self.cohort} per round"
+        cohort += ", sampled by weight" if self.sampling == "by_weight" else ""
+        late = "" if self.punctual else ", delayed answers"
+        pattern = f", {self.pattern.kind} availability" if self.pattern else ""
+        return counted(clients, "client") + cohort + pattern + late
 
     @property
     def punctual(self) -> bool:
-        """Whether all answers come in the round of their message."""
+        """Whether all answers arrive in the same round as the message."""
         return not any(self.late if isinstance(self.late, list) else [self.late])
 
     @property
     def uneven(self) -> bool:
-        """Whether clients' local work can differ from the algorithm's number."""
+        """Whether the local work of clients can differ from the algorithm's number."""
         return (self.least, self.work, self.stragglers) != (None, None, 0)
 
 
 @dataclass(frozen=True, config=STRICT)
 class Hardware:
-    """Where a run computes, and with which types of numbers.
+    """The device and the numerical precision of a run.
 
     Args:
-        device: cpu, cuda, cuda:1, and so on.
-        dtype: The type of the run's numbers.
-        engine: ``vectorised``: stacks of clients work at once, by torch.vmap. ``one_by_one``: one client after the other.
-            ``auto`` chooses.
-        stack: How many clients the vectorised engine runs at once. None: as many as fit the cache.
-        threads: Threads of a process. None: OMP_NUM_THREADS, else all cores, shared among parallel jobs.
+        device: ``cpu``, ``cuda``, ``cuda:1``, and so on.
+        dtype: The dtype of the run's tensors.
+        engine: ``vectorised``: clients are vectorized with torch.vmap. ``one_by_one``: clients run one after another.
+            ``auto``: fedopt chooses.
+        stack: The number of clients that the vectorised engine runs in parallel. None: as many as fit into the cache.
+        threads: The number of threads of a process. None: OMP_NUM_THREADS if it is set, otherwise all cores, shared among
+            parallel jobs.
         tf32: Whether GPUs may use TensorFloat-32 for matrix products.
-        autocast: The type of products and convolutions in networks. None: ``dtype``.
-        deterministic: Whether only operations that give the same bits every time are allowed.
+        autocast: The dtype of matrix products and convolutions in networks. None: ``dtype``.
+        deterministic: Whether to allow only operations whose results are reproducible bit by bit.
     """
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
@@ -197,12 +207,24 @@ class Hardware:
 
 @dataclass(frozen=True, config=STRICT)
 class Settings:
-    """The top level of a config. conf/config.yaml says what each key means.
+    """The top level of a config. The comments in conf/config.yaml explain each key.
 
     Args:
-        output_dir: The run's folder. None: a folder under outputs/ that is named by the overrides.
-        source: The key ``from``: the folder of a run at whose checkpoint this run begins. None: it begins at the start.
-        algo, problem, partitioner, dataset, logger: The nodes that `build_target` makes objects of.
+        seed: The seed of all random numbers.
+        resume: Whether to resume the run in ``output_dir``.
+        output_dir: The run's folder. None: a folder under outputs/ whose name follows from the overrides.
+        source: The key ``from``: the folder of a run from whose checkpoint this run starts. None: a fresh start.
+        budget: The limits at which the run ends.
+        eval: When the run is evaluated.
+        hardware: The device and the numerical precision.
+        participation: Which clients take part in a round.
+        algo: The config node of the algorithm, from which `build_target` builds an object.
+        problem: The config node of the problem.
+        partitioner: The config node of the partitioner.
+        dataset: The config node of the data set.
+        logger: The config nodes of the experiment trackers.
+        keep: Whether a checkpoint also stores the variables at the best evaluation.
+        preset: Which tuned values apply: ``auto``, ``none``, or a name <algorithm>/<problem>.
     """
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]

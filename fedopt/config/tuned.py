@@ -1,35 +1,34 @@
-"""Tuned values, from conf/tuned/<algorithm>.yaml.
+"""Tuned values from conf/tuned/<algorithm>.yaml.
 
-The file has a node for each problem; its values apply unless the command sets others.
-
-A node holds keys of the parts in `NODES`, and `source`, which says how they were found. `like: NAME` at the top of a file
-takes over the nodes of another file. An algorithm without a node for a problem uses that of the algorithm its file builds on.
+Such a file has a node for each problem. Its values apply unless the command sets other values. A node contains keys of the
+nodes in `NODES`, and `source`, which describes how the values were found. The line `like: NAME` at the top of a file includes
+the nodes of another file. An algorithm without a node for a problem uses the node of the algorithm that it builds on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from fedopt.config.files import CONF, Folders, chain, content, file_of, values_of
 from fedopt.errors import UserError, first_line, unknown
+from fedopt.files import Node
 
 NODES = ("algo", "budget", "eval", "problem", "dataset", "partitioner", "participation", "hardware")
-MODEL = ("dataset", "problem.model", "problem.widths")  # steps that suit one of their values need not suit another
+MODEL = ("dataset", "problem.model", "problem.widths")  # tuned step sizes may not suit another data set or model
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Which tuned values apply to a run.
+    """The tuned values that apply to a run.
 
     Args:
-        name: <algorithm>/<problem>, the file and its node; empty if none apply.
+        name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
         pair: '<algorithm> on <problem>' of the run.
         keys: The keys whose tuned value takes effect.
-        beside: Overrides that choose a different data set or model than the values were tuned for.
-        left_out: Whether preset=none leaves tuned values out.
+        beside: Overrides that choose a different data set or model from the one that the values were tuned for.
+        left_out: Whether preset=none disables tuned values.
         defaults: Whether the search found nothing better than the defaults.
     """
 
@@ -47,55 +46,64 @@ class Tuned:
 
     def __str__(self) -> str:
         if self.name:
-            text = f"tuned values: {self.name}{', the defaults' if self.defaults else ''}"
-            other = f" (found without {' '.join(self.beside)}, so they may not suit it; preset=none leaves them out)"
+            text = f"tuned values: {self.name}{' (equal to the defaults)' if self.defaults else ''}"
+            other = f" (tuned without {' '.join(self.beside)}, so they may not fit; preset=none disables them)"
             return text + (other if self.beside else "")
-        why = "tuned values are not used (preset=none)" if self.left_out else f"no tuned values for {self.pair}"
-        return f"{why}: keys that the command does not set have their defaults"
+        why = "tuned values are disabled (preset=none)" if self.left_out else f"no tuned values for {self.pair}"
+        return f"{why}: keys that the command does not set have their default values"
 
 
 def tuned_names(folders: Folders = ()) -> list[str]:
-    """Return all names <algorithm>/<problem> that have tuned values. folders: config folders besides fedopt's."""
+    """Return all names <algorithm>/<problem> for which there are tuned values, in fedopt's and the user's config folders."""
     files = {path.stem for root in (CONF, *folders) for path in Path(root, "tuned").glob("*.yaml")}
     return sorted(f"{file}/{problem}" for file in files for problem in nodes(file, folders))
 
 
-def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
-    """Return the nodes of a file of tuned values: problem -> part -> key -> value. A missing file gives {}.
+def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
+    """Return the nodes of a file of tuned values as problem -> node -> key -> value; {} if there is no such file.
 
-    A key in a later folder wins; fedopt's folder is the first. With `like`, the nodes of that other file come first.
-    file: the algorithm. folders: config folders besides fedopt's. Raises UserError for a file that cannot be read or has
-        other keys.
+    Keys in the user's folders override the keys in fedopt's folder. With `like`, the keys of a file override the keys of the
+    included file.
+
+    Args:
+        file: The name of the algorithm.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: A file cannot be read or contains unknown keys.
     """
-    by_problem: dict[str, Any] = {}
+    by_problem: dict[str, Node] = {}
     for path in (path for root in (CONF, *folders) if (path := Path(root, "tuned", f"{file}.yaml")).exists()):
         try:
-            read = content(path)
+            tuned = content(path)
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read ({first_line(error)}); mend it, or use preset=none") from None
-        if "like" in read:
-            if read["like"] == file:
+            raise UserError(f"{path}: cannot be read ({first_line(error)}); correct it, or use preset=none") from None
+        if "like" in tuned:
+            if tuned["like"] == file:
                 raise UserError(f"{path}: like: names this file itself; name another one")
-            by_problem |= nodes(str(read.pop("like")), folders)
-        for problem, node in read.items():
+            by_problem |= nodes(str(tuned.pop("like")), folders)
+        for problem, node in tuned.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
-                raise UserError(f"{path}: {problem}: has other keys than {', '.join(NODES)} and source; remove them")
+                raise UserError(f"{path}: {problem}: has keys other than {', '.join(NODES)} and source; remove them")
             before = by_problem.get(str(problem), {})
-            parts = {part: {**before.get(part, {}), **(node.get(part) or {})} for part in NODES}
-            by_problem[str(problem)] = {part: parts[part] for part in parts if part in {*before, *node}}
+            merged = {name: {**before.get(name, {}), **(node.get(name) or {})} for name in NODES}
+            by_problem[str(problem)] = {name: merged[name] for name in merged if name in {*before, *node}}
     return by_problem
 
 
-def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
-    """Return the name of the tuned values that apply, and the values by dotted key; ("", {}) if none apply.
+def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, Node]:
+    """Return the tuned values that apply.
 
-    Keys that an experiment's file sets are left out. So are those that the chosen algorithm's file sets, if it builds on the
-    algorithm that was tuned.
+    Keys that an experiment's file sets are left out. If the chosen algorithm builds on the algorithm that was tuned, the keys
+    that its file sets are left out too.
 
     Args:
-        wanted: The key ``preset``: auto, none, or a name <algorithm>/<problem>.
-        chosen: The option of each group.
-        folders: Config folders besides fedopt's.
+        wanted: The value of the key ``preset``: auto, none, or a name <algorithm>/<problem>.
+        chosen: The chosen option of each config group.
+        folders: The user's config folders.
+
+    Returns:
+        The name of the tuned values and the values by dotted key; ("", {}) if none apply.
 
     Raises:
         UserError: ``wanted`` is not a known name.
@@ -111,7 +119,7 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
         raise UserError(unknown("preset", wanted, ["auto", "none", *names]))
     if not file:
         return "", {}
-    # What the files of a variant set makes it another method
+    # A variant's file turns the tuned algorithm into another method, so the values that it sets are not replaced
     setting = [("algo", option) for option in (line[line.index(file) + 1 :] if file in line else line[1:])]
     setting += [("experiment", option) for option in chain("experiment", chosen.get("experiment", "none"), folders)]
     taken = {key for group, option in setting for key in values_of(group, option, folders)}
@@ -123,26 +131,28 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
 
 
 def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Tell whether these tuned values are the algorithm's defaults, because a search found nothing better.
+    """Return whether tuned values equal the algorithm's defaults, because a search found nothing better.
 
-    name: <algorithm>/<problem>. folders: config folders besides fedopt's.
+    Args:
+        name: The name <algorithm>/<problem> of the tuned values.
+        folders: The user's config folders.
     """
     file, _, problem = name.partition("/")
     return nodes(file, folders)[problem].get("algo") == {}
 
 
 def overlap(key: str, other: str) -> bool:
-    """Tell whether two dotted keys are equal, or one lies inside the other."""
+    """Return whether two dotted keys are equal, or one contains the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
-def other_model(by_command: Mapping[str, Any], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the command's overrides that choose a different model or data set than the file of the problem. Reads files only.
+def other_model(by_command: Mapping[str, object], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
+    """Return the overrides of a command that choose a different model or data set from the problem's file.
 
     Args:
         by_command: The command's values, by key.
-        chosen: The option of each group.
-        folders: Config folders besides fedopt's.
+        chosen: The chosen option of each config group.
+        folders: The user's config folders.
     """
     usual = values_of("dataset", chosen.get("dataset", "none"), folders)
     for option in chain("problem", chosen["problem"], folders):

@@ -1,4 +1,4 @@
-"""Messages for a person, texts escaped for output, and the handling of Ctrl-C."""
+"""Terminal output: messages, tables, the progress bar, escaping of texts, and the handling of Ctrl-C."""
 
 from fedopt.lazy import exports
 

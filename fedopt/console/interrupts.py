@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM. Imports nothing that takes time."""
+"""Handling of Ctrl-C and SIGTERM. This module imports nothing that is slow to import."""
 
 import gc
 import os
@@ -12,15 +12,15 @@ from typing import NoReturn
 
 from fedopt.console import say as console
 
-GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
+GRACE = 30  # seconds from SIGTERM to SIGKILL, as in torchrun
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, with one line: during imports an exception may get lost.
+    """Let Ctrl-C end the process immediately with one line. During imports, an exception may get lost.
 
-    It works in the main thread, which alone gets Ctrl-C. Garbage is not collected meanwhile: what is imported stays, and
-    looking through it takes an eighth of the time.
+    This only concerns the main thread, which receives Ctrl-C. Garbage collection is off during the context, since it would
+    take an eighth of the time of the imports and find nothing.
     """
     if current_thread() is not main_thread():
         yield
@@ -43,10 +43,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt in place of an exception that arose while Ctrl-C was being handled.
+    """Raise KeyboardInterrupt instead of an exception that occurred while Ctrl-C was being handled.
 
-    OmegaConf's cleaning up, for instance, fails when it is interrupted. An OSError passes unchanged: a full disk at the end
-    of the program has its own message.
+    For example, OmegaConf raises another exception if its cleanup is interrupted. An OSError is not replaced: a full disk at
+    the end of the program has its own message.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Block Ctrl-C (SIGINT) for this thread until the context ends, and for the processes that it starts in the context."""
+    """Block Ctrl-C (SIGINT) during the context, in this thread and in the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -71,9 +71,9 @@ def ctrl_c_later() -> Iterator[None]:
 
 @contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
-    """Set the event at the first Ctrl-C or SIGTERM, and raise KeyboardInterrupt at the second.
+    """Set the event at the first Ctrl-C or SIGTERM, and raise KeyboardInterrupt at the second one.
 
-    Only the main thread gets these signals; in any other thread this context does nothing.
+    Only the main thread receives these signals; in any other thread the context does nothing.
     """
     if current_thread() is not main_thread():
         yield
@@ -93,9 +93,13 @@ def interruptible(requested: Event) -> Iterator[None]:
 
 
 def end_with(alive: Callable[[], bool]) -> Event:
-    """End this process when the process that it serves is gone: by SIGTERM, and by SIGKILL `GRACE` seconds later.
+    """End this process when another process is gone: with SIGTERM, and with SIGKILL `GRACE` seconds later.
 
-    Returns an event; setting it ends the watch. alive: tells whether the other process still runs.
+    Args:
+        alive: Returns whether the other process is still running.
+
+    Returns:
+        An event. Setting it stops the watch.
     """
     left = Event()
 

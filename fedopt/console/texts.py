@@ -1,6 +1,4 @@
-"""Escape texts that somebody else may have made, for a terminal or a file: names of files, values of configs, labels of
-metrics.
-"""
+"""Format texts, and escape texts from somebody else (file names, values of configs, labels) for a terminal or a file."""
 
 import html
 import math
@@ -12,13 +10,13 @@ from itertools import accumulate
 
 _NAMED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX = str.maketrans({**_NAMED, **{c: f"\\{c}" for c in "&%$#_{}"}})
-LONGEST = 300  # characters of a text with formulas
-MOST_NESTED, MOST_COMMANDS = 10, 20  # groups of a formula in each other, and its commands
+LONGEST = 300  # the largest number of characters of a text with formulas
+MOST_NESTED, MOST_COMMANDS = 10, 20  # the largest depth of nested groups, and number of commands, in a formula
 _NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal does not print, such as escape sequences, marks of direction and line ends."""
+    """Escape characters that a terminal does not print, such as escape sequences, direction marks and line breaks."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -28,62 +26,69 @@ def counted(number: int, what: str) -> str:
 
 
 def as_number(text: str) -> float | None:
-    """Return the number that a text is, such as -1.5, 1e-5 or inf; None for any other text, such as 1.2.3, nan or ."""
+    """Convert a text such as -1.5, 1e-5 or inf to a number; return None for any other text, such as 1.2.3 or nan."""
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def order(text: str) -> tuple[float, list[float | str]]:
-    """Return a sort key: numbers by size, then other texts, with the numbers inside them by size."""
-    size, parts = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
-    mixed = [float(part) if place % 2 else part for place, part in enumerate(parts)]
+    """Return a sort key: numbers come first, by size; other texts follow, with the numbers inside them compared by size."""
+    size, pieces = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
+    mixed = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
     return (math.inf, mixed) if size is None else (size, [])
 
 
 def csv_cell(text: str) -> str:
-    """Return a text for a CSV file. What a spreadsheet would take as a formula gets a ' in front."""
+    """Escape a text for a CSV file. A text that a spreadsheet would take for a formula gets the prefix '."""
     numbers = text == "-" or all(as_number(part) is not None for part in text.split(" ± "))
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not numbers
     return f"'{printable(text)}" if risky else printable(text)
 
 
 def markdown_cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table: HTML, emphasis, links and further cells are escaped."""
+    """Escape a text for a cell of a Markdown table: HTML, emphasis, links and column separators."""
     text = re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(")
     return re.sub(r"[*|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table, each row as it comes. head, rows: the cells, escaped where they need it.
+    """Yield the lines of a Markdown table.
+
+    Args:
+        head: The cells of the head, escaped if necessary.
+        rows: The cells of each row, escaped if necessary.
 
     Raises:
-        ValueError: A row has another number of cells than the head.
+        ValueError: The number of cells of a row differs from that of the head.
     """
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
         if len(row) != len(head):
-            raise ValueError(f"a row of {len(row)} cells in a table of {len(head)} columns: {' | '.join(row)}")
+            raise ValueError(f"a row has {len(row)} cells, but the table has {len(head)} columns: {' | '.join(row)}")
         yield f"| {' | '.join(row)} |"
 
 
 def html_text(text: str) -> str:
-    """Escape a text for HTML, such as that of a notebook."""
+    """Escape a text for HTML, for example in a notebook."""
     return html.escape(printable(text))
 
 
 def latex_cell(text: str) -> str:
-    """Return a text for a cell of a LaTeX table. Mathematics between two $ stays if figures can set it; all else is escaped."""
-    parts = re.split(r"(\$[^$]+\$)", printable(text)) if len(text) <= LONGEST else [printable(text)]
-    safe = [bool(re.fullmatch(r"\$[^$]+\$", part)) and "\\text" not in part and is_mathematics(part) for part in parts]
-    return "".join(part if keeps else part.translate(_LATEX) for part, keeps in zip(parts, safe, strict=True))
+    """Escape a text for a cell of a LaTeX table. Formulas between two $ are kept if matplotlib can draw them."""
+    pieces = re.split(r"(\$[^$]+\$)", printable(text)) if len(text) <= LONGEST else [printable(text)]
+    return "".join(piece if _is_safe_formula(piece) else piece.translate(_LATEX) for piece in pieces)
+
+
+def _is_safe_formula(text: str) -> bool:
+    return bool(re.fullmatch(r"\$[^$]+\$", text)) and "\\text" not in text and is_mathematics(text)
 
 
 @lru_cache(1000)
 def is_mathematics(text: str) -> bool:
-    r"""Tell whether matplotlib can draw a line in which the parts between two $ are formulas.
+    r"""Return whether matplotlib can draw a line whose parts between two $ are formulas.
 
-    A long or deeply nested line is refused unread, since it could keep the parser for ever or end the process. None of the
-    parser's commands reads or writes files. What is inside \text is not checked.
+    Long or deeply nested lines are refused without parsing, since they could block the parser or crash the process. The
+    parser has no commands that read or write files. The content of \text is not checked.
     """
     from matplotlib.mathtext import MathTextParser
 

@@ -64,6 +64,11 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
         logits: Logits, ``[B, classes]``.
         batch: The examples, with their classes and weights.
         class_weight: Weight of each class, ``[classes]``. None: all weights are 1.
+
+    Example:
+        >>> x, y, weight = torch.zeros(2, 3), torch.tensor([0, 1]), torch.full((2,), 0.5)
+        >>> fedopt.cross_entropy(torch.zeros(2, 2), fedopt.Batch(x, y, weight, rows=torch.arange(2)))
+        tensor(0.6931)
     """
     weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
     return losses(logits, batch) @ weight

@@ -256,7 +256,11 @@ def load_model(path: str | Path) -> Model:
         UserError: The file is missing or does not contain a model.
 
     Example:
-        ``fedopt.load_model("aue.json").predict(pd.read_csv("new.csv"))``
+        >>> command = "algo=fedavg problem=classification dataset=digits budget.rounds=1"
+        >>> run = fedopt.run(command, output_dir="digits", quiet=True)
+        >>> run.model().save("model.safetensors")
+        >>> fedopt.load_model("model.safetensors").predict(torch.zeros(1, 64).numpy()).shape
+        (1,)
     """
     file = Path(path)
     try:

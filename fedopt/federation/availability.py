@@ -29,7 +29,7 @@ class Availability:
         """Return the sorted indices of the clients that are available in round r. There is always one, drawn if need be."""
         if self.pattern is None:
             return np.arange(self.clients)
-        available = np.flatnonzero(self.pattern.there(r, self._groups, self._uniform))
+        available = np.flatnonzero(self.pattern.available(r, self._groups, self._uniform))
         if not len(available):  # a new draw: the numbers that decided on availability would mostly choose a rare client
             available = keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1, 1).integers(self.clients, size=1)
         return available

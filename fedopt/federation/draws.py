@@ -205,7 +205,15 @@ def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequen
 
 
 def Full(split: str | None = None) -> Steps:
-    """Return draws of one sample that is the full local data, or all of one split."""
+    """Return draws of one sample that is the full local data, or all of one split.
+
+    Args:
+        split: The name of the split. None: all local data.
+
+    Example:
+        >>> fedopt.Full("val") == fedopt.Steps(split="val")
+        True
+    """
     return Steps(split=split)
 
 

@@ -18,6 +18,10 @@ def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
         b: The vector, ``[d]``.
         N: The number of products.
         l: A number that no eigenvalue of H exceeds.
+
+    Example:
+        >>> fedopt.neumann_sum(lambda v, n: 0.5 * v, torch.tensor([1.0]), N=1, l=1.0)  # H = 0.5
+        tensor([1.5000])
     """
     term = total = b / l
     for n in range(N):
@@ -38,6 +42,10 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
         N: The number of terms of the sum.
         l: As in `neumann_sum`.
         chosen: The index of the term, which is also the number of products.
+
+    Example:
+        >>> fedopt.neumann_term(lambda v, n: 0.5 * v, torch.tensor([1.0]), N=2, l=1.0, chosen=1)  # H = 0.5
+        tensor([1.])
     """
     term = b * (N / l)
     for n in range(chosen):
@@ -54,6 +62,10 @@ def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
         product: As in `neumann_sum`, with the same H in all of them.
         b: The vector, ``[d]``.
         N: The number of steps, each with a product.
+
+    Example:
+        >>> fedopt.conjugate_gradients(lambda v, n: 2 * v, torch.tensor([4.0]), N=1)  # H = 2
+        tensor([2.])
     """
     solution, residual = torch.zeros_like(b), b
     direction, square = b, b @ b

@@ -30,6 +30,10 @@ def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
         point: A vector, ``[d]``.
         direction: The direction, ``[d]``.
         step: A number, or a client's own as a scalar tensor.
+
+    Example:
+        >>> fedopt.moved(torch.tensor([1.0]), torch.tensor([2.0]), step=0.5)
+        tensor([0.])
     """
     return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
 

@@ -1,4 +1,4 @@
-"""Read files that somebody may have sent; write a file completely or not at all."""
+"""Read files safely, since they may come from somebody else, and write files completely or not at all."""
 
 from fedopt.lazy import exports
 

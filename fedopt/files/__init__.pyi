@@ -4,6 +4,7 @@ from fedopt.files.reading import LARGEST_JSON as LARGEST_JSON
 from fedopt.files.reading import MOST_OF_A_CONFIG as MOST_OF_A_CONFIG
 from fedopt.files.reading import REMEDY as REMEDY
 from fedopt.files.reading import Loader as Loader
+from fedopt.files.reading import Node as Node
 from fedopt.files.reading import config_text as config_text
 from fedopt.files.reading import decoded as decoded
 from fedopt.files.reading import expanded as expanded

@@ -1,4 +1,4 @@
-"""Reading files that may have been sent, or be broken or missing: only regular files, no links, and a limited size."""
+"""Read files that may be missing, broken or from somebody else: only regular files, no links, and of limited size."""
 
 import codecs
 import json
@@ -16,17 +16,18 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from fedopt.errors import UserError, first_line
 
 T = TypeVar("T")
-LARGEST, LARGEST_JSON = 2**28, 2**26  # bytes of a text, of which tables and JSON need 12 and 30 times as much memory
+Node = dict[str, Any]  # a config, or a part of one: nested dicts, lists, strings, numbers, true, false and null
+LARGEST, LARGEST_JSON = 2**28, 2**26  # bytes; tables and JSON need 12 and 30 times as much memory as their text
 MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
-MOST_ALIASES = 20  # of a YAML file: nested ones stand for exponentially many values
+MOST_ALIASES = 20  # of a YAML file; nested aliases can expand to exponentially many values
 BROKEN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, yaml.YAMLError, UserError)
 REMEDY = "replace it with a good copy, or remove it"
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times as fast; libyaml may lack
-    """Reads YAML as Hydra reads overrides and files: 1e-3 is a number, a date is a text, and a key may not occur twice."""
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # CSafeLoader is ten times as fast
+    """Reads YAML in the same way as Hydra: 1e-3 is a number, a date is a string, and a key must not occur twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len({*keys}) < len(keys):
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key {max(keys, key=keys.count)} occurs twice")
@@ -46,30 +47,31 @@ def opened(path: Path, links: bool = False) -> BinaryIO:
 
     Args:
         path: The file.
-        links: Whether the path may be a link. That is safe if the user named it; a link in a folder that somebody sent could
-            show one of the reader's private files.
+        links: Whether the path may be a symbolic link. This is safe if the user has named the path. A link in a folder from
+            somebody else could expose the user's private files.
 
     Raises:
         OSError: The file cannot be opened.
-        UserError: It is a link, or not a regular file.
+        UserError: The path is a link, or not a regular file.
     """
     if path.is_symlink() and not links:
-        raise UserError(f"{path}: is a link, which is not followed; put the file itself there")
-    if path.exists() and not path.is_file():  # to open a pipe would wait for its other end
+        raise UserError(f"{path}: is a symbolic link, which is not followed; replace it by the file itself")
+    if path.exists() and not path.is_file():  # opening a pipe would block
         raise UserError(f"{path}: must be a regular file, not a folder, pipe or device")
     return path.open("rb")
 
 
 def read_bytes(path: Path, most: int | None = None, links: bool = False) -> bytes:
-    """Read a file.
+    """Read a file as bytes.
 
     Args:
         path: The file.
         most: The largest number of bytes. None: no limit.
-        links: As in `opened`.
+        links: Whether the path may be a symbolic link.
 
     Raises:
-        OSError, UserError: As in `opened`; UserError also for more bytes than ``most``.
+        OSError: The file cannot be opened.
+        UserError: The file is too large, a refused link, or not a regular file.
     """
     with opened(path, links) as file:
         if most is not None and path.stat().st_size > most:
@@ -78,21 +80,27 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
 
 
 def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
-    r"""Read a text file, UTF-8 or UTF-16 with a byte order mark; line ends become \n.
+    r"""Read a text file in UTF-8, or in UTF-16 with a byte order mark. Line ends become \n.
 
-    most: the largest number of bytes. links: whether the path may be a link. Raises OSError if the file cannot be opened, and
-        UserError if it is a refused link, too large or no text.
+    Args:
+        path: The file.
+        most: The largest number of bytes.
+        links: Whether the path may be a symbolic link.
+
+    Raises:
+        OSError: The file cannot be opened.
+        UserError: The file is too large, a refused link, not a regular file, or not text.
     """
     return decoded(read_bytes(path, most, links), path)
 
 
 def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
-    r"""Decode a text, with line ends as \n and without a byte order mark.
+    r"""Decode a text. Line ends become \n, and a byte order mark is removed.
 
     Args:
         content: The bytes.
-        path: Their file, for the message.
-        encoding: The name of the encoding. None: UTF-8, or UTF-16 if the byte order mark says so.
+        path: The file, for the message.
+        encoding: The name of the encoding. None: UTF-16 if there is a byte order mark for it, otherwise UTF-8.
 
     Raises:
         UserError: The bytes are not text in this encoding, or the encoding is unknown.
@@ -101,7 +109,7 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
     try:
         text = content.decode(encoding or ("utf-16" if marked else "utf-8"))
         if "\0" in text:
-            raise ValueError("it has zero bytes")
+            raise ValueError("it contains zero bytes")
     except (ValueError, LookupError) as error:
         why = f"is not text in {encoding or 'UTF-8'} ({first_line(error)}); save it as UTF-8"
         raise UserError(f"{path}: {why}") from None
@@ -109,7 +117,7 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
 
 
 def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: str = REMEDY) -> T:
-    """Read a text file and return what ``parse`` makes of it.
+    """Read and parse a text file.
 
     Args:
         path: The file.
@@ -117,53 +125,65 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
         most: The largest number of bytes.
         remedy: What to do if the file is broken, for the message.
 
+    Returns:
+        The result of ``parse``.
+
     Raises:
-        UserError: The file is missing or broken; one line that names the file and the remedy.
+        UserError: The file is missing or broken. The message names the file and the remedy in one line.
     """
     try:
         return parse(read_text(path, most))
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file (any more); put it back, or choose another folder") from None
+        raise UserError(f"{path}: does not exist (any more); put it back, or choose another folder") from None
     except BROKEN as error:
         why = first_line(error).removeprefix(f"{path}: ")
         raise UserError(f"{path}: cannot be read ({why}); {remedy}") from None
 
 
 def config_text(path: Path, links: bool = False) -> str:
-    """Return the text of a YAML file. links: as in `opened`. Raises OSError, and UserError with the file's name."""
+    """Return the text of a YAML file.
+
+    Args:
+        path: The file.
+        links: Whether the path may be a symbolic link.
+
+    Raises:
+        OSError: The file cannot be opened.
+        UserError: The file is too large, a refused link, not text, or has too many aliases.
+    """
     text = read_text(path, MOST_OF_A_CONFIG, links)
     if len(re.findall(r"[\s\[,]\*\w", text)) > MOST_ALIASES:
-        raise UserError(f"{path}: has more than {MOST_ALIASES} YAML aliases such as *name; write the values out")
+        raise UserError(f"{path}: has more than {MOST_ALIASES} YAML aliases such as *name; write out their values")
     return text
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a dict of dicts, lists, texts, numbers, true, false and null.
+def read_config(path: Path) -> Node:
+    """Read a YAML file that contains a dict of dicts, lists, strings, numbers, true, false and null.
 
     Raises:
-        UserError: It cannot be read, or holds anything else.
+        UserError: The file cannot be read, or contains anything else.
     """
 
-    def parse(text: str) -> dict[str, Any]:
+    def parse(text: str) -> Node:
         try:
             return _adapter(dict[str, JsonValue]).validate_python(yaml.load(text, Loader))
         except ValidationError:
-            raise ValueError("it does not hold a config, which is made of dicts, lists, texts and numbers") from None
+            raise ValueError("it is not a config, which consists of dicts, lists, strings and numbers") from None
 
     return read_as(path, parse, MOST_OF_A_CONFIG, "replace it with a good copy, or choose another output_dir")
 
 
-def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[str, Any]:
-    """Return the entries of a JSON object whose values have the type of their key; {} if the file cannot be read.
+def read_json(path: Path, types: Mapping[str, object], others: object = None) -> Node:
+    """Return the entries of a JSON file whose values have the right types; {} if the file cannot be read.
 
     Args:
-        path: The file.
+        path: The file, which should contain a JSON object.
         types: The type of each key.
         others: The type of all other keys. None: other keys are left out.
     """
     content, fitting = None, {}
     with suppress(UserError):
-        content = read_as(path, partial(json.loads, parse_constant=lambda _: None), LARGEST_JSON)  # nan is no JSON
+        content = read_as(path, partial(json.loads, parse_constant=lambda _: None), LARGEST_JSON)  # JSON has no nan
     for key, value in content.items() if isinstance(content, dict) else ():
         with suppress(ValidationError, ValueError, RecursionError):
             if kind := types.get(key, others):
@@ -177,5 +197,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def expanded(path: str) -> Path:
-    """Return the path with ~ replaced by the home folder. The ~NAME of an unknown user stays as it is."""
+    """Return the path with ~ replaced by the home folder. ~NAME is kept if there is no such user."""
     return Path(os.path.expanduser(path))

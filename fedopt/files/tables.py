@@ -1,4 +1,4 @@
-"""Reading CSV files that may have been sent, or be broken or missing."""
+"""Read CSV files that may be missing, broken or from somebody else."""
 
 from collections.abc import Sequence
 from io import StringIO
@@ -18,16 +18,16 @@ def read_table(
     remedy: str = REMEDY,
     **how: Any,
 ) -> pd.DataFrame:
-    """Read a CSV file whose first line has the column names.
+    """Read a CSV file whose first line contains the column names.
 
     Args:
         path: The file.
-        columns: Names that it must have.
-        growing: Whether it may still be written to. An incomplete last line is then left out, and a file without a complete
-            line gives an empty table.
+        columns: Names of columns that the file must have.
+        growing: Whether another process may still be writing the file. An incomplete last line is then left out, and a file
+            without a complete line gives an empty table.
         most: The largest number of bytes.
-        remedy: What to do if it is broken, for the message.
-        how: Further arguments of `pandas.read_csv`.
+        remedy: What to do if the file is broken, for the message.
+        how: Additional arguments of `pandas.read_csv`.
 
     Raises:
         UserError: The file cannot be read as such a table.
@@ -37,12 +37,12 @@ def read_table(
         text = text[: text.rfind("\n") + 1] if growing else text
         if growing and not text:
             return pd.DataFrame()
-        # Of the text: pandas would take a ~ in a path for the home folder
+        # pandas reads the text and not the path, in which it would replace a ~ by the home folder
         table = pd.read_csv(StringIO(text), low_memory=False, **how)
         if lacking := [name for name in columns if name not in table]:
-            raise ValueError(f"it lacks the column {lacking[0]}")
-        if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for names of rows
-            raise ValueError("its rows have more cells than its first line has names")
+            raise ValueError(f"the column {lacking[0]} is missing")
+        if not table.index.equals(pd.RangeIndex(len(table))):  # pandas has taken the first cells for names of rows
+            raise ValueError("its rows have more cells than the first line has names")
         return table
 
     return read_as(path, parse, most, remedy)

@@ -1,41 +1,46 @@
-"""Writing files completely, or not at all."""
+"""Write files completely or not at all."""
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 import yaml
 
 from fedopt.errors import UserError
 from fedopt.files.reading import POWERS
 
-PART = ".part"  # ends the name of a file that is being written
+PART = ".part"  # the extension of a file that is being written
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML with quotes around texts that `Loader` would read as numbers."""
+    """Writes YAML with quotes around strings that `Loader` would read as numbers."""
 
 
 _Dumper.add_implicit_resolver(*POWERS)
 
 
-def yaml_text(node: Any, width: int = 80) -> str:
-    """Return a node of dicts, lists, texts and numbers as YAML text, which `read_config` reads back.
+def yaml_text(node: object, width: int = 80) -> str:
+    """Return nested dicts, lists, strings and numbers as YAML text, which `read_config` can read.
 
-    width: characters of a line.
+    Args:
+        node: The values.
+        width: The number of characters per line.
     """
     return yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that the path has either the old or the new content, never a part.
+    """Write a file under a temporary name and rename it, so that the path always has either the old or the new content.
 
-    A link at the path is replaced, not followed. Raises OSError.
+    A link at the path is replaced, not followed.
+
+    Raises:
+        OSError: The file cannot be written.
     """
-    aside = path.with_name(f"{path.name}.{token_hex(4)}{PART}")  # others may be writing this file too
+    # The temporary name is unique, since other processes may write this file too
+    aside = path.with_name(f"{path.name}.{token_hex(4)}{PART}")
     try:
         with aside.open("xb") as file:
             file.write(content)
@@ -49,19 +54,23 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_whole(file: int, content: bytes) -> None:
-    """Write all bytes to a file descriptor, which may take only a part at a time. Raises OSError."""
+    """Write all bytes to a file descriptor, in several steps if necessary.
+
+    Raises:
+        OSError: The bytes cannot be written.
+    """
     while content:
         content = content[os.write(file, content) :]
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of these paths is a symbolic link, or neither a file nor a folder: writing would go elsewhere."""
+    """Raise UserError if a path is a symbolic link, or neither a file nor a folder, since writing could go elsewhere."""
     for path in paths:
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-            why = "is a link, or not a regular file, so that writing could go elsewhere"
+            why = "is a symbolic link or not a regular file, so that writing could change another file"
             raise UserError(f"{path}: {why}; remove it, or choose another folder")
 
 
 def refuse_linked(folder: Path, root: Path) -> None:
-    """Raise UserError if a folder below ``root``, or a folder between them, is a link: writing there would go elsewhere."""
+    """Raise UserError if a folder below ``root``, or a folder between the two, is a symbolic link."""
     refuse_links(place for place in (folder, *folder.parents) if root in place.parents)

@@ -1,4 +1,4 @@
-"""Many runs: sweeps, single jobs, processes on this machine, a cluster's queue."""
+"""Do many runs: sweeps, jobs in processes on this machine, and jobs in the queue of a cluster."""
 
 from fedopt.lazy import exports
 

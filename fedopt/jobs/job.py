@@ -1,4 +1,4 @@
-"""A job: a run to do in a folder. It is skipped if it has ended, and resumed if it was interrupted."""
+"""A job: a run to do in a folder. It is skipped if the run has ended, and resumed if the run was interrupted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from fedopt.results.identity import identity
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """The outcome of a job.
 
-    status: the run's status, or 'refused' if the job was not done and its folder was left unchanged.
-    text: the last values of the metrics, or what went wrong.
+    Attributes:
+        status: The run's status, or 'refused' if the job was not done and its folder was left unchanged.
+        text: The last values of the metrics, or the error message.
     """
 
     status: str
@@ -29,7 +30,11 @@ class Outcome(NamedTuple):
 class Job:
     """A run to do in a folder.
 
-    composed: its config. title: its name in the progress output. on_eval: as in `running.lifecycle.execute`.
+    Args:
+        folder: The run's folder.
+        composed: The config.
+        title: The name of the run in the progress output.
+        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops.
     """
 
     folder: Path
@@ -42,9 +47,12 @@ class Job:
         return RunFolder(self.folder).status() in ENDED
 
     def check(self) -> None:
-        """Check the ended run in the folder. Raises UserError if it had other config values or data than this job.
+        """Check that the run in the folder, which has ended, had the same config and data as this job.
 
-        A note names your modules that have changed since.
+        A note names modules of the user that have changed since.
+
+        Raises:
+            UserError: The config or the data differ.
         """
         with ending_at_once():
             from fedopt.results import say_changed
@@ -56,19 +64,21 @@ class Job:
         say_changed(folder, self.composed.nodes)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Do the run without pictures, resuming it if it has begun, and return how it ended.
+        """Do the run without drawing figures. A run that has started before is resumed, and a run that has ended is checked.
 
-        A run that has ended is only checked. Errors do not raise: they are printed and
-        returned, and a failure is recorded in the folder. Neither the config nor the method's fit to the problem is checked here:
-        `plan` does that for a sweep. A run that failed before is done again.
+        Errors are not raised but printed and returned, and a failure is recorded in the folder. A run that failed before is
+        done again. The config is not checked here; for a sweep, `plan` checks it.
 
         Args:
             processes: The number of processes that share the machine.
             bar: The progress bar. None: a new one.
 
+        Returns:
+            The outcome.
+
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. After one Ctrl-C during the run, the
-                status is 'interrupted' instead.
+            KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. After a single Ctrl-C during the run, the
+                status of the outcome is 'interrupted' instead.
         """
         with ending_at_once():
             from fedopt.running import Options, execute, record_failure
@@ -87,19 +97,19 @@ class Job:
             else:
                 execute(composed, lambda: self.folder, Options(processes, self.on_eval, bar=bar, pictures=False))
         except Exception as error:
-            if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
+            if status in ENDED or (status is not None and isinstance(error, UserError)):  # the folder is left unchanged
                 say(str(error))
                 return Outcome("refused", str(error))
             line = record_failure(folder, error, composed)
             say(line if str(self.folder) in line else f"{self.folder}: {line}")
-            # By another process, meanwhile. A run of ours that could not be recorded as failed looks interrupted
+            # Whether another process has used the folder meanwhile. A run of this process would be failed or interrupted
             taken = status is None and folder.used and folder.seen() not in ("failed", "interrupted")
             return Outcome("refused" if taken else "failed", line)
         return outcome_in(folder)
 
 
 def outcome_in(folder: RunFolder) -> Outcome:
-    """Return the outcome that the run in a folder has recorded. Its text is the last values of the metrics."""
+    """Return the outcome that the run in a folder has recorded, with the last values of the metrics as text."""
     summary = folder.summary()
     final = numbers_of(summary.get("final")).items()
     return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))

@@ -1,4 +1,4 @@
-"""Jobs on this machine: one at a time in this process, or several at once in separate processes."""
+"""Do jobs on this machine: one after another in this process, or several in parallel in separate processes."""
 
 import os
 import sys
@@ -17,14 +17,16 @@ from fedopt.jobs.job import Job, Outcome
 from fedopt.machine import PLACE, short_spins
 from fedopt.results import ENDED
 
-Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
+Done = tuple[Job, Outcome, float | None]  # the number is the seconds of the run, or None if it had ended before
 
 
 class Launcher(Protocol):
-    """A way to do jobs. Calling it with jobs and a progress bar does them, and yields each job with its outcome when it has
-    ended.
+    """A way to do jobs.
 
-    It yields (job, outcome, seconds). stopped: the line to print after Ctrl-C.
+    Calling a launcher with jobs and a progress bar does the jobs, and yields (job, outcome, seconds) when a job has ended.
+
+    Attributes:
+        stopped: The line to print after Ctrl-C.
     """
 
     @property
@@ -35,10 +37,15 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """A `Launcher` that does jobs on this machine, up to ``at_once`` at a time. stopped: the line to print after Ctrl-C."""
+    """A `Launcher` that does jobs on this machine.
+
+    Args:
+        at_once: The number of jobs in parallel.
+        stopped: The line to print after Ctrl-C.
+    """
 
     at_once: int = 1
-    stopped: str = "stopped; the same command resumes it"
+    stopped: str = "stopped; to resume, repeat the command"
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         if not jobs:
@@ -47,17 +54,18 @@ class Local:
 
 
 def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
-    """Do jobs under one progress bar, and print a line when each ends.
-
-    Return job -> outcome for the jobs that neither finished nor diverged, such as those that failed or were refused.
+    """Do jobs with one progress bar, and print a line when a job ends.
 
     Args:
-        jobs: The jobs. Those that have ended are only checked.
+        jobs: The jobs. Jobs that have already ended are only checked.
         launcher: Does the jobs that have not ended.
-        shared: A progress bar that counts these jobs among others; it stays open. None: a new one.
+        shared: A progress bar that also counts other jobs, and that stays open. None: a new one.
+
+    Returns:
+        The outcomes of the jobs that neither finished nor diverged, for example those that failed or were refused.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs on this machine have written a checkpoint.
+        KeyboardInterrupt: Ctrl-C was pressed. It is raised after all runs on this machine have written a checkpoint.
         UserError: The launcher cannot queue the jobs.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
@@ -70,11 +78,11 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
             if status not in ENDED:
                 bad[job] = Outcome(status, text or status)
             left = bar.next(skipped=seconds is None)
-            took = "was there already" if status in ENDED else ""
+            took = "already done" if status in ENDED else ""
             if seconds is not None:
                 took = f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
-            parts = f"[{bar.done:>{len(str(bar.jobs))}}/{bar.jobs}] {status:<9} {job.title}", took, text
-            bar.line("  ".join(filter(None, parts)))
+            texts = f"[{bar.done:>{len(str(bar.jobs))}}/{bar.jobs}] {status:<9} {job.title}", took, text
+            bar.line("  ".join(filter(None, texts)))
     return bad
 
 
@@ -91,26 +99,28 @@ def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
 class _Worker:
     """A process that does one job after another.
 
-    at_once: how many processes share the machine. place: the index of this one among them.
+    Args:
+        at_once: The number of processes that share the machine.
+        place: The index of this process among them.
 
     Attributes:
-        pipe: The end of a pipe that takes jobs and gives their outcomes.
+        pipe: The end of a pipe through which jobs are sent and outcomes are received.
     """
 
     def __init__(self, at_once: int, place: int):
         context, self.place = get_context("spawn"), place
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, at_once, place))
-        with program_hidden(), ctrl_c_later():  # it would end what imports with a traceback
+        with program_hidden(), ctrl_c_later():  # Ctrl-C during the imports of the process would print a traceback
             self.process.start()
         theirs.close()
 
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    """Do jobs in processes, each of which does one after another. Another takes the place of one that is killed."""
+    """Do jobs in several processes, each of which does one job after another. A process that is killed is replaced."""
     waiting, at_once = deque(jobs), min(at_once, len(jobs))
-    resource_tracker.ensure_running()  # which lets Ctrl-C through again
-    places, workers = deque(range(at_once)), list[_Worker]()  # where a process is to be started; those that live
+    resource_tracker.ensure_running()  # must start before Ctrl-C is blocked, since it unblocks Ctrl-C
+    places, workers = deque(range(at_once)), list[_Worker]()  # the indices of processes to start; the running processes
     running: dict[_Worker, tuple[Job, float]] = {}
     try:
         while waiting or running:
@@ -119,23 +129,23 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             for worker in (worker for worker in workers if worker not in running):
                 if waiting:
                     running[worker] = waiting.popleft(), time.monotonic()
-                    with suppress(OSError):  # it was killed meanwhile
+                    with suppress(OSError):  # the process was killed meanwhile
                         worker.pipe.send(running[worker][0])
             ready = connection.wait([worker.pipe for worker in running])
             for worker in [worker for worker in running if worker.pipe in ready]:
                 job, began = running.pop(worker)
                 try:
                     outcome = worker.pipe.recv()
-                except (EOFError, OSError):  # it was killed
+                except (EOFError, OSError):  # the process was killed
                     workers.remove(worker)
                     places.append(worker.place)
                     worker.process.join()
                     code = worker.process.exitcode
-                    outcome = Outcome("failed", f"its process ended with code {code}; the same command resumes it")
+                    outcome = Outcome("failed", f"its process ended with code {code}; to resume, repeat the command")
                 yield job, outcome, time.monotonic() - began
     finally:
         for worker in workers:
-            worker.process.terminate()  # a run stops after its round and keeps a checkpoint
+            worker.process.terminate()  # its run stops after the current round and writes a checkpoint
         for worker in workers:
             worker.pipe.close()
             worker.process.join()
@@ -143,9 +153,9 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
 
 @contextmanager
 def program_hidden() -> Iterator[None]:
-    """Hide the user's script during the context: a process that is started would run it again.
+    """Hide the user's script during the context, so that a process that is started does not run it again.
 
-    So scripts need no `__main__` guard.
+    Scripts therefore need no `__main__` guard.
     """
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     os.environ.update(spins := short_spins())
@@ -158,20 +168,23 @@ def program_hidden() -> Iterator[None]:
 
 
 def _work(pipe: connection.Connection, at_once: int, place: int) -> None:
-    """Do the jobs that come through a pipe until it is closed or the command is gone. Ctrl-C goes to the command alone.
+    """Do the jobs that arrive through a pipe until it is closed or the command is gone. Only the command receives Ctrl-C.
 
-    at_once: how many processes share the machine. place: the index of this one.
+    Args:
+        pipe: The end of a pipe through which jobs are received and outcomes are sent.
+        at_once: The number of processes that share the machine.
+        place: The index of this process among them.
     """
     os.environ[PLACE] = str(place)
     os.setpgrp()
     command = parent_process()
     assert command is not None
     end_with(command.is_alive)
-    # The progress of several runs at once helps nobody
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+    # The progress lines of several parallel runs would be mixed up
+    with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stderr(devnull):
         try:
             with suppress(EOFError, OSError):  # no job is left, or the command is gone
                 while True:
                     pipe.send(pipe.recv().do(at_once))
-        except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
+        except KeyboardInterrupt:  # a second signal; for example, `timeout` sends two
             sys.exit(130)

@@ -1,7 +1,7 @@
-"""Jobs in the queue of a cluster, by submitit.
+"""Do jobs on a cluster with Slurm, by means of submitit.
 
-Each submission has a folder: runs.json lists its runs, and <id>_submitted.pkl exists until a job has ended. submitit pickles
-the jobs, which contain only texts.
+Each submission has a folder, in which runs.json lists the runs, and <id>_submitted.pkl exists until a job has ended. submitit
+pickles the jobs, which contain only strings.
 """
 
 import json
@@ -16,6 +16,7 @@ from secrets import token_hex
 from shutil import rmtree
 from threading import Event
 from time import monotonic, sleep
+from types import FrameType
 from typing import Any, NamedTuple
 
 from filelock import FileLock
@@ -28,105 +29,114 @@ from fedopt.jobs.job import Job, Outcome, outcome_in
 from fedopt.jobs.local import Done
 from fedopt.results import ENDED, RunFolder, digits
 
-LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1001 where its MaxArraySize is not set
-TIMES = 100  # that a job may reach its time limit
+LARGEST_ARRAY = 1000  # jobs; Slurm's default MaxArraySize is 1001
+TIMES = 100  # how often a job may reach its time limit and be queued again
 POLL = 1.0  # seconds
 
 
 @dataclass(frozen=True)
 class Work:
-    """A run as a job of submitit, as texts that can be pickled. Calling it composes the config again, and does or resumes the
-    run.
+    """A run as a job of submitit, which consists of strings that can be pickled.
+
+    Calling it composes the config again, and does or resumes the run.
 
     Args:
         folder: The run's folder.
-        words: The run's overrides.
+        overrides: The run's overrides.
         folders: The user's config folders.
         digits: The fingerprint of the config when the job was queued.
     """
 
     folder: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     folders: tuple[str, ...]
     digits: str
 
     def __call__(self) -> tuple[str, str]:
-        """Do the run and return (status, text) of its outcome.
+        """Do the run.
 
-        If the time limit is near, the run stops after its current round and the job is queued again. A cancelled job exits
-        without a result.
+        Shortly before the time limit, the run stops after its current round and the job is queued again. A cancelled job
+        exits without a result.
+
+        Returns:
+            The status and the text of the outcome.
         """
         from submitit import JobEnvironment
 
-        sent = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")  # shortly before the time limit
-        requeue, asked = signal.getsignal(sent), Event()
+        near_limit = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")  # arrives shortly before the time limit
+        requeue, timed_out = signal.getsignal(near_limit), Event()
 
-        def make_room(number: int, frame: Any) -> None:
-            asked.set()
+        def stop(number: int, frame: FrameType | None) -> None:
+            timed_out.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        signal.signal(sent, make_room)
+        signal.signal(near_limit, stop)
         try:
-            composed = compose(self.words, self.folders)
+            composed = compose(self.overrides, self.folders)
             if digits(composed.nodes) != self.digits:
                 raise UserError(
-                    "its config files have changed since it was queued; repeat the command to queue it again"
+                    "the config files have changed since the run was queued; repeat the command to queue it again"
                 )
             outcome = Job(Path(self.folder), composed, "").do(processes=1)
         except UserError as error:
             outcome = Outcome("refused", str(error))
         except KeyboardInterrupt:  # before the first round
             outcome = Outcome("interrupted", "")
-        signal.signal(sent, signal.SIG_IGN)
+        signal.signal(near_limit, signal.SIG_IGN)
         if outcome.status == "interrupted":
-            if asked.is_set() and callable(requeue):
-                requeue(sent, None)  # submitit's, which exits
-            sys.exit(128 + signal.SIGTERM)  # cancelled: no result
+            if timed_out.is_set() and callable(requeue):
+                requeue(near_limit, None)  # submitit's handler, which exits
+            sys.exit(128 + signal.SIGTERM)  # the job was cancelled
         return outcome.status, outcome.text
 
     def checkpoint(self) -> Any:
-        """Return the job that submitit queues again at the time limit: this one, which then resumes the run."""
+        """Return the job that submitit queues again at the time limit: this job, which then resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class Queued(NamedTuple):
-    """A run in the queue. folder: the run's folder. job: submitit's job."""
+    """A run in the queue.
+
+    Attributes:
+        folder: The run's folder.
+        job: The job of submitit.
+    """
 
     folder: Path
     job: Any
 
     @property
     def waits(self) -> bool:
-        """Return whether the run is queued or running, as far as this machine can tell."""
+        """Whether the run is queued or running, as far as this machine can tell."""
         if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
-            return False  # another command has seen it end
+            return False  # another command has processed the end of the job
         return not self.job.done()
 
     def outcome(self) -> Outcome:
-        """Return the outcome in the run's folder if the run has ended, else the one that the job returned.
+        """Return the outcome in the run's folder if the run has ended, otherwise the outcome that the job returns.
 
-        In the second case it blocks until the job ends. A job without a readable result counts as failed; the text names its
-        log.
+        In the second case this method blocks until the job ends. A job without a readable result counts as failed, and the
+        text names the job's log.
         """
-        if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
-            return there
+        if (recorded := outcome_in(RunFolder(self.folder))).status in ENDED:
+            return recorded
         try:
             return Outcome(*self.job.result())
-        except Exception:  # of submitit, or what else half a pickle raises
+        except Exception:  # raised by submitit, or by an incomplete pickle
             return Outcome(
-                "failed", f"job {self.job.job_id} ended without a result; see its log, {self.job.paths.stderr}"
+                "failed", f"job {self.job.job_id} ended without a result; see its log {self.job.paths.stderr}"
             )
 
     def forget(self) -> None:
-        """Remove an ended job from the list of queued jobs.
+        """Remove a job that has ended from the list of queued jobs.
 
-        If all runs of its submission have ended, remove the submission's folder with the logs too.
+        If all runs of its submission have ended, the folder of the submission is removed too, with the logs.
         """
         paths = self.job.paths
-        with suppress(OSError):  # another command was faster
+        with suppress(OSError):  # another command has removed it
             paths.submitted_pickle.unlink()
         ended = all(RunFolder(Path(run)).status() in ENDED for run in _runs(paths.folder))
         if ended and not any(paths.folder.glob("*_submitted.pkl")):
@@ -135,19 +145,20 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A `Launcher` that queues jobs on a cluster, unless they are queued already. It yields each when it has ended.
+    """A `Launcher` that queues jobs on a cluster. Jobs that are already queued are not queued again.
 
     Args:
         partition: Slurm's partition. None: Slurm's default.
         minutes: The time limit of a job. A job that reaches it is queued again and resumes the run.
-        gpus, cpus: The number for each job. None: Slurm's default.
-        at_most: The number of jobs that run at once.
+        gpus: The number of GPUs per job. None: Slurm's default.
+        cpus: The number of CPU cores per job. None: Slurm's default.
+        at_most: The largest number of jobs that run in parallel.
 
     Attributes:
-        going: job -> its entry in the queue, for jobs that are queued or running.
+        going: The entries in the queue of the jobs that are queued or running.
 
     Raises:
-        UserError: The jobs cannot be queued. It is raised while iterating over the jobs, not when the launcher is made.
+        UserError: The jobs cannot be queued. This is raised by the iteration over the jobs.
     """
 
     partition: str | None = None
@@ -160,7 +171,7 @@ class Queue:
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         began = monotonic()
         refuse_links([lock := queue_folder() / ".lock"])
-        with FileLock(lock):  # two commands queue nothing twice
+        with FileLock(lock):  # so that two commands do not queue the same run
             before = {entry.folder: entry for entry in queued()}
             self.going.update({job: before[path] for job in jobs if (path := job.folder.absolute()) in before})
             new = [job for job in jobs if job not in self.going]
@@ -177,13 +188,17 @@ class Queue:
 
     @property
     def stopped(self) -> str:
-        """Return the line to print after Ctrl-C: which jobs stay in the queue, and how to end them."""
+        """The line to print after Ctrl-C. It says how many runs stay in the queue, and how to cancel them."""
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
-        left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, scancel {ids} ends them"
-        return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
+        left = f"{counted(len(self.going), 'run')} still queued; repeat the command to wait again, or cancel with scancel {ids}"
+        return f"stopped; {left}" if self.going else "stopped; to resume, repeat the command"
 
     def _submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs as one array. Raises UserError if they cannot be queued."""
+        """Queue jobs as one array.
+
+        Raises:
+            UserError: The jobs cannot be queued.
+        """
         batch = queue_folder() / token_hex(8)
         batch.mkdir(mode=0o700)
         runs = [str(job.folder.absolute()) for job in jobs]
@@ -194,7 +209,7 @@ class Queue:
         except (RuntimeError, ImportError, OSError) as error:
             rmtree(batch)
             why = f"--launcher slurm: the runs cannot be queued ({first_line(error)})"
-            raise UserError(f"{why}; correct the cause, then repeat the command") from error
+            raise UserError(f"{why}; fix the cause, then repeat the command") from error
         self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(jobs, sent, strict=True)})
 
     def _executor(self, batch: Path) -> Any:
@@ -217,22 +232,23 @@ def _place() -> Path:
 
 
 def queue_folder() -> Path:
-    """Return the folder of the queue, created for this user alone, since its files are executed.
+    """Return the folder of the queue, which is created for this user only, since its files are executed.
 
-    Raises UserError if other users may write there.
+    Raises:
+        UserError: Other users may write to the folder.
     """
     folder = _place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise UserError(
-            f"{folder}: other users may write here, and its files are executed; set FEDOPT_QUEUE to another folder"
+            f"{folder}: other users can write to this folder, whose files are executed; set FEDOPT_QUEUE to another folder"
         )
     return folder
 
 
 def queued() -> list[Queued]:
-    """Return the runs that are queued or running. Entries of ended jobs are removed from the queue's folder."""
+    """Return the runs that are queued or running. Entries of jobs that have ended are removed from the queue's folder."""
     entries = []
     for pickled in _place().glob("*/*_submitted.pkl"):
         from submitit import SlurmJob
@@ -241,7 +257,8 @@ def queued() -> list[Queued]:
         with suppress(LookupError, ValueError):  # another command has just removed the submission
             folder = _runs(pickled.parent)[int(number.partition("_")[2] or 0)]
             entries.append(Queued(Path(folder), SlurmJob(pickled.parent, number)))
-    waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
+    # Only after all entries are known, so that Slurm is asked once
+    waiting = [entry for entry in entries if entry.waits]
     for entry in entries:
         if entry not in waiting:
             entry.forget()
@@ -249,11 +266,11 @@ def queued() -> list[Queued]:
 
 
 def _runs(submission: Path) -> list[str]:
-    """Return the folders of a submission's runs, in the order of its jobs; [] if the submission is gone."""
+    """Return the folders of the runs of a submission, in the order of its jobs; [] if the submission was removed."""
     runs: list[str] = read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])
     return runs
 
 
 def _work(job: Job) -> Work:
     composed = job.composed
-    return Work(str(job.folder.absolute()), composed.words, composed.folders, digits(composed.nodes))
+    return Work(str(job.folder.absolute()), composed.overrides, composed.folders, digits(composed.nodes))

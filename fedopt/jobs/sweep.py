@@ -1,4 +1,4 @@
-"""Sweeps: all combinations of the values in a command, each composed once."""
+"""Sweeps: run all combinations of the values in a command."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +19,16 @@ from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results import RunFolder
 from fedopt.running import FIRST, named, run_name, run_place, sweep_place
 
-MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
+MOST_RUNS = 10_000  # the largest number of runs of a sweep; all configs are composed before the first run starts
 
 
 class Sweep(NamedTuple):
     """The combinations of a sweep, composed and checked.
 
-    folder: of all runs. swept: the keys with several values. jobs: one for each combination.
+    Attributes:
+        folder: The folder that contains the folders of all runs.
+        swept: The keys with several values.
+        jobs: One job for each combination.
     """
 
     folder: Path
@@ -33,20 +36,21 @@ class Sweep(NamedTuple):
     jobs: list[Job]
 
 
-def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
-    """Do all combinations of a command, write sweep.csv and print a summary.
-
-    Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C, else 0.
+def sweep(overrides: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
+    """Run all combinations of a command, write sweep.csv and print a summary.
 
     Args:
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         folders: The user's config folders.
         launcher: Does the runs.
 
+    Returns:
+        The exit code: 1 if a run failed or was refused, 130 after Ctrl-C, otherwise 0.
+
     Raises:
-        UserError: The command has a mistake, or the launcher cannot be used.
+        UserError: The command is invalid, or the launcher cannot be used.
     """
-    planned = plan(words, folders)
+    planned = plan(overrides, folders)
     try:
         with ctrl_c_kept():
             return 1 if _do([planned], launcher) else 0
@@ -56,42 +60,49 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
-    """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order, each once.
+    """Run the sweeps of several commands with one progress bar.
 
-    A run that fails after it has begun raises nothing; its folder records the failure.
+    A run that fails after it has started does not raise an exception; its folder records the failure.
 
     Args:
         commands: The overrides of each command.
         folders: The user's config folders.
-        at_once: The number of runs at the same time.
+        at_once: The number of runs in parallel.
+
+    Returns:
+        The folders of the runs, in order and without repetitions.
 
     Raises:
-        UserError: A command has a mistake, raised before anything runs; or runs were refused or could not begin, raised at
-            the end.
-        KeyboardInterrupt: Ctrl-C was pressed. It is raised when all runs have written a checkpoint.
+        UserError: A command is invalid, which is raised before the first run; or runs were refused or could not start, which
+            is raised at the end.
+        KeyboardInterrupt: Ctrl-C was pressed. It is raised after all runs have written a checkpoint.
     """
     taken: dict[str, Composed] = {}
-    sweeps = [plan(words, folders, taken) for words in commands]
+    sweeps = [plan(overrides, folders, taken) for overrides in commands]
     bad = _do(sweeps, Local(at_once))
     runs = [*dict.fromkeys(job.folder for planned in sweeps for job in planned.jobs)]
     failed = {
         job for job, (status, _) in bad.items() if status == "failed" and RunFolder(job.folder).status() == status
     }
     if lost := [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]:
-        raise UserError(f"{len(lost)} of {len(runs)} runs could not be done; the first is {lost[0]}")
+        raise UserError(f"{len(lost)} of {len(runs)} runs could not be started; the first one is {lost[0]}")
     return runs
 
 
 def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
-    """Print what begins, do the runs of sweeps under one progress bar, and write and print each sweep's table.
+    """Do the runs of sweeps with one progress bar, and write and print the table of each sweep.
 
-    Return job -> outcome of the runs that neither finished nor diverged. Raises as `run_all` does; after Ctrl-C the tables are
-    written first.
+    Returns:
+        The outcomes of the runs that neither finished nor diverged.
+
+    Raises:
+        UserError: The launcher cannot queue the jobs.
+        KeyboardInterrupt: Ctrl-C was pressed. The tables are written first.
     """
     from fedopt.analysis import report
 
     def tables(bad: Mapping[Job, Outcome]) -> None:
-        # Folders of refused runs hold runs with other values
+        # The folder of a refused run contains a run with other values
         refused = {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
         for folder in dict.fromkeys(planned.folder for planned in sweeps):
             report(folder, refused)
@@ -108,54 +119,57 @@ def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
 
 
 def _head(planned: Sweep) -> list[str]:
-    """Return the lines printed before a sweep: methods and problems, tuned values, data, and the folder."""
+    """Return the lines to print before a sweep: methods and problems, tuned values, clients and data, and the folder."""
     methods = dict[str, dict[str, None]]()
     tuned, data = dict[str, None](), dict[str, None]()
     for one in (job.composed for job in planned.jobs):
         methods.setdefault(one.chosen["problem"], {})[one.chosen["algo"]] = None
         tuned[str(one.tuned)] = None
         clients = getattr(one.parts["partitioner"], "clients", None)
-        crowd = [] if clients is None else [one.settings.participation.described(clients)]
-        data[", ".join([*crowd, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
-    what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
+        participants = [] if clients is None else [one.settings.participation.described(clients)]
+        data[", ".join([*participants, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
+    what = "; ".join(f"{', '.join(names)} on {problem}" for problem, names in methods.items())
     over = f" over {', '.join(planned.swept)}" if planned.swept else ""
     head = f"{what}: {counted(len(planned.jobs), 'run')}{over}"
     warnings = filter(None, map(experimental, dict.fromkeys(job.composed.chosen["algo"] for job in planned.jobs)))
     return [*warnings, *filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
-def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
-    """Compose and check every combination, without loading data, so that mistakes show before the first run.
+def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
+    """Compose and check every combination without loading data, so that errors are found before the first run.
 
     Args:
-        words: The overrides of the command.
+        overrides: The overrides of the command.
         folders: The user's config folders.
-        taken: folder -> config of runs of other sweeps that begin together, as in `run_place`. This sweep's runs are added in
+        taken: The configs of the runs of other sweeps that start together, by folder. The runs of this sweep are added in
             place.
 
+    Returns:
+        The sweep.
+
     Raises:
-        UserError: A combination is wrong; the message says which.
+        UserError: A combination is invalid. The message says which.
     """
-    refuse_hydra(words)
-    given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
-    swept = [word for values in given.values() if len(values) > 1 for word in values]
-    check_choices((word for values in given.values() for word in values), folders)
+    refuse_hydra(overrides)
+    alternatives = {text: _alternatives(item) for text, item in zip(overrides, parsed(overrides), strict=True)}
+    swept = [override for values in alternatives.values() if len(values) > 1 for override in values]
+    check_choices((override for values in alternatives.values() for override in values), folders)
     configs: list[Composed] = []
-    for combination in dict.fromkeys(_combinations([*given.values()])):
+    for combination in dict.fromkeys(_combinations([*alternatives.values()])):
         with _in_combination(combination, swept):
             configs.append(compose(combination, folders))
     with ending_at_once():
-        from fedopt.analysis import differences  # with pandas
+        from fedopt.analysis import differences  # imports pandas
         from fedopt.running import check_parts
     for one in configs:
-        with _in_combination(one.words, swept):
+        with _in_combination(one.overrides, swept):
             check_parts(one)
     places = {one.settings.output_dir for one in configs}
     if len(places) > 1:
         raise UserError(
-            f"output_dir={','.join(map(str, places))}: a sweep needs a single one, in which each run gets a folder"
+            f"output_dir={','.join(map(str, places))}: a sweep needs a single output_dir, in which each run gets a folder"
         )
-    keys = {key_of(word) for word in swept}
+    keys = {key_of(override) for override in swept}
     if warning := differences(configs, keys):
         note(warning)
     naming: frozenset[str] | None = frozenset(keys)
@@ -164,8 +178,8 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     else:
         first = configs[0].chosen
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
-        shared = [word for word in given if key_of(word) not in keys]
-        name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
+        shared = [override for override in alternatives if key_of(override) not in keys]
+        name = named((text for text in (*shared, *keys) if key_of(text) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(outputs() / "multirun" / name, shared, keys)
     refuse_links([folder / "sweep.csv"])
     taken = {} if taken is None else taken
@@ -175,28 +189,34 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
 
 @contextmanager
 def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterator[None]:
-    """Prefix a UserError raised in the `with` block with the combination in which it occurred.
+    """Add the combination in which a UserError occurs in the context to its message.
 
-    combination: its overrides. swept: all overrides of the sweep that vary.
+    Args:
+        combination: The overrides of the combination.
+        swept: The overrides of the sweep that vary.
     """
     try:
         yield
     except UserError as error:
-        which = " ".join(word for word in combination if word in swept and word not in str(error))
+        which = " ".join(override for override in combination if override in swept and override not in str(error))
         raise UserError(f"{which}: {error}" if which else str(error)) from error
 
 
-def _combinations(given: Sequence[list[str]]) -> Iterable[tuple[str, ...]]:
-    """Return all combinations of a sweep, each a tuple of overrides.
+def _combinations(alternatives: Sequence[list[str]]) -> Iterable[tuple[str, ...]]:
+    """Return all combinations of a sweep, each as a tuple of overrides.
 
-    given: for each override, its alternatives. Raises UserError if there are no combinations or too many.
+    Args:
+        alternatives: The alternatives of each override.
+
+    Raises:
+        UserError: There are no combinations, or too many.
     """
-    runs = prod(map(len, given))
+    runs = prod(map(len, alternatives))
     if runs not in range(1, MOST_RUNS + 1):
         raise UserError(
-            f"this sweep has {f'more than {MOST_RUNS:,} runs; give fewer' if runs else 'no run; give'} values"
+            f"this sweep has {f'more than {MOST_RUNS:,} runs; use fewer values' if runs else 'no runs; add values'}"
         )
-    return product(*given)
+    return product(*alternatives)
 
 
 def _alternatives(override: Override) -> list[str]:

@@ -21,6 +21,10 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
     Args:
         y: The vector.
         total: Sum of the entries of the projection, positive.
+
+    Example:
+        >>> fedopt.simplex(torch.tensor([0.5, 1.5]))
+        tensor([0., 1.])
     """
     y = y - y.amax()
     falling = torch.sort(y, descending=True).values
@@ -29,7 +33,12 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Project y onto the box {low <= z <= high}."""
+    """Project y onto the box {low <= z <= high}.
+
+    Example:
+        >>> fedopt.box(torch.tensor([-2.0, 0.5]), low=-1.0, high=1.0)
+        tensor([-1.0000,  0.5000])
+    """
     return y.clamp(min=low).clamp(max=high)
 
 
@@ -40,6 +49,10 @@ def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
         y: A vector; for the norms ``l2`` and ``linf`` also several vectors, ``[..., d]``.
         radius: Radius of the ball, positive.
         norm: Norm of the ball.
+
+    Example:
+        >>> fedopt.ball(torch.tensor([3.0, 4.0]), radius=1.0)
+        tensor([0.6000, 0.8000])
     """
     if norm == "linf":
         return box(y, -radius, radius)

@@ -1,4 +1,4 @@
-"""The files that one run leaves: folder, metrics file, checkpoint, card, identity, trackers."""
+"""The files of a run: its folder, metrics, checkpoint and run card, and experiment trackers."""
 
 from fedopt.lazy import exports
 

@@ -1,4 +1,4 @@
-"""The run card, run.json: what is needed to make the same run again."""
+"""The run card, run.json: everything that is needed to reproduce a run."""
 
 import hashlib
 import os
@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from secrets import token_hex
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,32 +23,38 @@ import fedopt
 from fedopt.config import Composed, flat, imported
 from fedopt.console import note
 from fedopt.errors import UserError, is_own
+from fedopt.files import Node
 from fedopt.machine import processor
 from fedopt.problems import Problem
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
-NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers depend on
+NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a run's numbers depend
 
 
-def how(composed: Composed) -> dict[str, Any]:
-    """Return the card's entries on the command: overrides, chosen options, config folders, tuned values, departures, seed."""
-    words, folders = list(composed.words), list(composed.folders)
-    asked = {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
-    return {**asked, "departures": composed.departures, "seed": composed.settings.seed}
+def how(composed: Composed) -> Node:
+    """Return the entries of the card that describe the command, such as the overrides and the chosen options."""
+    chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
+    entries = {
+        "overrides": list(composed.overrides),
+        "chosen": chosen,
+        "folders": list(composed.folders),
+        "tuned": tuned,
+    }
+    return {**entries, "departures": composed.departures, "seed": composed.settings.seed}
 
 
-def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card of a run that begins.
+def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -> Node:
+    """Return the card of a run that starts.
 
-    It has what was asked for, the names of metrics, clients, classes and features, and hashes of the data and of your
-    modules. It also has the versions, the machine, and the commit if the code is a git checkout.
+    The card contains the command, the names of metrics, clients, classes and features, hashes of the data and of the user's
+    modules, the versions, the machine, and the commit if the code is a git checkout.
 
     Args:
         composed: The config.
         problem: The problem.
-        data: The hashes of its data, from `Experiment.data`, and the clients' `effective_weights`.
+        data: The hashes of the data, from `Experiment.data`, and the clients' `effective_weights`.
     """
     names = {
         "clients": problem.splits["train"].names,
@@ -79,31 +84,37 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, Any]) -> d
 
 
 def say_other_versions(folder: RunFolder) -> None:
-    """Print and log a note if the run in a folder resumes with another commit, or other versions, than it began with."""
-    card, here = folder.card(), {**_versions(), "commit": _commit()}
+    """Print and log a note if a run is resumed with another commit or other versions than it was started with.
+
+    Args:
+        folder: The run's folder.
+    """
+    card, now = folder.card(), {**_versions(), "commit": _commit()}
     if "versions" not in card:
         return
-    begun = {**card["versions"], "commit": card.get("commit")}
-    changed = [name for name in (*NUMERICAL, "commit") if begun.get(name) != here[name]]
-    if what := ", ".join(f"{name} {here[name]}, not {begun.get(name)}" for name in changed):
+    before = {**card["versions"], "commit": card.get("commit")}
+    changed = [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]
+    if what := ", ".join(f"{name} {now[name]} instead of {before.get(name)}" for name in changed):
         note(f"{folder.path}: resumed with {what}; numbers may differ in the last digits")
         folder.log(f"resumed with {what}")
 
 
-def say_changed(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Print a note that names the user's modules that changed since the run in a folder began; nothing if none changed.
+def say_changed(folder: RunFolder, config: Mapping[str, object]) -> None:
+    """Print a note if modules of the user have changed since a run started.
 
-    folder: the run's. config: the run's.
+    Args:
+        folder: The run's folder.
+        config: The run's config.
     """
-    if begun := folder.card().get("sources"):  # else nothing is imported: the run has no code of yours
-        modules = [name for name, digest in sources(config).items() if digest != begun.get(name, digest)]
+    if before := folder.card().get("sources"):  # if it is empty, the run uses no code of the user
+        modules = [name for name, digest in sources(config).items() if digest != before.get(name, digest)]
         if modules:
-            what = f"{', '.join(modules)} changed since this run began"
-            note(f"{folder.path}: {what}; delete the folder to run it again from the start")
+            what = f"{', '.join(modules)} changed since this run started"
+            note(f"{folder.path}: {what}; delete the folder to start the run again")
 
 
 def division(problem: Problem) -> str:
-    """Return a hash of the partition: the examples of each client, and the examples' classes."""
+    """Return a hash of the partition: the examples of each client, and the classes of the examples."""
     digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:
@@ -111,10 +122,12 @@ def division(problem: Problem) -> str:
     return digest.hexdigest()
 
 
-def facts(config: dict[str, Any], data: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the entries that must be equal on all ranks of a run: config, code, versions and data.
+def facts(config: Node, data: Mapping[str, str | None]) -> Node:
+    """Return the values that must be equal on all ranks of a run: the config, and hashes of code, versions and data.
 
-    config: the resolved config. data: the hashes of the run's data.
+    Args:
+        config: The resolved config.
+        data: The hashes of the run's data.
     """
     versions = _versions()
     return identity(config) | sources(config) | {name: versions[name] for name in NUMERICAL} | {**data}
@@ -135,9 +148,9 @@ def _version(package: str) -> str | None:
 
 @cache
 def _commit() -> str | None:
-    """Return the commit of the checkout, with `+changes` if it has uncommitted changes; None outside a checkout.
+    """Return the commit of the git checkout, followed by `+changes` if there are uncommitted changes; None without a checkout.
 
-    It is asked once: what this process has imported does not change.
+    It is determined once per process, since imported code does not change.
     """
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
@@ -149,8 +162,8 @@ def _commit() -> str | None:
         return None
 
 
-def sources(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> hash of the user's modules that a config names, and of the user's modules from which they import.
+def sources(config: Mapping[str, object]) -> dict[str, str]:
+    """Return hashes of the user's modules that a config names, and of the user's modules that they import, by module name.
 
     Modules that cannot be imported are left out.
     """
@@ -167,16 +180,16 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _module(path: str) -> ModuleType | None:
-    """Return the module of a class, by the class's dotted path; None if it cannot be imported.
+    """Return the module of a class by the dotted path of the class; None if it cannot be imported.
 
-    No error is raised here: building the class reports it.
+    No error is raised here, since building the class will raise it.
     """
     with suppress(UserError):
         imported(path, path)
     return sys.modules.get(path.rpartition(".")[0])
 
 
-def _origin(value: Any) -> ModuleType | None:
-    """Return the module that a value is, or is defined in; None if unknown."""
+def _origin(value: object) -> ModuleType | None:
+    """Return the value itself if it is a module, otherwise the module that defines it; None if unknown."""
     name = getattr(value, "__module__", None)
     return value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None

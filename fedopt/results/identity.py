@@ -1,6 +1,6 @@
-"""Whether two runs are the same run, by their configs and data. Asked when a run is resumed, skipped, shared or compared.
+"""Decide whether two runs are the same, by their configs and data.
 
-Imports no torch.
+This is needed when a run is resumed, skipped, shared or compared. The module does not import torch.
 """
 
 import hashlib
@@ -8,20 +8,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 from fedopt.config import Budget, Evaluation, Participation, about, flat
 from fedopt.errors import UserError
+from fedopt.files import Node
 
-PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
-LENGTH = "budget"  # a run may be made longer, and is another one then
-PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
+PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run writes, how it starts, and what it stores
+LENGTH = "budget"  # a resumed run may have a larger budget; it is then a different run
+PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # the keys of hardware that change the numbers
 
 
-def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of a resolved config that determine the rows of metrics.csv, but not how many rows there are.
+def numbers(config: Mapping[str, object]) -> Node:
+    """Return the values of a resolved config that determine the rows of metrics.csv, but not the number of rows.
 
-    The budget is included only with eval.points, when it decides at which rounds metrics are taken.
+    The budget is included only if eval.points is set, since it then determines the rounds of the evaluations.
     """
     values = identity(config)
     return (
@@ -29,11 +29,11 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of a resolved config that determine metrics.csv: those of `numbers`, and the budget.
+def identity(config: Mapping[str, object]) -> Node:
+    """Return the values of a resolved config that determine metrics.csv, by dotted key.
 
-    Left out are keys that say where a run goes or how it starts, and those of hardware except precision. Also left out are
-    keys that older runs lack, if their value reproduces those runs.
+    The result does not include keys about where a run writes or how it starts, keys of hardware other than its precision, and
+    keys that the configs of older runs lack if their value reproduces these runs.
     """
     values, others = flat(config), (*PLACE, "hardware")
     for key, before in _later(config).items():
@@ -42,61 +42,67 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in PRECISION or key.partition(".")[0] not in others}
 
 
-def _later(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that configs of older runs may lack. Each has the value with which a new run does what older runs did.
+def _later(config: Mapping[str, object]) -> Node:
+    """Return the keys that configs of older runs may lack, with the values that reproduce these runs.
 
-    Only parts that every run has, and fedopt's algorithms, problems and data sets, have such keys.
+    Such keys exist in the nodes budget, eval and participation, and in fedopt's algorithms, problems and data sets.
     """
-    parts = {"budget": Budget, "eval": Evaluation}
+    nodes = {"budget": Budget, "eval": Evaluation}
     later = {
-        f"{part}.{f.name}": f.default for part, cls in parts.items() for f in fields(cls) if f.default is not MISSING
+        f"{node}.{f.name}": f.default for node, cls in nodes.items() for f in fields(cls) if f.default is not MISSING
     }
     later |= {f"participation.{f.name}": f.default for f in fields(Participation) if "before" in f.metadata}
     for group in ("algo", "problem", "dataset"):
-        path = str(config[group].get("_target_")) if isinstance(config.get(group), Mapping) else ""
+        path = str(node.get("_target_")) if isinstance(node := config.get(group), Mapping) else ""
         if path.startswith("fedopt."):
             later |= {f"{group}.{key}": before for key, before in about(path)["before"].items()}
     return later
 
 
-def digits(config: Mapping[str, Any], values: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:
+def digits(config: Mapping[str, object], values: Callable[[Mapping[str, object]], Node] = identity) -> str:
     """Return a fingerprint of a config, ten hexadecimal digits.
 
     Args:
         config: The resolved config.
-        values: Which keys count: `identity` or `numbers`.
+        values: The function that selects the values of the config that matter: `identity` or `numbers`.
     """
     return hashlib.sha256(json.dumps(values(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
-def stamp(config: dict[str, Any]) -> dict[str, str]:
-    """Return what a checkpoint notes of its config: ``run``, the fingerprint of `numbers`, and ``length``, that of `identity`."""
+def stamp(config: Mapping[str, object]) -> dict[str, str]:
+    """Return the fingerprints of a config that a checkpoint stores: ``run`` for `numbers`, and ``length`` for `identity`."""
     return {"run": digits(config, numbers), "length": digits(config)}
 
 
-def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a run began with different data or a different partition among clients.
+def refuse_other_data(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Check that a run was started with the same data and the same partition among clients.
 
     Args:
         folder: The run's folder, for the message.
         before: The hashes that the run has recorded, by name.
-        now: The hashes of the present data, by name.
+        now: The hashes of the current data, by name.
+
+    Raises:
+        UserError: A hash differs.
     """
     if any(before.get(key) != value for key, value in now.items()):
-        why = "the run began with different data, or a different partition"
-        raise UserError(f"{folder}: {why}; restore them, or begin again in another output_dir")
+        why = "the run was started with different data or a different partition"
+        raise UserError(f"{folder}: {why}; restore them, or start a new run in another output_dir")
 
 
-def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise UserError if the run in a folder began with values that differ from those of the present config.
+def refuse_other(folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+    """Check that the run in a folder was started with the values of the current config.
 
     Args:
         folder: The run's folder.
-        old: Its keys and values, from `numbers` or `identity`.
-        new: The keys and values of the present config, from the same function.
+        old: The values of the run, from `numbers` or `identity`.
+        new: The values of the current config, from the same function.
+
+    Raises:
+        UserError: A value differs.
     """
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            begun, wanted = ("null" if values.get(key) is None else values[key] for values in (old, new))
-            other = f"choose another output_dir, or begin at its checkpoint with from={folder}"
-            raise UserError(f"the run in {folder} was begun with {key}={begun}, not {wanted}; give {begun}, or {other}")
+            before, now = ("null" if values.get(key) is None else values[key] for values in (old, new))
+            other = f"choose another output_dir, or start from its checkpoint with from={folder}"
+            raise UserError(f"the run in {folder} has {key}={before}, not {now}; set {key}={before}, or {other}")

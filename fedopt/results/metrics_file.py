@@ -1,27 +1,27 @@
-"""metrics.csv, which is append-only."""
+"""The file metrics.csv, which is append-only."""
 
 import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedopt.errors import UserError
 from fedopt.files import read_bytes, write_whole
 
 
 class MetricsFile:
-    """metrics.csv, append-only. Each row is in the file before the run continues, so that a killed process loses none."""
+    """The append-only file metrics.csv. Each row is written before the run continues, so that a killed process loses none."""
 
     def __init__(self, path: Path, keep: int | None = None):
         """Open the file.
 
         Args:
             path: The file.
-            keep: The number of bytes at its start to keep when a run resumes; the rest is cut off. None or 0: a new file.
+            keep: The number of bytes at the start of the file that are kept when a run is resumed. The rest is removed. None
+                or 0: create a new file.
 
         Raises:
-            FileExistsError: The file should be new, and exists.
+            FileExistsError: The file should be new, but exists.
         """
         self.path = path
         self.columns: list[str] = []
@@ -33,23 +33,23 @@ class MetricsFile:
             self.written = len(rows)
             self.columns = rows.decode().split("\n", 1)[0].split(",")
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row. The first row of a new file sets its columns.
+    def append(self, row: Mapping[str, object]) -> None:
+        """Write one row. The first row of a new file defines its columns.
 
         Raises:
-            OSError: The row cannot be written completely; no part of it is left in the file.
-            UserError: Its columns differ from the file's.
+            OSError: The row cannot be written completely. Nothing of it is left in the file.
+            UserError: The columns of the row differ from those of the file.
         """
         if not self.columns:
             self.columns = list(row)
             self._write(",".join(self.columns))
         if self.columns != list(row):
-            lacking = f"has the columns {', '.join(self.columns)}, and this run has {', '.join(row)}"
-            raise UserError(f"{self.path}: {lacking}; choose another output_dir")
+            difference = f"has the columns {', '.join(self.columns)}, but this run has {', '.join(row)}"
+            raise UserError(f"{self.path}: {difference}; choose another output_dir")
         self._write(",".join(f"{v:.10g}" if isinstance(v, float) else str(v) for v in row.values()))
 
     def _write(self, line: str) -> None:
-        """Write one line unbuffered, so that a killed process loses nothing. Undo it if the disk takes only a part."""
+        """Write one line without a buffer, so that a killed process loses nothing. If it is written only in part, undo it."""
         before, content = self.written, (line + "\n").encode()
         try:
             write_whole(self._file.fileno(), content)
@@ -63,15 +63,15 @@ class MetricsFile:
         """Wait until all rows are on the disk.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The rows cannot be written to the disk.
             UserError: Another program replaced or changed the file.
         """
         os.fsync(self._file.fileno())
-        ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
-        same = there is not None and os.path.samestat(ours, there) and there.st_size == self.written
+        ours, present = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
+        same = present is not None and os.path.samestat(ours, present) and present.st_size == self.written
         if not same or rows_hash(self.path, self.written) != self.hash:
             raise UserError(
-                f"{self.path}: another program changed or replaced this file during the run; begin again "
+                f"{self.path}: another program changed or replaced this file during the run; start a new run "
                 f"in another output_dir"
             )
 
@@ -87,6 +87,8 @@ class MetricsFile:
 def rows_hash(path: Path, size: int) -> str:
     """Return the hash of the first ``size`` bytes of a file.
 
-    Raises OSError and UserError as `opened` does.
+    Raises:
+        OSError: The file cannot be opened.
+        UserError: The file is a link, or not a regular file.
     """
     return hashlib.sha256(read_bytes(path)[:size]).hexdigest()

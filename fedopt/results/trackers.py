@@ -1,6 +1,6 @@
-"""Experiment trackers: where metrics go besides metrics.csv, as the config group `logger` says.
+"""Experiment trackers of the config group `logger`, which record metrics in addition to metrics.csv.
 
-A library is imported only when its tracker is built.
+The library of a tracker is imported only when the tracker is built.
 """
 
 import os
@@ -20,11 +20,12 @@ STRICT = ConfigDict(extra="forbid")
 
 
 class Tracker(NamedTuple):
-    """What `start` returns; any object with these two functions does.
+    """The result of a tracker's method `start`. Any object with these two attributes will do.
 
-    log: a function of the metrics of an evaluation, by name, and the number of rounds done. If the process is killed after it
-        has returned, nothing is lost.
-    close: a function that ends tracking.
+    Attributes:
+        log: A function of the metrics of an evaluation, by name, and the number of completed rounds. When it returns, the
+            metrics must be stored, so that they survive if the process is killed.
+        close: A function that ends tracking.
     """
 
     log: Callable[[Mapping[str, float], int], object]
@@ -33,16 +34,21 @@ class Tracker(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class TensorBoard:
-    """Scalars as TensorBoard event files in <run folder>/tensorboard. Raises UserError if TensorBoard is not installed."""
+    """Write scalars as TensorBoard event files to <run folder>/tensorboard.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
 
     def __post_init__(self) -> None:
         need("logger=tensorboard", "tensorboard", "tensorboard")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking.
+        """Start tracking.
 
-        folder: the run's folder. first: the first round to be logged; existing records of this round and later ones are
-            dropped.
+        Args:
+            folder: The run's folder.
+            first: The first round that will be logged. Existing records of this round and of later rounds are removed.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -59,14 +65,14 @@ class TensorBoard:
 
 @dataclass(frozen=True, config=STRICT)
 class WandB:
-    """A run of Weights & Biases, with the config, stored in <run folder>/wandb. It never asks anyone to log in.
+    """Record a run and its config with Weights & Biases, in <run folder>/wandb. The user is never asked to log in.
 
     Args:
         project: The name of the project.
-        mode: online, offline or disabled. None: WANDB_MODE, else offline.
+        mode: ``online``, ``offline`` or ``disabled``. None: the environment variable WANDB_MODE, or offline if it is not set.
 
     Raises:
-        UserError: wandb is not installed; or, in `start`, mode is online and nobody is logged in.
+        UserError: wandb is not installed.
     """
 
     project: str = "fedopt"
@@ -76,11 +82,16 @@ class WandB:
         need("logger=wandb", "wandb", "wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking.
+        """Start tracking. Metrics are plotted over rounds.
 
-        Metrics are plotted over rounds. After a resume, rounds after the last checkpoint are logged a second time.
+        After a resume, the rounds after the last checkpoint are logged a second time.
 
-        folder: the run's folder, whose run.json has the run's id. first: the first round to be logged.
+        Args:
+            folder: The run's folder, whose run.json contains the run's id.
+            first: The first round that will be logged.
+
+        Raises:
+            UserError: The mode is online and nobody is logged in.
         """
         import wandb
 
@@ -88,7 +99,7 @@ class WandB:
         recorded = RunFolder(folder)
         mode = self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
-            raise UserError("logger=wandb: nobody is logged in; run wandb login, or set logger.wandb.mode=offline")
+            raise UserError("logger=wandb: you are not logged in; run wandb login, or set logger.wandb.mode=offline")
         run = wandb.init(
             project=self.project,
             name=folder.name,

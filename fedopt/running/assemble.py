@@ -97,6 +97,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
     Raises:
         UserError: A value, the data, a file or the hardware does not fit; the message says which.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fedmsa", "problem=mco"]))
+        >>> experiment.problem.clients
+        2
     """
     settings, parts, _ = composed.settings, composed.parts, participation_of(composed)
     algorithm, partitioner, dataset = parts["algo"], parts["partitioner"], parts.get("dataset")

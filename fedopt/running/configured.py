@@ -42,5 +42,5 @@ def _resumed(overrides: Sequence[str]) -> Composed | None:
             return None
         return recorded(folder.config(), overrides, card.get("chosen", {}), card.get("tuned"))
     if not {*asked} & {"algo", "problem", "experiment"}:
-        raise UserError(f"{folder.path}: there is no run in it to resume; begin one with algo=NAME problem=NAME")
+        raise UserError(f"{folder.path}: contains no run to resume; start one with algo=NAME problem=NAME")
     return None

@@ -52,6 +52,6 @@ def run_name(composed: Composed, naming: Collection[str] | None) -> str:
         naming: The keys that appear in the name, besides ``seed``, which always does. None: all keys.
     """
     groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
-    overrides = (override for override in composed.words if key_of(override) not in FIRST)
+    overrides = (override for override in composed.overrides if key_of(override) not in FIRST)
     shown = (override for override in overrides if naming is None or key_of(override) in naming)
     return named(shown, ["_".join(groups), f"seed{composed.settings.seed}"])

@@ -61,7 +61,7 @@ def _same_run(path: Path, composed: Composed) -> bool:
     """Return whether the run in a folder was asked for by the same overrides, or has the same values."""
     recorded, asked = (
         {override for override in overrides if key_of(override) not in PLACED}
-        for overrides in (RunFolder(path).card().get("overrides", ["?"]), composed.words)
+        for overrides in (RunFolder(path).card().get("overrides", ["?"]), composed.overrides)
     )
     with suppress(UserError):  # a config that cannot be read
         return recorded == asked or _values(RunFolder(path).config()) == _values(composed.nodes)
@@ -82,7 +82,7 @@ def place(composed: Composed) -> Path:
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
-    others = [override for override in composed.words if key_of(override) not in ("algo", "problem")]
+    others = [override for override in composed.overrides if key_of(override) not in ("algo", "problem")]
     parent = outputs() / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
     paths = _numbered(parent / (named(others) or "default"))
     path, before = next(paths), list[Path]()

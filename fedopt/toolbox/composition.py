@@ -27,6 +27,16 @@ def chain(
         x: The point, ``[d]``.
         xi: A sample for each level.
         follow: ``follow(k, value)``, the estimate u^{k+1} from the value r^{k+1}(u^k), k = 0, ..., K - 1.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fedmsa", "problem=mco"]))
+        >>> (x, *_), fed = experiment.problem.start(), experiment.federation.at(0)
+        >>> def client_fn(client, x):
+        ...     xi = client.sample("xi")
+        ...     estimates, gradient = fedopt.chain(client, x, [xi, xi, xi], lambda k, value: value)
+        ...     return gradient
+        >>> fed.exchange(client_fn, x, fed.everyone(), xi=fedopt.Steps(1, None)).shape
+        torch.Size([10])
     """
     u, products, last = [x], [], len(xi) - 1
     for k in range(last):

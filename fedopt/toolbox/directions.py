@@ -22,6 +22,11 @@ def bilevel_start(problem: Nested) -> Vectors:
 
     Args:
         problem: The problem, with its start.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
+        >>> [len(variable) for variable in fedopt.bilevel_start(experiment.problem)]
+        [5, 8, 8]
     """
     x, y = problem.start()
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
@@ -41,6 +46,15 @@ def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -
         z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
         xi: The sample, of f and of g.
         damping: A number that is added to the diagonal of the Hessian.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
+        >>> z, fed = fedopt.bilevel_start(experiment.problem), experiment.federation.at(0)
+        >>> def client_fn(client, z):
+        ...     return fedopt.bilevel_maps(client, z, client.sample("xi"))
+        >>> D = fed.exchange(client_fn, z, fed.everyone(), xi=fedopt.Steps(1, None))
+        >>> [len(direction) for direction in D]
+        [5, 8, 8]
     """
     x, y, *v = z
     if not v:
@@ -70,6 +84,16 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vecto
         client: The client, of a bilevel problem.
         z: The point (x, y, v), or (x, y).
         xis: The three samples, for Dx, Dy and Dv in this order.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
+        >>> z, fed = fedopt.bilevel_start(experiment.problem), experiment.federation.at(0)
+        >>> def client_fn(client, z):
+        ...     return fedopt.independent_maps(client, z, [client.sample(name) for name in "abc"])
+        >>> one = fedopt.Steps(1, B=1)
+        >>> D = fed.exchange(client_fn, z, fed.everyone(), a=one, b=one, c=one)
+        >>> [len(direction) for direction in D]
+        [5, 8, 8]
     """
     (x, y, *v), (xi_x, xi_y, xi_v) = z, xis
     d_x, d_y = client.outer_gradient_x(x, y, xi_x), client.inner_gradient(x, y, xi_y)
@@ -90,6 +114,13 @@ def descend(
         D: The directions, of the same shapes.
         steps: A step size for each variable. If there are more, the last ones are ignored.
         radius: The radius of the ball onto which v is projected; None leaves v as it is.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
+        >>> z = fedopt.bilevel_start(experiment.problem)
+        >>> moved = fedopt.descend(experiment.problem, z, z, steps=(1.0, 1.0, 1.0))  # z - z
+        >>> [variable.abs().max().item() for variable in moved]
+        [0.0, 0.0, 0.0]
     """
     return projected(space, z.moved(D, steps), radius)
 

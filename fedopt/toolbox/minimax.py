@@ -24,6 +24,15 @@ def minimax_field(
         xi: The sample.
         plus: A term (x, y) that is added; None for no term.
         anchor: The point (x, y) whose field, on the same sample, is subtracted; None for no such term.
+
+    Example:
+        >>> experiment = fedopt.assemble(fedopt.compose(["algo=local_sgda", "problem=quadratic_minimax"]))
+        >>> w, fed = fedopt.Vectors(experiment.problem.start()), experiment.federation.at(0)
+        >>> def client_fn(client, w):
+        ...     return fedopt.minimax_field(client, w, client.sample("xi"))
+        >>> F = fed.exchange(client_fn, w, fed.everyone(), xi=fedopt.Steps(1, None))
+        >>> [len(direction) for direction in F]
+        [4, 3]
     """
     x, y = w
     f_x, f_y = client.outer_gradients(x, y, xi)

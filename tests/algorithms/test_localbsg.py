@@ -157,7 +157,7 @@ def kept(tmp_path, name, line, *further):
     """Whether the claims that are about this line alone hold on one seed, in the order of the file."""
     described = published.load(name)
     (task,) = published.tasks(name, described, 1, further, lines=[line])
-    fedopt.run([*task.composed.words, f"output_dir={tmp_path}"])
+    fedopt.run([*task.composed.overrides, f"output_dir={tmp_path}"])
     runs = SeedRuns({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
     about = [claim for claim in described.claims if claim.measure.lines(described.points) == [line]]
     return [claim.verdict(claim.measure.value(runs), 0.0, 2) == "supported" for claim in about]

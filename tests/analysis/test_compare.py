@@ -100,7 +100,7 @@ def test_chosen_groups(tmp_path, command):
         (["--group-by", "algo.k"], "--group-by=algo.k: no run's config has this key, did you mean algo.K?"),
         (["--group-by", "problm"], "did you mean problem?"),
         (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has this metric, did you mean test_accuracy?"),
-        (["--metric", "acc"], "no run has this metric, did you mean test_accuracy?; there are test_accuracy"),
+        (["--metric", "acc"], "no run has this metric, did you mean test_accuracy?; choose from test_accuracy"),
         (["--x", "hours"], "invalid choice: 'hours'"),
         (["--target", "high"], "--target: invalid number value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
@@ -235,7 +235,7 @@ def test_validation_selects_and_the_test_number_is_next_to_it(tmp_path, command)
         validated(tmp_path / "runs" / f"a{seed}", rows, seed)
         validated(tmp_path / "runs" / f"b{seed}", [(5, 5), (40, 50), (40, 60)], seed, algo=FEDAVG)
     _, csv, out, err = command(tmp_path / "runs")
-    assert err.count("selected on val_accuracy, over rows that are not for testing") == 1
+    assert err.count("selected by val_accuracy, on validation rows") == 1
     row = csv.set_index("algo").loc["FedMSA"]
     assert (row["final_val_accuracy_mean"], row["final_test_accuracy_mean"]) == (80, 80.5)
     assert (row["best_val_accuracy_mean"], row["test_accuracy_at_best_mean"]) == (85, 66)
@@ -297,7 +297,7 @@ def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
     assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
     for asked, said in (
         ("--columns=best", "runs, seeds, status, spent, final;"),
-        ("--target=2", "weight cannot be a goal"),
+        ("--target=2", "weight cannot be optimised"),
     ):
         code, _, _, err = command(tmp_path / "runs", *asked.split("="))
         assert code == 2
@@ -323,7 +323,7 @@ def test_the_table_says_what_clients_reach_alone(tmp_path, command):
         file = record(tmp_path / "runs" / str(i), (4, 3, 2), i, metric="test_rmse") / "metrics.csv"
         pd.read_csv(file).assign(alone_rmse=alone).to_csv(file, index=False)
     out = command(tmp_path / "runs")[2]
-    assert "each client alone: alone_rmse 2.4, on its test rows\n" in out
+    assert "each client alone: alone_rmse 2.4 on its test rows\n" in out
     assert "alone" not in command(tmp_path / "runs", "--metric", "train_loss")[2]
 
 

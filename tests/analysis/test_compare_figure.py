@@ -188,7 +188,7 @@ def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
     for seed, of in enumerate(values):
         record(tmp_path / "runs" / str(seed), of, seed, metric="distance")
     command(tmp_path / "runs")
-    assert caption(drawn[0]) == f"{said}; x: trips from the server to clients and back"
+    assert caption(drawn[0]) == f"{said}; x: communication rounds between the server and the clients"
     command(tmp_path / "runs", "--no-logy", "--title", "T", "--ylim=-1,5")
     (axes,) = drawn[1].axes
     assert (axes.get_yscale(), axes.get_ylim()) == ("linear", (-1, 5))

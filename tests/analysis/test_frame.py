@@ -39,6 +39,6 @@ def test_what_a_run_has_spent(tmp_path):
 
 
 def test_nothing_to_read(tmp_path):
-    for runs, why in (([], "there is no run to compare"), ([tmp_path], "no run to compare"), ([1], "must be a run")):
+    for runs, why in (([], "no runs to compare"), ([tmp_path], "no run to compare"), ([1], "must be a run")):
         with pytest.raises(UserError, match=why):
             fedopt.frame(runs)

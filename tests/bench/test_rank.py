@@ -196,7 +196,12 @@ def test_a_table_that_is_none_or_too_large_is_refused(monkeypatch, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("no Parquet")
     monkeypatch.setattr(release, "MOST_ROWS", 3)
-    for name, why in ((TABLE, "more than 3 rows"), ("link", "is a link"), ("pipe", "regular"), ("text", "Parquet")):
+    for name, why in (
+        (TABLE, "more than 3 rows"),
+        ("link", "is a symbolic link"),
+        ("pipe", "regular"),
+        ("text", "Parquet"),
+    ):
         with pytest.raises(UserError, match=why):
             read_table(tmp_path / name)
 

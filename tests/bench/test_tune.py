@@ -57,13 +57,13 @@ def trials(folder):
 @pytest.mark.parametrize(
     ("problem", "words", "said"),
     [
-        ("regularisation", [], "selected on val_loss, over rows that are not for testing"),
+        ("regularisation", [], "selected by val_loss, on validation rows"),
         (
             "classification",
             [],
-            "selected on test_accuracy, over test rows; name rows for validation, as docs/own-data.md says",
+            "selected by test_accuracy, on test rows; define validation rows (docs/own-data.md)",
         ),
-        ("classification", ["dataset=digits"], "selected on test_accuracy, over test rows"),
+        ("classification", ["dataset=digits"], "selected by test_accuracy, on test rows"),
         ("quadratic_minimisation", [], ""),
     ],
 )
@@ -531,7 +531,9 @@ def test_nothing_in_a_search_leads_elsewhere(kind, monkeypatch, capsys, search, 
         place.symlink_to(tmp_path / "elsewhere" if kind == "folder" else "/dev/zero")
     code, err = again(monkeypatch, capsys, search, "3")
     assert code == 2
-    assert err.startswith(f"fedopt: {place}: is a link, or not a regular file, so that writing could go elsewhere; ")
+    assert err.startswith(
+        f"fedopt: {place}: is a symbolic link or not a regular file, so that writing could change another file; "
+    )
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
@@ -549,10 +551,10 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     (tmp_path / "mine_of_test.py").write_text(f"{code}\n# another\n")
     capsys.readouterr()
     assert tune(monkeypatch, *words) == 0
-    assert "mine_of_test changed since this run began" in capsys.readouterr().err
+    assert "mine_of_test changed since this run started" in capsys.readouterr().err
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
     assert tune(monkeypatch, *words) == 2
-    assert "was begun with algo.momentum=0, not 0.5" in capsys.readouterr().err
+    assert "has algo.momentum=0, not 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.slow

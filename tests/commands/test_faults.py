@@ -38,7 +38,7 @@ WRONG = {
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
     "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
     "unknown group": (["agorithm=fedmsa"], ["agorithm", "no such key", "fedopt --help"]),
-    "override": (["nothing"], ["nothing: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
+    "override": (["nothing"], ["nothing: is not an override; write KEY=VALUE, such as seed=1"]),
     "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
     "a sweep without -m": (["algo.alpha=0.1,0.2"], ["algo.alpha=0.1,0.2", "-m", "square brackets"]),
     "wrong type": (["algo.K=many"], ["algo.K=many", "whole number"]),
@@ -53,7 +53,7 @@ WRONG = {
     "fraction for a seed": (["seed=1.0"], ["seed=1.0", "whole number"]),
     "seed too large": (["seed=9223372036854775808"], ["seed=9223372036854775808", "less than"]),
     "resume that is neither": (["resume=maybe"], ["resume=maybe", "true or false"]),
-    "folder that is a list": (["output_dir=[1]"], ["output_dir=[1]", "a text"]),
+    "folder that is a list": (["output_dir=[1]"], ["output_dir=[1]", "a string"]),
     "new top-level key": (["+nonsense=1"], ["nonsense", "no such key"]),
     "new key of a node": (["+budget.epochs=1"], ["budget.epochs", "no such key"]),
     "value for a node": (["participation=uneven"], ["participation=uneven", "participation.KEY=VALUE"]),
@@ -183,7 +183,7 @@ WRONG = {
     "target without metric": (["eval.metric=null", "eval.target=1"], ["eval.target needs eval.metric"]),
     "best by no goal": (
         ["algo=fed_norm_sgda", "problem=fair_classification", "dataset=digits", "keep=best", "eval.metric=weight_0"],
-        ["keep=best", "weight_0 cannot be a goal"],
+        ["keep=best", "weight_0 cannot be optimised"],
     ),
     "neither last nor best": (["keep=first"], ["keep=first", "'last' or 'best'"]),
     "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),
@@ -191,8 +191,8 @@ WRONG = {
     "nothing for an experiment": (["experiment=null"], ["experiment=null", "no such experiment"]),
     "a path out of the group": (["algo=../problem/mco"], ["algo=../problem/mco", "no such algo"]),
     "a preset that is not there": (["preset=fedmsa_mc0"], ["preset=fedmsa_mc0", "did you mean fedmsa/mco"]),
-    "a number for a folder": (["output_dir=2024"], ["output_dir=2024", "a text"]),
-    "a seed for a folder": (["output_dir=${seed}"], ["output_dir=0", "a text"]),
+    "a number for a folder": (["output_dir=2024"], ["output_dir=2024", "a string"]),
+    "a seed for a folder": (["output_dir=${seed}"], ["output_dir=0", "a string"]),
     "no seed": (["~seed"], ["seed", "missing"]),
     "no algorithm": (["~algo"], ["algo", "missing"]),
     "no budget node": (["~budget"], ["budget"]),
@@ -205,18 +205,18 @@ WRONG = {
     "bytes that are no text": (["dataset=\udcff"], ["dataset=\\udcff"]),
     "thousands of letters": (["algo=" + "x" * 5000], ["algo=xxx", "...xxx", "no such algo"]),
     "thousands of digits in a sweep": (["-m", "algo.K=" + "9" * 5000, "seed=0,1"], ["digits"]),
-    "a word that names nothing": (["=1"], ["=1: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
-    "blanks around =": (["algo", "=", "fedmsa"], ["cannot be read as an override", "without blanks around ="]),
-    "a blank for =": (["seed", "1"], ["seed: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
-    "a colon in a word": (["seed:1"], ["seed:1: cannot be read as an override; write KEY=VALUE, such as seed=1"]),
+    "a word that names nothing": (["=1"], ["=1: is not an override; write KEY=VALUE, such as seed=1"]),
+    "blanks around =": (["algo", "=", "fedmsa"], ["is not an override", "without spaces around ="]),
+    "a blank for =": (["seed", "1"], ["seed: is not an override; write KEY=VALUE, such as seed=1"]),
+    "a colon in a word": (["seed:1"], ["seed:1: is not an override; write KEY=VALUE, such as seed=1"]),
     "a method alone": (["fedmsa", "mco"], ["fedmsa: write algo=fedmsa"]),
     "a problem alone": (["algo=fedmsa", "mco"], ["mco: write problem=mco"]),
     "a comma between words": (
         ["algo=fedmsa,problem=mco"],
-        ["algo=fedmsa,problem=mco: cannot be read as an override", "blanks between overrides"],
+        ["algo=fedmsa,problem=mco: is not an override", "spaces between overrides"],
     ),
     "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: cannot be read", "'budget=\"rounds=5\"'"]),
-    "a verb": (["run", "algo=fedmsa"], ["run: cannot be read as an override; write KEY=VALUE"]),
+    "a verb": (["run", "algo=fedmsa"], ["run: is not an override; write KEY=VALUE"]),
     "an option of a node": (["--budget", "rounds", "10"], ["--budget rounds 10; write settings without dashes"]),
     "a range of seeds": (
         ["seed=0..2"],
@@ -236,7 +236,7 @@ WRONG = {
         ["algo=fednest", "problem=quadratic_bilevel", "partitioner.alpha=1"],
         ["partitioner.alpha: there is no such key in the chosen partitioner; choose partitioner=dirichlet"],
     ),
-    "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: its reference cannot be resolved", "give a value"]),
+    "a reference to itself": (["algo.K=${algo.K}"], ["algo.K: the reference cannot be resolved", "set a value"]),
     "a cohort for a method that needs all": (
         ["algo=proxskip_gda", "problem=quadratic_minimax", "partitioner.clients=4", "participation.cohort=3"],
         ["ProxSkipGda needs all clients in every round; set participation.cohort=null"],
@@ -427,7 +427,7 @@ def test_going_on_with_what_is_not_there(words, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     one_line(fedopt(monkeypatch, capsys, "resume=true", *words), "none")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(api.UserError, match="there is no run in it"):
+    with pytest.raises(api.UserError, match="contains no run"):
         api.run(["resume=true", *words], quiet=True)
 
 
@@ -436,7 +436,7 @@ def test_going_on_with_another_method(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, "algo=fedmsa", *TINY, "output_dir=run").code == 0
     words = ["resume=true", "output_dir=run", "problem=mco"]
     one_line(fedopt(monkeypatch, capsys, *words, "algo=soba,fedmsa"), "several values")
-    one_line(fedopt(monkeypatch, capsys, *words, "algo=soba"), "begun with algo.", "another output_dir")
+    one_line(fedopt(monkeypatch, capsys, *words, "algo=soba"), "the run in run has algo.", "another output_dir")
 
 
 def test_config_folder_after_an_equals_sign(monkeypatch, capsys, tmp_path):
@@ -826,7 +826,7 @@ def test_config_folders_of_any_name(monkeypatch, capsys, tmp_path):
         ("experiment/own.yaml", b"seed: \xff", "UTF-8"),
         ("experiment/own.yaml", "# @package _global_\n2\n", "int"),
         ("experiment/own.yaml", "# @package _global_\n[1]\n", "ListConfig"),
-        ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "without end"),
+        ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "in a cycle"),
     ],
 )
 def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, tmp_path):

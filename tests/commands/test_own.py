@@ -276,7 +276,7 @@ def test_mistakes_in_the_config_are_told_by_their_keys(monkeypatch, capsys, tmp_
         assert (result.code, said in result.err.splitlines()[-1]) == (2, True), result.err
 
 
-HEADLESS = "must begin with the line"
+HEADLESS = "its keys belong to the top level"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
     "a field without a key": (
         "py",
@@ -332,16 +332,13 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
     sweep = partial(fedopt, monkeypatch, capsys, *words, "budget.rounds=2", "hardware.threads=1", "preset=none")
     assert sweep("seed=0").code == 0
     again = sweep("seed=0")
-    assert again.out.count("was there already") == 2
+    assert again.out.count("already done") == 2
     assert "changed" not in again.err
     name = change("s.x - self.eta * g", "s.x - 0 * self.eta * g")
     folder = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("mine"))
     before = (folder / "metrics.csv").read_bytes()
     more = sweep("seed=0,1")
-    assert (
-        more.err.count(f": {name} changed since this run began; delete the folder to run it again from the start\n")
-        == 1
-    )
+    assert more.err.count(f": {name} changed since this run started; delete the folder to start the run again\n") == 1
     assert (folder / "metrics.csv").read_bytes() == before
     monkeypatch.setattr(sys, "argv", ["fedopt-compare", "runs"])
     assert code_of(compare.main) == 0
@@ -350,7 +347,7 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "resume=true", f"output_dir='{folder.relative_to(tmp_path)}'", "budget.rounds=3"
     )
     assert longer.code == 0, longer.err
-    assert f": {name} changed since this run began; delete" in longer.err
+    assert f": {name} changed since this run started; delete" in longer.err
 
 
 def test_modules_that_ones_own_code_takes_from_count(monkeypatch, tmp_path):
@@ -392,7 +389,7 @@ def test_a_run_that_goes_on_with_another_division(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(Iid, "__call__", lambda self, count, *_: np.array_split(np.arange(count), self.clients))
     result = fedopt(monkeypatch, capsys, "resume=true", "budget.rounds=3", *words)
     assert result.code == 2
-    assert result.err.splitlines()[-1].endswith("restore them, or begin again in another output_dir")
+    assert result.err.splitlines()[-1].endswith("restore them, or start a new run in another output_dir")
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
@@ -588,7 +585,7 @@ def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
     (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, *PAIR, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert 'if elsewhere.py is in this folder, write python_path = "." into its fedopt.toml' in result.err
+    assert 'if elsewhere.py is in this folder, write python_path = "." into fedopt.toml' in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):
@@ -645,7 +642,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
     ("where", "said"),
     [
         ("myconfig", "=myconfig: there is no folder algo or problem in it"),
-        ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd, "),
+        ("myconf", "my_sgd.yaml cannot be imported: the module my_sgd is neither "),
     ],
 )
 def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeypatch, tmp_path):

@@ -190,7 +190,7 @@ def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, *words, "partitioner.min_size=2")
     assert result.code == 2
     assert "partitioner.min_size: there is no such key" in result.err
-    assert "+partitioner.min_size=VALUE sets a field" in result.err
+    assert "a field that your file leaves out with +partitioner.min_size=VALUE" in result.err
     assert "min_size: 2" in fedopt(monkeypatch, capsys, *words, "+partitioner.min_size=2", "--cfg", "job").out
     assert "did you mean partitioner.alpha?" in fedopt(monkeypatch, capsys, *words, "partitioner.alhpa=2").err
     assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
@@ -205,9 +205,12 @@ def test_keys_are_named_as_a_config_has_them():
 
 def test_a_key_of_another_name_lists_those_there_are(monkeypatch, capsys):
     words = ["algo=fednest", "problem=quadratic_bilevel"]
-    assert "no such key; algo has alpha, beta, T, tau_in, " in fedopt(monkeypatch, capsys, *words, "algo.eta_x=1").err
+    assert (
+        "no such key; algo has the keys alpha, beta, T, tau_in, "
+        in fedopt(monkeypatch, capsys, *words, "algo.eta_x=1").err
+    )
     assert "no such key, did you mean algo.tau_in?" in fedopt(monkeypatch, capsys, *words, "algo.tau_inn=1").err
-    assert "no such key; eval has every, " in fedopt(monkeypatch, capsys, *words, "eval.interval=1").err
+    assert "no such key; eval has the keys every, " in fedopt(monkeypatch, capsys, *words, "eval.interval=1").err
 
 
 def test_tuned_values_that_are_all_overridden():
@@ -454,7 +457,9 @@ def test_values_of_mnist_do_not_follow_onto_data_of_ones_own(own):
     assert compose([*pair, *own]).nodes | {"preset": "none"} == plain.nodes  # nor do step sizes
     assert compose([*pair, *own]).tuned.name == ""
     assert compose([*pair, *own, "preset=fedavg/classification"]).tuned.name == "fedavg/classification"
-    with pytest.raises(UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning$"):
+    with pytest.raises(
+        UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning with your data$"
+    ):
         compose(["algo=fedmsa", "problem=imbalanced_mnist", *own])
     tuning = compose(["algo=fedmsa", "problem=loss_tuning", *own]).nodes
     assert (tuning["problem"]["largest"], tuning["problem"]["imbalance"], tuning["eval"]["target"]) == (None, 1, None)

@@ -102,7 +102,7 @@ def test_a_linked_file_is_not_read(monkeypatch, capsys):
     fedopt(monkeypatch, capsys, "new", "algo", "mine")
     os.rename(NAME, "../elsewhere.toml")
     Path(NAME).symlink_to("../elsewhere.toml")
-    with pytest.raises(UserError, match=r"fedopt\.toml: is a link"):
+    with pytest.raises(UserError, match=r"fedopt\.toml: is a symbolic link"):
         with_project()
 
 
@@ -114,9 +114,9 @@ def test_a_linked_file_is_not_read(monkeypatch, capsys):
         ("config_dir", "fedopt.toml: cannot be read ("),
         ("a = " + "[" * 10_000, "fedopt.toml: cannot be read ("),
         ('python_path = "a\\u0000"', "fedopt.toml: cannot be read ("),
-        ('python_path = ".."', "is not in its folder"),
-        ('config_dir = "/"', "fedopt.toml: / is not in its folder"),
-        ('python_path = "out"', "is not in its folder"),
+        ('python_path = ".."', "is outside the project"),
+        ('config_dir = "/"', "fedopt.toml: / is outside the project"),
+        ('python_path = "out"', "is outside the project"),
     ],
 )
 def test_broken_files_are_one_line(text, said, monkeypatch, capsys):
@@ -155,7 +155,7 @@ def test_the_line_that_goes_on_has_what_was_typed(monkeypatch, capsys):
     out = subprocess.run([sys.executable, "-c", code.replace("p.with", "del sys.path[0]; p.with")], env=env, text=True,
                          capture_output=True).stdout.splitlines()  # fmt: skip
     assert out[0] == f"{ROOT}{os.pathsep}{Path.cwd()}"
-    assert re.search(rf"to go on: PYTHONPATH={ROOT} fedopt resume=true", out[-1])
+    assert re.search(rf"to resume: PYTHONPATH={ROOT} fedopt resume=true", out[-1])
 
 
 def put(path, kind):
@@ -173,7 +173,7 @@ def put(path, kind):
 @pytest.mark.parametrize("lock", [False, True])
 def test_a_cache_with_other_content_is_not_read(kind, lock, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(classes, "_kept", lambda: dict(classes._read()))
+    monkeypatch.setattr(classes, "_cached", lambda: dict(classes._read()))
     file = classes._file()
     put(Path(f"{file}.lock") if lock else file, kind)
     assert "minimisation" in classes.about("fedopt.algorithms.fedavg.FedAvg")["fits"]

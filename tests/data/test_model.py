@@ -267,7 +267,7 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
         quiet=True,
     )
     common = "the common model of all clients; --client NAME writes one of the"
-    for words, file, what in (([], "model", common), (["--client", "Aue"], "model_Aue", "the own model of Aue")):
+    for words, file, what in (([], "model", common), (["--client", "Aue"], "model_Aue", "the personal model of Aue")):
         assert command(monkeypatch, capsys, "export", "run", *words).out.startswith(f"wrote run/{file}.json: {what}")
     aue = fedopt.load_model("run/model_Aue.json")
     assert (aue.card.client, aue.card.own, aue.card.run["chosen"]["algo"]) == ("Aue", True, "ditto")
@@ -275,7 +275,7 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
     np.testing.assert_allclose(aue.predict(rows), fedopt.load("run").model(client="Aue").predict(rows))
     for words, why in (
         (["run"], "run/model.json: exists already"),
-        (["run", "--client", "aue"], "did you mean Aue?; there are Aue, Bonn, Celle"),
+        (["run", "--client", "aue"], "did you mean Aue?; choose from Aue, Bonn, Celle"),
         (["run", "--out", "m.txt"], "m.txt: must end in .json or .safetensors"),
         (["nowhere"], "nowhere: there is no run with a checkpoint in it"),
     ):

@@ -175,7 +175,7 @@ def test_folders_of_results_are_not_written_through(inside, tmp_path, monkeypatc
     words = ["fedopt-reproduce", "fedmsa/fig1a", "--output", str(tmp_path / "out"), *["--quick"] * (inside == "quick")]
     monkeypatch.setattr("sys.argv", words)
     assert code_of(reproduce.main) == 2
-    assert f"{place}: is a link" in capsys.readouterr().err
+    assert f"{place}: is a symbolic link" in capsys.readouterr().err
     assert not [*(tmp_path / "away").iterdir()]
 
 
@@ -189,6 +189,6 @@ def test_a_run_of_a_sweep_is_not_written_through(tmp_path, monkeypatch, capsys):
     shutil.rmtree(second)
     first.symlink_to(tmp_path / "away")
     result = fedopt(monkeypatch, capsys, *words)
-    assert (result.code, f"{first}: is a link" in result.err) == (1, True)
+    assert (result.code, f"{first}: is a symbolic link" in result.err) == (1, True)
     assert not [*(tmp_path / "away").iterdir()]
     assert (second / "summary.json").exists()

@@ -170,7 +170,9 @@ def presence(words, rounds, *others):
     """[rounds, clients], whether each client is there, without the one that is drawn if nobody is."""
     e = small("fedavg", "quadratic_minimisation", "problem.examples=400", pattern(words), *others)
     availability = e.federation.availability
-    return np.array([availability.pattern.there(r, availability._groups, availability._uniform) for r in range(rounds)])
+    return np.array(
+        [availability.pattern.available(r, availability._groups, availability._uniform) for r in range(rounds)]
+    )
 
 
 @pytest.mark.parametrize(("on", "off"), [(0.2, 0.1), (0.9, 0.7)])
@@ -249,7 +251,7 @@ def test_runs_from_before_are_the_same_runs():
 def test_the_head_of_a_run_names_the_pattern():
     assert (
         Participation(cohort=2, pattern={"kind": "cyclic", "groups": 2}).described(5)
-        == "5 clients, 2 in a round, cyclic"
+        == "5 clients, 2 per round, cyclic availability"
     )
 
 
@@ -261,7 +263,7 @@ MISTAKES = {
     "{kind: cyclic, groups: 1}": "participation.pattern.groups=1: must be at least 2",
     "{kind: cyclic, groups: 11}": "must be at most the number of clients, 10",
     "{kind: cyclic, groups: [0,1]}": "a list with an entry for each of the 10 clients",
-    "{kind: cyclic, groups: [0,2,0,2,0,2,0,2,0,2]}": "groups must be numbered 0, 1, ..., each with a client",
+    "{kind: cyclic, groups: [0,2,0,2,0,2,0,2,0,2]}": "groups must be numbered 0, 1, ..., and each group needs a client",
     "{kind: cyclic, groups: [0,1,0,1,0,1,0,1,0,1], by: label}": "by=label and a list of groups cannot be combined",
     "{kind: cyclic, groups: 2, by: label}": "this problem has no labels; use by: random",
     "{kind: markov, on: 0.2}": "participation.pattern.off: is missing",

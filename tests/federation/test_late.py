@@ -356,4 +356,4 @@ def test_runs_from_before_are_the_same_runs():
     before = {**nodes, "participation": {k: v for k, v in nodes["participation"].items() if k != "late"}}
     assert stamp(before) == stamp(nodes)
     assert stamp({**nodes, "participation": {**nodes["participation"], "late": 2}})["run"] != stamp(nodes)["run"]
-    assert Participation(late=2).described(5) == "5 clients, answers late"
+    assert Participation(late=2).described(5) == "5 clients, delayed answers"

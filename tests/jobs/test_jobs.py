@@ -136,7 +136,7 @@ def test_ctrl_c_ends_all_runs_at_once_with_a_checkpoint(tmp_path):
     wait_for(lambda: len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2, 600)
     command.send_signal(signal.SIGINT)
     _, err = command.communicate(timeout=600)
-    assert (command.returncode, err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert (command.returncode, err) == (130, "fedopt: stopped; to resume, repeat the command\n")
     assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"].tolist() == ["interrupted"] * 2
     assert len(list(tmp_path.glob("sweep/*/checkpoint.safetensors"))) == 2
 

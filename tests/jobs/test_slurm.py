@@ -54,7 +54,7 @@ def test_slurm_is_asked_once_for_an_array(asked, ctrl_c, monkeypatch, capsys, tm
     result = fedopt(monkeypatch, capsys, *SWEEP, *SLURM)
     assert result.code == 130
     assert result.err.splitlines()[-1] == (
-        "fedopt: stopped; 3 runs stay in the queue; the same command watches them, scancel 77 ends them"
+        "fedopt: stopped; 3 runs still queued; repeat the command to wait again, or cancel with scancel 77"
     )
     (batch,) = asked()
     for flag in ("partition=fast", "time=120", "gpus-per-node=1", "array=0-2%3", "signal=USR2@90", "open-mode=append"):
@@ -78,7 +78,7 @@ def test_what_is_pickled_is_words(asked, ctrl_c, monkeypatch, capsys, tmp_path):
     (first, *_) = sorted(queue.glob("*/*_submitted.pkl"))
     assert str(tmp_path / "sweep").encode() in first.read_bytes()
     work = slurm.queued()[0].job.submission().function
-    assert {type(value) for value in [*work.words, *work.folders, work.folder, work.digits]} == {str}
+    assert {type(value) for value in [*work.overrides, *work.folders, work.folder, work.digits]} == {str}
     queue.chmod(0o777)
     one_line(fedopt(monkeypatch, capsys, *SWEEP, *SLURM), str(queue), "FEDOPT_QUEUE")
 

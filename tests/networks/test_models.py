@@ -519,7 +519,7 @@ REFUSED = [
     ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
     ({"_target_": "support.networks.Attention", "dropout": 0.5}, "draws random numbers .*dropout=0 in attention"),
     ({"_target_": "support.networks.AlwaysDropped"}, "draws random numbers .*self.training"),
-    ({"_target_": "support.networks.InPlace"}, "writes over what it is given"),
+    ({"_target_": "support.networks.InPlace"}, "changes its arguments in place"),
     ({"_target_": "support.networks.FiveClasses"}, r"\[2, 5\].*10 classes, \[2, 10\]"),
     ({"_target_": "support.networks.Two"}, "tuple"),
     ({"_target_": "support.networks.Nothing"}, "parameters"),

@@ -138,7 +138,7 @@ ON_MCO = GLOBAL + "defaults: [{override /problem: mco}, {override /algo: fedmsa}
         (GLOBAL + "experiment: {<<: *x}", "found undefined alias"),
         (ON_MCO + "budget: {rounds: 3}", "must have a node experiment"),
         (ON_MCO + "experiment: 3", "must have a node experiment"),
-        ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
+        ("experiment: {paper: A}", "add '# @package _global_' as the first line"),
         (ON_MCO + "experiment: {paper: A}", "experiment.title: is missing"),
         (
             ON_MCO + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",

@@ -54,7 +54,7 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert config["budget"]["rounds"] == 4  # of the experiment, which wins over it
     again = command("test/one", "test/two")
     assert again.code == 0
-    assert "6 of 6 runs have been done already" in again.out
+    assert "6 of 6 runs are already done" in again.out
     assert " finished  " not in again.out
 
 
@@ -108,7 +108,7 @@ def test_an_interrupted_run_goes_on(how, times, tmp_path, experiment, command):
         process.send_signal(how)
         time.sleep(0.05)
     _, err = process.communicate(timeout=600)  # until no process of it is left
-    said = "fedopt: stopped; the same command resumes it\n"
+    said = "fedopt: stopped; to resume, repeat the command\n"
     assert (process.returncode, err) == ((-signal.SIGKILL, "") if how == signal.SIGKILL else (130, said))
     (run,) = (tmp_path / "outputs/reproduce/runs").iterdir()
     assert RunFolder(run).seen() == "interrupted"
@@ -160,7 +160,7 @@ def test_the_list_says_what_is_for_a_gpu(command):
 def test_the_list_says_which_experiment_is_broken(experiment, command):
     experiment("one", {"hardware": "abc"})
     assert command("--list", "test").err == (
-        "fedopt: experiment/test/one.yaml: hardware=abc: cannot be set as a whole; set its keys, hardware.KEY=VALUE\n"
+        "fedopt: experiment/test/one.yaml: hardware=abc: cannot be set as a whole; set individual keys with hardware.KEY=VALUE\n"
     )
 
 
@@ -174,7 +174,7 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     folder = tmp_path / "outputs/reproduce/test/one"
     for more in (
         "2 runs more for claims that are undecided",
-        "6 of 6 runs have been done already",
+        "6 of 6 runs are already done",
     ):
         result = command("test/one")
         assert result.code == 0, result.err

@@ -90,7 +90,7 @@ def test_rows_of_other_columns_are_refused(tmp_path):
     (tmp_path / "metrics.csv").write_text(before := "round,loss\n0,1\n")
     file = MetricsFile(tmp_path / "metrics.csv", len(before))
     file.append({"round": 1, "loss": 0.5})
-    with pytest.raises(UserError, match="columns round, loss, and this run has"):
+    with pytest.raises(UserError, match="columns round, loss, but this run has"):
         file.append({"round": 2, "loss": 0.5, "accuracy": 1.0})
     file.close()
     assert (tmp_path / "metrics.csv").read_text() == before + "1,0.5\n"
@@ -283,7 +283,7 @@ def test_a_new_run_does_not_need_the_old_one_any_more(old, monkeypatch, capsys, 
         (["problem.model=mlp", "budget.rounds=6"], ["checkpoint.safetensors", "options"]),
         (["budget.rounds=3"], ["budget", "in 3 rounds", "count"]),
         (["from=nowhere"], ["from=nowhere", "no run"]),
-        (["from=3"], ["from=3", "a text"]),
+        (["from=3"], ["from=3", "a string"]),
     ],
 )
 def test_what_cannot_be_gone_on_from(words, fragments, old, tmp_path):

@@ -98,7 +98,7 @@ def test_a_job_that_finds_no_folder_says_what_to_do(tmp_path):
     outcome = Job(tmp_path / "file" / "run", compose(TINY), "job").do(1)
     assert outcome.status == "failed"
     assert outcome.text.startswith(f"{tmp_path / 'file'}")
-    assert "mend this, or choose another folder" in outcome.text
+    assert "fix this, or choose another folder" in outcome.text
     assert "Errno" not in outcome.text
 
 

@@ -132,7 +132,7 @@ def records_of(file):
 def test_nobody_is_asked_to_log_in(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setattr(wandb, "login", lambda prompt: prompt)
-    with pytest.raises(UserError, match="nobody is logged in"):
+    with pytest.raises(UserError, match="you are not logged in"):
         api.run([*TINY, "logger=wandb", "logger.wandb.mode=online"], output_dir=tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match=r"logger\.wandb\.mode=on"):
         api.run([*TINY, "logger=wandb", "logger.wandb.mode=on"], output_dir=tmp_path / "run", quiet=True)
@@ -189,6 +189,6 @@ def test_a_folder_that_is_a_link(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "else").mkdir()
     (tmp_path / "run" / "wandb").symlink_to(tmp_path / "else")
-    with pytest.raises(UserError, match="is a link"):
+    with pytest.raises(UserError, match="is a symbolic link"):
         api.run([*TINY, "logger=wandb"], output_dir=tmp_path / "run", quiet=True)
     assert not list((tmp_path / "else").iterdir())

@@ -81,8 +81,8 @@ def test_no_run_goes_on_with_other_data(name, here):
     for words in (["budget.rounds=3"], []):
         result = run("output_dir=run", "resume=true", *words)
         assert result.code == 2
-        assert "began" in result.err.splitlines()[-1]
-    with pytest.raises(UserError, match=r"began.*other"):
+        assert "was started" in result.err.splitlines()[-1]
+    with pytest.raises(UserError, match=r"was started.*other"):
         api.load(folder / "run").model()
     assert (folder / "run" / "metrics.csv").read_bytes() == rows
     assert run("output_dir=new", "from=run", "budget.rounds=3").code == 0
@@ -118,17 +118,17 @@ def test_a_sweep_refuses_runs_on_other_data(here, monkeypatch):
     loads, load = [], Npz.load
     monkeypatch.setattr(Npz, "load", lambda self: loads.append(self) or load(self))
     again = run(*sweep)
-    assert (again.code, again.out.count("was there already"), len(loads)) == (0, 2, 0)
+    assert (again.code, again.out.count("already done"), len(loads)) == (0, 2, 0)
     save(folder, spare=np.zeros(2))  # the same data again
     again = run(*sweep)
-    assert (again.code, again.out.count("was there already"), len(loads)) == (0, 2, 2)
+    assert (again.code, again.out.count("already done"), len(loads)) == (0, 2, 2)
     save(folder, **changed("y_test"))
     other = run(*sweep)
     assert (other.code, "2 runs: 2 refused" in other.out) == (1, True)
-    assert other.err.count("began") == 2
+    assert other.err.count("was started") == 2
     (folder / "data.npz").unlink()
     gone = run(*sweep)
-    assert (gone.code, gone.out.count("was there already")) == (0, 2)
+    assert (gone.code, gone.out.count("already done")) == (0, 2)
     notes = {json.loads((path / "run.json").read_text())["data"] for path in (folder / "sweep").glob("fedavg*")}
     assert len(notes) == 1
 

@@ -102,7 +102,7 @@ def test_ctrl_c_while_processes_import(tmp_path):
     time.sleep(0.3)  # in which they begin to import
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=600)
-    assert (process.returncode, err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert (process.returncode, err) == (130, "fedopt: stopped; to resume, repeat the command\n")
 
 
 def test_nothing_is_collected_during_imports():

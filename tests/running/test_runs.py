@@ -196,7 +196,7 @@ def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
     assert "seed3" not in folder.name
     assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
     digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
-    assert "(found without dataset=digits, so" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
+    assert "(tuned without dataset=digits, so" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
 
 
 def test_no_words_are_answered_by_help(monkeypatch, capsys, tmp_path):
@@ -226,7 +226,7 @@ def test_scores_that_are_not_finite_reach_no_target(monkeypatch, capsys, tmp_pat
     assert rows.iloc[-1][list(summary["final"])].isna().all()
     reached = rows["test_accuracy"][0] >= 9
     assert (summary["to_target"] is not None) == reached
-    assert "since test_accuracy is not finite" in result.out
+    assert ": test_accuracy is not finite" in result.out
 
 
 @pytest.mark.parametrize(("key", "limit"), [("comm_rounds", 7), ("bytes", 30_000), ("seconds", 0.05)])
@@ -408,7 +408,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedopt.running.lifecycle.execute", stopped)
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
-    assert (result.code, result.err) == (130, "fedopt: stopped; the same command resumes it\n")
+    assert (result.code, result.err) == (130, "fedopt: stopped; to resume, repeat the command\n")
 
 
 SMALL = ["algo=fedmsa", "problem=mco", "budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
@@ -518,9 +518,9 @@ def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
     ("limits", "said"),
     [
         (["budget.rounds=2"], "finished after 2 rounds ("),
-        (["budget.rounds=2", "budget.comm_rounds=1000"], "finished after 2 rounds, by budget.rounds=2 ("),
-        (["budget.rounds=9", "budget.comm_rounds=4"], "finished after 2 rounds, by budget.comm_rounds=4 ("),
-        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 round, by budget.bytes=1 ("),
+        (["budget.rounds=2", "budget.comm_rounds=1000"], "finished after 2 rounds, at the limit budget.rounds=2 ("),
+        (["budget.rounds=9", "budget.comm_rounds=4"], "finished after 2 rounds, at the limit budget.comm_rounds=4 ("),
+        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 round, at the limit budget.bytes=1 ("),
     ],
 )
 def test_the_limit_that_ended_a_run_is_said(limits, said, monkeypatch, capsys, tmp_path):
@@ -633,7 +633,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         ("fedmsa", "; tuned values: fedmsa/quadratic_bilevel"),
         (
             "fednest",
-            "; no tuned values for fednest on quadratic_bilevel: keys that the command does not set have their defaults",
+            "; no tuned values for fednest on quadratic_bilevel: keys that the command does not set have their default values",
         ),
     ):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
@@ -641,7 +641,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         assert said in Path(algo, "log.txt").read_text().splitlines()[0]
     digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
     said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
-    assert "; tuned values: fedavg/classification (found without dataset=digits problem.model=softmax, so" in said
+    assert "; tuned values: fedavg/classification (tuned without dataset=digits problem.model=softmax, so" in said
     usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
     assert str(compose(usual).tuned) == "tuned values: fedavg/classification"
     fedopt(monkeypatch, capsys, *digits, "output_dir=first")
@@ -660,7 +660,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     Path("conf/tuned/fednest.yaml").write_text("quadratic_bilevel: {source: a search, algo: {}}")
     searched = [compose([f"algo={algo}", config[1]], ["conf"]) for algo in ("fedmsa", "fednest")]
     assert "tuned values on" not in differences(searched, {"algo"})
-    assert str(searched[1].tuned) == "tuned values: fednest/quadratic_bilevel, the defaults"
+    assert str(searched[1].tuned) == "tuned values: fednest/quadratic_bilevel (equal to the defaults)"
     said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
     assert "some (fedmsa, localbsgm), none (fednest)" in said
     assert "budget" not in said
@@ -689,14 +689,17 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
     assert "tuned values: fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
-        (["algo.K=3"], "was begun with algo.K=2, not 3"),
+        (["algo.K=3"], "has algo.K=2, not 3"),
         (
             ["participation.cohort=null"],
-            "cohort=3, not null; give 3, or choose another",
+            "cohort=3, not null; set participation.cohort=3, or choose another",
         ),
-        (["budgt.rounds=5"], "budgt.rounds: the run to be resumed has no such key, did you mean budget.rounds?"),
-        (["+algo.new=5"], "algo.new: the run to be resumed has no such key"),
-        (["~algo.K"], "algo.K: the run to be resumed has no such key"),
+        (
+            ["budgt.rounds=5"],
+            "budgt.rounds: the config of the recorded run has no such key, did you mean budget.rounds?",
+        ),
+        (["+algo.new=5"], "algo.new: the config of the recorded run has no such key"),
+        (["~algo.K"], "algo.K: the config of the recorded run has no such key"),
     ):
         result = fedopt(monkeypatch, capsys, *on, *words)
         assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
@@ -799,9 +802,9 @@ def test_lists_name_everything(topic, names, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "missing", "says"),
     [
-        (["problem=mco"], "algo", " of those that fit mco: fedmsa, "),
+        (["problem=mco"], "algo", "; these fit mco: fedmsa, "),
         (["algo=fedmsa"], "problem", "data_cleaning, "),
-        (["seed=3"], "algo", "; fedopt list algo shows them"),
+        (["seed=3"], "algo", "; fedopt list algo shows all"),
     ],
 )
 def test_nothing_is_chosen_in_silence(words, missing, says, monkeypatch, capsys, tmp_path):
@@ -809,7 +812,7 @@ def test_nothing_is_chosen_in_silence(words, missing, says, monkeypatch, capsys,
     for command in ([], ["-m"], ["--cfg", "job"]):
         result = fedopt(monkeypatch, capsys, *command, *words)
         assert (result.code, result.out) == (2, "")
-        assert result.err.startswith(f"fedopt: {missing}: is missing; {missing}=NAME chooses one")
+        assert result.err.startswith(f"fedopt: {missing}: is missing; set {missing}=NAME")
         assert says in result.err
         assert result.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
