@@ -161,8 +161,7 @@ def test_the_tables_words(runs):
     down, up = (
         pd.read_csv(runs / "readmitted" / "tuned" / "traffic.csv")[f"bytes_{way}"].max() for way in ("down", "up")
     )
-    for total in (down, up):  # of 100 rounds
-        assert f"about {total / 1e5:.0f} kB for loss tuning" in OTHER
+    assert f"loss tuning takes {(down + up) / 1e5:.0f} kB in total" in OTHER  # in each of 100 rounds
     assert pd.read_csv(runs / "days" / "common" / "traffic.csv").bytes_up.max() == 7200
     v = final(runs, "readmitted/plain")[0]
     percent = " | ".join(f"{v[f'alone_{name}']:.1f} %" for name in ("balanced_accuracy", "recall_yes", "precision_yes"))
