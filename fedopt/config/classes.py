@@ -33,7 +33,7 @@ class About(TypedDict):
 
 
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
-NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}
+NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null", "object": "mapping"}
 BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
 # The name of a type with several kinds, by the class of one of its kinds
 SCHEDULES = {"Piecewise": "step size", "Growing": "local work", "Cyclic": "pattern"}
