@@ -163,6 +163,7 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
             axis.set_yscale(scale_of(metric, values))
             draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
+            axis.locator_params("x", nbins=4)  # three panels leave no room for more
             axis.set_ylim(within(axis, is_share(metric.title, values)))
 
 
