@@ -1,4 +1,4 @@
-"""Figures, their styles and the page of results. Does not depend on runs."""
+"""Figures, their styles and the HTML page of results. This package does not depend on runs."""
 
 from fedopt.lazy import exports
 

@@ -1,4 +1,4 @@
-"""Published experiments: set-up, claims, figures, and reduced copies of results."""
+"""Published experiments: their set-ups, claims and figures, and the stored small copies of their results."""
 
 from fedopt.lazy import exports
 

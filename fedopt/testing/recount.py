@@ -1,6 +1,7 @@
-"""A count of the communication and derivatives of a round, independent of fedopt's ledger.
+"""A count of the communication and the derivatives of a round that is independent of fedopt's ledger.
 
-Taps on the problem's functions record which derivatives are taken. Client functions are watched while they run one by one.
+The functions of the problem are wrapped so that they record which derivatives are taken (`Tap`). The messages of client
+functions are counted while the clients run one by one.
 """
 
 from collections import Counter
@@ -16,7 +17,8 @@ from fedopt.federation import OneByOne
 class Tap(torch.autograd.Function):
     """The identity function, which appends to a list of events when it is differentiated.
 
-    It appends 'back' for each gradient that passes back through it, and 'second' for each derivative of such a gradient.
+    It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of this
+    gradient.
     """
 
     @staticmethod
@@ -34,8 +36,9 @@ class Tap(torch.autograd.Function):
 
 
 class Tapped:
-    """A counter of the derivatives of a problem's functions. It replaces the functions on the problem object by functions with
-    taps.
+    """A counter of the derivatives of a problem's functions.
+
+    It replaces the functions on the problem object with wrapped functions, in which each variable passes through a `Tap`.
     """
 
     def __init__(self, problem: Any):
@@ -64,8 +67,9 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted. Taps do not
-        see them.
+        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted.
+
+        A `Tap` does not see gradients that a problem computes without automatic differentiation.
         """
 
         def tapped(*arguments: Any) -> Any:
@@ -87,7 +91,7 @@ class Tapped:
         problem.level = tapped
 
     def calls(self) -> Counter:
-        """Return the number of gradients (grad), Hessian-vector (hvp) and Jacobian-vector products (jvp) so far."""
+        """Return the number of gradients (grad), Hessian-vector products (hvp) and Jacobian-vector products (jvp) so far."""
         total = Counter(grad=self.own, hvp=0, jvp=0)
         for name, events in self.seen:
             backs = [of.count("back") for of in events]

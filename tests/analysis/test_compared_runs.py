@@ -42,7 +42,7 @@ def test_broken_runs_are_skipped(tmp_path, command):
         (("no_table",), "no metrics.csv"),
         (("no_config",), "no config.yaml"),
         (("no_x",), "metrics.csv lacks the column comm_rounds"),
-        (("short",), "metrics.csv has rows without a number for comm_rounds"),
+        (("short",), "metrics.csv has rows without a number for comm_rounds; delete or rerun the run"),
     ]:
         assert f"{', '.join(str(runs / folder) for folder in folders)} ({why})" in one
     assert other.endswith(
