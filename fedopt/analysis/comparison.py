@@ -136,7 +136,7 @@ class Comparison(GroupedRuns):
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
                 raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
-        # As a paper's table has it: algo.K is K
+        # Short names as in the table of a paper: K for algo.K
         head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
         shown = shown_table(self, columns, decimals, first=head)
         if len(by_problem(self.groups)) > 1:
@@ -145,7 +145,7 @@ class Comparison(GroupedRuns):
         base, tested = Path(folder) / "compare", self.paired
         written = [write_shown(base, name, self.table, shown) for name in formats]
         if len(tested):
-            # Heads without what the difference is of, which a caption says
+            # Headings without the name of the metric, which is in the caption
             short = Table("", tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0]))
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
@@ -245,7 +245,7 @@ def compared(
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
     comparison = Comparison(by, groups, metric, runs[0].x, target, at, slots)
-    _ = comparison.table  # whose mistakes come first
+    _ = comparison.table  # so that errors in the table are reported first
     comparison = replace(comparison, slots=_slots(comparison, named=bool(names)))
     if asked is None and validates(metric):
         note(selected(metric))

@@ -10,7 +10,7 @@ from fedopt.console import note
 from fedopt.errors import UserError, among, nearest
 from fedopt.metrics import validates
 
-LONG = 60  # characters of a label in a legend
+LONG = 60  # a label with more characters is shortened in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
@@ -80,7 +80,7 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
     without, with_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
     if len(with_data) > len(without):
         others.append(DATA)
-    rest = [key for key in others if key != "from"]  # another start names a line only where nothing else differs
+    rest = [key for key in others if key != "from"]  # `from` names a line only if no other key differs
     return [*chosen, *(rest if chosen or rest else others)]
 
 

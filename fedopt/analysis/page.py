@@ -28,7 +28,7 @@ from fedopt.results import LOST, OVER, RunFolder
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
 SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
-Runs = Mapping[str, list[Recorded]]  # by group
+Runs = Mapping[str, list[Recorded]]  # label -> runs of the group
 
 
 def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:

@@ -25,7 +25,7 @@ PROBLEM = ("problem", "dataset")
 DATA = "data"  # the key of the data set's digest
 ABSENT = "-"  # the value of a key that a run does not have
 NO_RUN = "no run in it"  # why a folder is skipped
-NAMED = 3  # of the folders that are skipped for one reason
+NAMED = 3  # the number of folders named per reason for which they are skipped
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Recorded:
         return replace(self, table=self.table[reached])
 
 
-Groups = Mapping[str, Sequence[Recorded]]  # by label
+Groups = Mapping[str, Sequence[Recorded]]  # label -> runs of the group
 
 
 def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
@@ -285,12 +285,12 @@ def read(folder: Path, x: str) -> Recorded:
     table = read_table(folder / "metrics.csv", growing=True)
     if table.empty:
         raise UserError("metrics.csv has no rows")
-    for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
+    for name in table.select_dtypes(exclude="number"):  # the file may come from somebody else
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x].columns
     if lacking := [name for name in ("round", *columns) if name not in table]:
         raise UserError(f"metrics.csv lacks the column {lacking[0]}")
-    same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
+    same = {key: value for key, value in config.items() if key != "eval"}  # evaluation times do not identify a run
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables
     keys, tuned = _keys(flat(config)), card.get("tuned", Tuned())

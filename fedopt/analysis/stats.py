@@ -16,8 +16,8 @@ from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
 from fedopt.console import counted, note
 from fedopt.drawing import spans_decades
 
-EXACT = 2e-9  # beside the values: differences that differ by less are equal, since values have ten digits
-MOST_TESTED = 6  # groups of a problem of which each pair is tested
+EXACT = 2e-9  # relative to the values, which are stored with ten digits: smaller differences count as equal
+MOST_TESTED = 6  # the largest number of groups on a problem of which each pair is tested
 Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
@@ -28,7 +28,7 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
     also nan for fewer than two values, or if the mean is infinite.
     """
     series = pd.Series(values, dtype=float)
-    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
+    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # no rounding errors
         return float(series[0]), 0.0
     mean = series.mean(skipna=False)
     if not math.isfinite(mean):

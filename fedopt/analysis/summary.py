@@ -20,7 +20,7 @@ from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER
 
-# Of the tables that people read
+# For the tables that people read
 COLUMNS = ("runs", "seeds", "status", "spent", "final", "test", "best", "test_at_best", "to_target", "reached")
 
 
@@ -53,7 +53,7 @@ def shown_table(
     title, test, cost = metrics[0].title, runs[0].metric(test_metric).title, COSTS[c.x].label
     final = "final" if c.at is None else f"at {amount(c.x, c.at)}:"
     of_metric, of_spent = partial(plus_minus, decimals=decimals), in_bytes if c.x == "bytes" else plus_minus
-    # Head, column of the CSV, how (mean, std) become text, and the sign that makes lower values better (nan: neither are)
+    # Heading, column of the CSV, format of (mean, std), and the sign that makes lower values better (nan: neither direction is)
     measured: dict[str, tuple[str, str, Callable[[float, float], str], pd.Series | float]] = {
         "spent": (cost, f"spent_{c.x}", of_spent, math.nan),
         "final": (f"{final} {title}", f"final_{c.metric}", of_metric, signs),

@@ -20,7 +20,7 @@ from fedopt.errors import UserError
 from fedopt.metrics import COSTS
 from fedopt.results import RunFolder, numbers_of
 
-MOST_SHOWN = 50  # rows of the table that is printed
+MOST_SHOWN = 50  # the largest number of rows that are printed
 
 
 def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> int:
@@ -44,7 +44,7 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
         with suppress(UserError):  # a config that cannot be read
             config = flat(run.config())
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
-        given.pop("resume", None)  # a run that was killed before it began has another one
+        given.pop("resume", None)  # it may differ for a run that was killed before it began
         swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
         row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in COSTS}
@@ -99,7 +99,7 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
         return pd.DataFrame()
     cells = table.astype(object).where(table.notna(), "-").astype(str)
     keys = [key for key in swept if cells[key].nunique() > 1]
-    if any(repeats(key) and key != "seed" for key in keys):  # splits, which give data of their own
+    if any(repeats(key) and key != "seed" for key in keys):  # data splits, each of which gives other data
         keys = [key for key in keys if key != "data"]
     keys = [key for key in keys if not repeats(key)]
     groups: dict[tuple[str, ...], list[int]] = {}

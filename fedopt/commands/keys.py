@@ -91,7 +91,8 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
 
 
 def show_keys(overrides: list[str], folders: list[str]) -> None:
-    """Print the keys of the config groups that a command chooses, or all keys if it chooses an algorithm and a problem.
+    """Print the keys of the config groups from which a command chooses an option, or all keys if it chooses an algorithm and
+    a problem.
 
     Args:
         overrides: The overrides; [] prints the keys that every run has.

@@ -62,7 +62,8 @@ def ls(arguments: list[str]) -> None:
 
 
 def rm(arguments: list[str]) -> None:
-    """Delete runs after asking: the runs that the arguments choose, or the failed runs. Runs in progress are kept.
+    """Delete the runs that the arguments choose, or the failed runs, after asking for confirmation. Runs in progress are
+    kept.
 
     Args:
         arguments: The arguments after `fedopt rm`.
@@ -89,7 +90,9 @@ def rm(arguments: list[str]) -> None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete a run's files, and its folder if it is then empty. Return whether this was possible; if not, print a note."""
+    """Delete the files of a run, and its folder if it is empty afterwards. Return whether this was possible; if not, print a
+    note.
+    """
     folder = RunFolder(path)
     with closing(folder):
         try:

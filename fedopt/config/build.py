@@ -61,7 +61,7 @@ def build_target(node: Mapping[str, object], where: str) -> Any:
 
 
 def builder(node: Mapping[str, object], where: str, *supplied: str) -> Callable[..., Any]:
-    """Check the values of a node now, and return a function that builds the object of its `_target_` later.
+    """Check the values of a config node now, and return a function that later builds the object of the node's `_target_`.
 
     Args:
         node: The config node.
@@ -217,7 +217,9 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
 
 
 def _meant(key: str, value: object) -> str:
-    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. '' if unclear."""
+    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. It is '' if there is
+    no hint.
+    """
     if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
         return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
     return "; write null for all or none" if str(value).lower() in ("all", "none") else ""

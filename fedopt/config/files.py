@@ -37,13 +37,15 @@ def options(group: str, folders: Folders = ()) -> list[str]:
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
-    """Return the file of an existing option. If several folders have one, fedopt's file comes first, then the user's."""
+    """Return the file of an existing option. If several folders have the option, fedopt's file takes precedence."""
     paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
     return next(path for path in paths if path.exists())
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """Return the options of the same group that an option builds on, base first, followed by the option itself."""
+    """Return the options of the same group on which an option is based, the most general one first, followed by the option
+    itself.
+    """
     listed = content(file_of(group, option, folders)).get("defaults") or []
     names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
     known = options(group, folders) if names else []
@@ -69,7 +71,7 @@ def experimental(algo: str, folders: Folders = ()) -> str:
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the general problem of which a problem is a setting for one data set; empty if it is a problem of its own.
+    """Return the general problem that a problem specialises to one data set; empty if there is none.
 
     The comment below the problem's title names the general problem.
     """
@@ -90,7 +92,9 @@ def display_name(algo: str, folders: Folders = ()) -> str:
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the `_target_` of an option, from its file or the nearest file that it builds on; empty if there is none."""
+    """Return the `_target_` of an option, from its file or else from the nearest file on which it is based; empty if there
+    is none.
+    """
     for name in reversed(chain(group, option, folders)):
         file = content(file_of(group, name, folders))
         node = file.get(group) or file.get(name) or file
@@ -100,7 +104,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> Node:
-    """Return the values that an option's file sets, by dotted key. Values of files that it builds on are not included."""
+    """Return the values that an option's file sets, by dotted key. Values from files on which it is based are not included."""
     path = file_of(group, option, folders)
     inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}

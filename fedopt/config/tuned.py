@@ -147,7 +147,7 @@ def overlap(key: str, other: str) -> bool:
 
 
 def other_model(by_command: Mapping[str, object], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the overrides of a command that choose a different model or data set from the problem's file.
+    """Return the overrides of a command that replace the model or data set given in the problem's config file.
 
     Args:
         by_command: The command's values, by key.

@@ -1,4 +1,4 @@
-"""Data sets, splits, partitioners."""
+"""Data sets, their splits, and partitioners."""
 
 from fedopt.lazy import exports
 

@@ -25,12 +25,12 @@ from fedopt.files import write_atomically
 from fedopt.metrics import COSTS, Metric
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
-STYLE: Any = {  # of a column of a paper, 3.4 inches wide
+STYLE: Any = {  # for the column of a paper, 3.4 inches wide
     "font.size": 8,
     "legend.fontsize": "medium",
     "legend.title_fontsize": "medium",
     "legend.borderaxespad": 0.2,
-    "legend.handlelength": 2.6,  # in which dashes show
+    "legend.handlelength": 2.6,  # long enough to show the dashes
     "figure.titlesize": "medium",
     "axes.titlesize": "medium",
     "axes.prop_cycle": cycler(color=OKABE_ITO),
@@ -38,19 +38,19 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "lines.markersize": 4,
     "hatch.linewidth": 0.5,
     "pdf.fonttype": 42,
-    "svg.hashsalt": "fedopt",  # the same file for the same picture
+    "svg.hashsalt": "fedopt",  # so that the same picture gives the same file
     "savefig.dpi": 300,
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
-PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
-GAP = 0.06  # inches next to the parts above and below the axes
-FEW = 8  # points of a line, which may have bars instead of a band
+PAGE = 7.2  # inches: on a page, wider figures and their letters would be scaled down
+GAP = 0.06  # inches between the axes and the parts above and below them
+FEW = 8  # a line with at most this many points may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "inside", "none")
-STRONG = 4  # lines of a picture that have colours and bands; all others are grey
-LISTED = 12  # lines of a picture up to which a legend names the grey ones
+STRONG = 4  # the number of lines of a picture with colours and bands; all others are grey
+LISTED = 12  # with more lines in a picture, the legend leaves out the grey lines
 GREY = "#999999"
-MARKERS = "os^Dv<>Ppd*"  # as many as have no divisor in common with the dashes, so that grey looks repeat late
+MARKERS = "os^Dv<>Ppd*"  # no common divisor with the number of dashes, so that grey lines rarely look the same
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no warnings about scripts that the font lacks
 
@@ -281,7 +281,7 @@ def pictures(
     rows = -(-count // columns)
     size = width or min(WIDTH * columns, PAGE), height or HEIGHT * rows
     with styled(settings):
-        figure = Figure(size, layout="constrained")  # not pyplot's: no window or notebook shows it, any thread makes it
+        figure = Figure(size, layout="constrained")  # not pyplot's: never shown by itself, usable in any thread
         axes = figure.subplots(rows, columns, squeeze=False, **shared).flat
         for empty in axes[count:]:
             empty.remove()
@@ -334,7 +334,7 @@ def save(
             size = f"{width:g} x {figure.get_figheight():.3g} inches"
             why = f"a figure of {size} leaves no space for the axes"
             raise UserError(f"{why}; make it larger, or the font smaller") from None
-        figure.set_layout_engine(None)  # done, once for all formats: it takes longer than drawing
+        figure.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
         for path in paths:
             picture = BytesIO()
             figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)

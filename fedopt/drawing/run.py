@@ -19,12 +19,12 @@ from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines,
 from fedopt.files import read_text
 from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 
-COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
-NUMBERS = 16  # up to so many clients, and classes, are counted in the cells of a heat map
+COLUMNS = 1000  # the largest number of columns of a heat map, since some runs have more clients than it has pixels
+NUMBERS = 16  # with at most this many clients and classes, the cells of a heat map show numbers
 MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
 INTERVALS = f"thin lines: 95 % intervals by each client's test examples; paler: fewer than {FEW_ROWS} of these"
 PALE, THIN = 0.35, 0.7  # opacity, and width of a line
-NAMES = 40  # clients, or classes: up to so many are named
+NAMES = 40  # with at most this many clients or classes, their names are shown
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
@@ -92,7 +92,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
         table: The run's clients.csv. Clients without test examples are left out.
         metric: The description of the metric.
     """
-    import pandas as pd  # not at the top: it takes half a second
+    import pandas as pd  # imported here because it takes half a second
 
     frame = pd.read_csv(StringIO(read_text(table)), converters={"client": str})
     kinds = [kind for kind in MODELS if f"{kind}_{metric.name}" in frame]
@@ -115,7 +115,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
         low, high = (frame.get(f"{column}_{end}", frame[column]).to_numpy() for end in ("low", "high"))
         few = frame.get("test_rows", np.inf + frame[column]).to_numpy() < FEW_ROWS
         _draw_clients(axes, np.array([values[0], values[-1], low, high]), np.sign(gains[-1]), few, words[0])
-        ends = np.concatenate([*values, low[~few], high[~few]])  # intervals by few examples may end outside
+        ends = np.concatenate([*values, low[~few], high[~few]])  # intervals from few examples may exceed it
         margin = 0.05 * np.ptp(ends) or 1
         axes.set_ylim(ends.min() - margin, ends.max() + margin)
         describe(axes, f"client, from the worst to the best {words[-1]}", f"{metric.title}; {metric.better} is better")

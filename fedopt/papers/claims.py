@@ -23,16 +23,16 @@ from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "supported", "not supported", "undecided", "not measured"
-CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict on runs whose settings are not the published ones
+CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict if settings differ from the published ones
 IN_SMALL = {HOLDS: "agrees", FAILS: "disagrees"}
 Kind = Literal["paper", "control", "variant"]
-LEVEL = 0.9  # of the two-sided t-interval
-EXACT = 1e-9  # relative, of `equals`, so that 0 is equal to 0 alone
-MADE = ("date", "commit", "machine")  # of the runs
+LEVEL = 0.9  # the level of the two-sided t-interval
+EXACT = 1e-9  # relative tolerance of `equals`, so that only 0 equals 0
+MADE = ("date", "commit", "machine")  # columns that describe when and where the runs were made
 COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
 RUNS = ("line", "seed", "run")  # the columns of runs.csv
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
-LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
+LARGEST = 2**22  # bytes of a table of results; its rows need 60 times as much memory
 REMEDY = "run the experiment again, which writes it"
 HEADS = {"says": "claim", "measured": "measured (seeds)", "holds": "verdict", "why": "reason"}
 

@@ -101,9 +101,9 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axis.tick_params(labelbottom=is_lowest)
             axis.set_xlabel(axis.get_xlabel() if is_lowest else "")
             axis.set_ylabel(axis.get_ylabel() if is_first else "")
-        for axis, highest, share in limits:  # when all that shares them is drawn
+        for axis, highest, share in limits:  # after all lines that share the axes are drawn
             axis.set_ylim(within(axis, share))
-            if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
+            if published.y_from is not None and highest > published.y_from:  # not after only a few rounds
                 axis.set_ylim(bottom=published.y_from)
             if published.until is not None:
                 axis.set_xlim(0, published.until)

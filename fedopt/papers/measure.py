@@ -32,9 +32,9 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 OPERATORS: dict[type, Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: lambda a, b: operator.mul(0.0 + a, b),  # of numbers: a text times a number can take all memory
+    ast.Mult: lambda a, b: operator.mul(0.0 + a, b),  # only numbers: a text times a number could take all memory
     ast.Div: operator.truediv,
-    ast.Pow: math.pow,  # a float, which takes no memory however large it is
+    ast.Pow: math.pow,  # a float, which always takes the same memory
     ast.USub: operator.neg,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,

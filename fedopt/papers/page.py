@@ -27,8 +27,8 @@ from fedopt.files import BROKEN, read_bytes, read_table
 from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, rows_of, totals
 from fedopt.papers.published import load
 
-RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
-PICTURES = {  # their types, and what is at their beginnings
+RESULTS = {"claims.csv", "runs.csv"}  # each folder of results of a published experiment contains one of these files
+PICTURES = {  # the type of each format, and the first bytes of its files
     "figure.svg": ("image/svg+xml", b"<svg"),
     "figure.png": ("image/png", b"\x89PNG"),
 }
@@ -46,7 +46,7 @@ def page(paths: Sequence[Path]) -> Page:
     """
     shown: list[Section] = []
     problems: dict[tuple[str, ...], list[Recorded]] = {}
-    taken: set[Path] = set()  # runs of experiments
+    taken: set[Path] = set()  # folders of the runs of experiments
     with heard() as notes:
         runs, skipped = gathered(paths, X)
         for folder in _results(paths):
@@ -85,7 +85,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
         taken: The folders of runs that are already on the page. The experiment's runs are added in place.
     """
     name = title = "/".join(folder.resolve().parts[-2:])
-    with suppress(UserError):  # it is in somebody's own config folder
+    with suppress(UserError):  # the experiment may be in another user's config folder
         published = load(name)
         title = f"{name}: {published.paper}, {published.title}"
     tables, facts = [], []

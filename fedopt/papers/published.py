@@ -28,7 +28,7 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
 
 
 EachSeries = BeforeValidator(_each_series)
-OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
+OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line may set
 Cell = tuple[str, float | None]
 
 

@@ -20,7 +20,7 @@ from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results import ENDED, RunFolder
 
 RUNS = "runs"  # the folder of all runs, in the output folder
-MOST_SEEDS = 10  # of the lines of a claim that is undecided
+MOST_SEEDS = 10  # the largest number of seeds for the lines of an undecided claim
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 

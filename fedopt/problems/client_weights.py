@@ -41,7 +41,7 @@ WRONG_WEIGHT = Metric("wrong_weight", "weight of the clients with wrong labels")
 
 @dataclass(eq=False)
 class ClientWeights(SupervisedBilevel):
-    """Learning how much each client's training loss counts, for the validation loss of some clients.
+    """Learning the weight of each client's training loss that minimises the validation loss of some clients.
 
     The variable x contains the logits of the clients' weights, 0 at the start, and y the parameters of the network.
     Regression targets have half the squared error as loss. `SupervisedBilevel` describes the arguments that are not listed

@@ -50,7 +50,8 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(WithServer, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module has the formulas.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The docstring of the module has the
+    formulas.
 
     `WithServer` and `Supervised` describe the arguments that are not listed here.
 

@@ -67,8 +67,8 @@ class Quadratic(Problem):
         curvature_noise: Standard deviation of an example's factor of the client's matrices around 1. A full local batch has
             the factor 1. Unlike ``noise``, it does not cancel if gradients of one sample at two points are subtracted.
         examples: Number of examples over all clients.
-        alike: Whether every client gets the mean of all clients' terms. The mean problem stays the same, and all clients are
-            equal.
+        alike: Whether every client gets the mean of all clients' terms, so that all clients are equal and the mean problem
+            stays the same.
         delta: Heterogeneity relative to a mean problem that depends neither on delta nor on the number of clients. A
             positive definite term has a mean M with log-spaced eigenvalues, and client i has
             ``M^1/2 (I + delta S_i) M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its

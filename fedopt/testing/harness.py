@@ -32,13 +32,13 @@ from fedopt.running import Experiment
 from fedopt.running.assemble import assemble
 
 PAIR = ["algo=fedmsa", "problem=mco"]
-# A config folder of yours, which the contract is then about: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
+# Your config folder, whose files are then tested: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: this folder has neither algo nor problem; name your config folder")
 if EXTRA:
-    with_project()  # where the modules are
-FULL = 3  # checks of a pair that are marked full
+    with_project()  # so that the user's modules can be imported
+FULL = 3  # the number of checks of a pair that are marked full
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
@@ -56,8 +56,8 @@ def contract(path: Path) -> dict[str, Any]:
 OURS = contract(Path(__file__).with_name("contract.yaml"))
 YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
 LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
-EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms that take no cohorts
-# How far from the solution rounds may lead
+EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms without cohorts
+# Algorithm -> how far from the solution three rounds may lead
 APPROXIMATE: dict[str, float] = OURS.pop("approximate") | YOURS.pop("approximate", {})
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
@@ -123,7 +123,7 @@ def fields(group: str, name: str) -> dict[str, Any]:
     for option in chain(group, name, FOLDERS[1:]):
         for key, value in values_of(group, option, FOLDERS[1:]).items():
             place, _, field = key.partition(".")
-            field, _, inside = field.partition(".")  # of a schedule, its keys are inside
+            field, _, inside = field.partition(".")  # the keys of a schedule are one level deeper
             if place == group and field[0] != "_":
                 found[field] = {inside: value} if inside else value
     return found

@@ -43,7 +43,7 @@ class Tapped:
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
-        self.own = 0  # gradients that the problem computes, or steps along, by itself
+        self.own = 0  # gradients that the problem computes in hand-written code
         for name in ("f", "g", "h"):
             if hasattr(problem, name):
                 self.tap(problem, name)
@@ -56,7 +56,7 @@ class Tapped:
         def tapped(*arguments: Any) -> Any:
             *point, sample = arguments
             if not any(v.requires_grad or torch._C._functorch.is_gradtrackingtensor(v) for v in point):
-                return function(*arguments)  # a value, which is no derivative
+                return function(*arguments)  # only the value is computed, no derivative
             events: tuple[list[str], ...] = tuple([] for _ in point)
             self.seen.append((name, events))
             return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)
@@ -98,14 +98,14 @@ class Tapped:
             if name == "level":
                 total["jvp"] += sum(backs)
             elif not any("second" in of for of in events):
-                # One that does not depend on a variable has a gradient too, which is zero
+                # If the function does not depend on a variable, its gradient is zero and still counts
                 total["grad"] += max(1, *backs)
             elif len(backs) == 1:  # the gradient in the only variable was differentiated
                 total["hvp"] += backs[0] - 1
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]
-                # In both at once: FedMSA's maps, of which the gradient is one
+                # FedMSA differentiates in both variables together, which includes the gradient
                 total["grad"] += bool(backs[0] and backs[-1] > 1)
         return total
 

@@ -46,13 +46,13 @@ from fedopt.toolbox import Vectors
 
 PAIRS = held_pairs()
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
-CLOSED = [  # without problems whose solution is x alone, with y_i in the memory of clients
+CLOSED = [  # without problems whose solution has only x, because each y_i is per-client state
     p
     for p in names("problem")
     if class_at("problem", p).solution is not Problem.solution
     and not issubclass(class_at("problem", p), classes.LocalBilevel)
 ]
-# BOME leaves a solution where grad_y f is not zero: its penalty acts where g is above its least value
+# BOME leaves a solution at which grad_y f is not zero, since its penalty acts only where g exceeds its minimum
 LEFT = [("bome", p) for p in CLOSED if problem_classes()[p] in ("bilevel", "two_level")]
 SETTINGS = {
     "as it is": [],
@@ -76,7 +76,7 @@ def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
         ("test_equal_clients_are_one_client",),
         ("test_metric_improves",),
         *([("test_solution_is_a_fixed_point",)] if closed else []),
-        # In a checkout, in tests/running/test_device.py
+        # In a checkout, tests/running/test_device.py has this test
         *(("test_a_round_stays_on_the_device", engine) for engine in ENGINES),
     ]
 
@@ -282,7 +282,7 @@ def with_v(problem: Problem, solution: Any) -> Any:
     return x, y, torch.func.grad(lambda y: problem.f(x, y, xi))(y)
 
 
-# By a field or an algorithm: values with which an inner loop, or an estimator, is exact to rounding; f2sa's penalty keeps its bias
+# For a field or an algorithm: values that make an inner loop or an estimator exact up to rounding; f2sa's penalty keeps its bias
 EXACT = {
     "inverse": ["N=8", "inverse=cg"],
     "Q": ["Q=150", "theta=1.0"],
@@ -293,7 +293,7 @@ EXACT = {
 }
 
 
-ALIKE = ("heterogeneity", "noise", "s", "spread", "t_max")  # fields of problems with which all clients are equal
+ALIKE = ("heterogeneity", "noise", "s", "spread", "t_max")  # fields of problems that make all clients equal
 
 
 def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.
     monkeypatch.setattr(type(e.problem), "start", lambda _: at[:variables])
     first = e.algorithm.init(e.problem)
     points = {name for name in ("u", "u_prev", "u_drawn", "z") if isinstance(getattr(first, name, ()), Vectors)}
-    # Methods that have v as a variable have more of them than the problem
+    # Methods with the variable v have more variables than the problem
     state = first._replace(**{name: Vectors(at[: len(getattr(first, name))]) for name in points})
     for r in range(3):
         state = e.algorithm.step(state, e.problem, e.federation.at(r))
@@ -348,7 +348,7 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
     drawn = of_fit if "fit" in fields("problem", problem) else ()
     other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
-    for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
+    for metric in set(values) - {*drawn}:  # random metrics depend on which client gets which random numbers
         assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
 
 
@@ -358,7 +358,7 @@ def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> 
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
-    letters = "fg" if isinstance(p, classes.XRisk) else "fgh"  # whose h are scores of examples
+    letters = "fg" if isinstance(p, classes.XRisk) else "fgh"  # its function h returns the scores of examples
     for function in (getattr(p, letter) for letter in letters if hasattr(p, letter)):
         *fixed, last = [*point, point[0] + 0.1] if isinstance(p, classes.Hierarchical) else point
         automatic = torch.func.grad(lambda v, function=function, fixed=fixed: function(*fixed, v, xi))(last)
