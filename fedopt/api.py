@@ -353,7 +353,8 @@ def compare(
             column.
         group_by: A config key, or a list of keys, whose values define the groups. None: all keys in which the runs differ,
             except seeds.
-        names: The new labels of groups: old label, or one part of it -> new label. None: labels are unchanged.
+        names: Old label -> new label of a group. The old label may also be one part of a label with several parts. None:
+            labels are unchanged.
         at: A value of ``x``. Each run is judged by its last evaluation up to this cost. None: each run is judged by its last
             evaluation.
         exclude: Patterns of folders to leave out, such as ``*seed3*``.

@@ -23,12 +23,24 @@ def first_metric(runs: Sequence[Recorded]) -> str:
 
 
 def repeats(key: str) -> bool:
-    """Return whether a key is a seed, such as dataset.split_seed. Runs that differ only in seeds are in one group."""
+    """Return whether a key is a seed, such as dataset.split_seed. Runs that differ only in seeds are in one group.
+
+    Args:
+        key: The dotted config key.
+    """
     return re.fullmatch(r"(.+[._])?seed", key) is not None
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric; a note names the runs left out. Raises UserError if no run has it."""
+    """Return the runs that have the metric. A note names the runs that are left out.
+
+    Args:
+        runs: The runs.
+        metric: A column of metrics.csv.
+
+    Raises:
+        UserError: No run has the metric.
+    """
     kept = [run for run in runs if metric in run.table]
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
@@ -96,8 +108,14 @@ def departures(runs: Sequence[Recorded]) -> list[str]:
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys that the option --group-by names, separated by commas. Raise UserError for a key that no run's config
-    has.
+    """Return the keys that the option --group-by names.
+
+    Args:
+        chosen: The keys, separated by commas.
+        runs: The runs to group.
+
+    Raises:
+        UserError: No run's config has a key.
     """
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
     present = list(dict.fromkeys(key for run in runs for key in run.keys))
@@ -158,6 +176,9 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     are dropped, the last key first, as long as no two labels become equal. Departures (keys that change which clients take
     part, what is communicated or for how long) are never dropped. If two labels would be equal in the end, all labels stay
     unchanged.
+
+    Args:
+        groups: label -> runs of the group.
     """
     parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     problems = [runs[0].problem for runs in groups.values()]

@@ -74,7 +74,12 @@ class Recorded:
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
-        """Return a copy of the run in which the metric has another label."""
+        """Return a copy of the run in which the metric has another label.
+
+        Args:
+            metric: A column of metrics.csv.
+            label: The new label, with its unit.
+        """
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
@@ -94,6 +99,7 @@ class Recorded:
         failed.
 
         Args:
+            metric: A column of metrics.csv.
             at: A cost. The value at the last evaluation up to this cost is returned, even if the run diverged later. None:
                 no bound.
 
@@ -113,7 +119,11 @@ class Recorded:
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
-        """Return whether the run has the columns of this cost, with finite values in all rows."""
+        """Return whether the run has the columns of this cost, with finite values in all rows.
+
+        Args:
+            x: A key of `COSTS`.
+        """
         return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
@@ -155,7 +165,11 @@ Groups = Mapping[str, Sequence[Recorded]]  # label -> runs of the group
 
 
 def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
-    """Return (problem, data set) -> label -> runs. The first run of a group determines the problem of the group."""
+    """Return (problem, data set) -> label -> runs. The first run of a group determines the problem of the group.
+
+    Args:
+        groups: label -> runs of the group.
+    """
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():
         on.setdefault(runs[0].problem, {})[label] = runs
@@ -195,6 +209,12 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
     Unlike `usable`, it may return an empty list of runs, and prints no note about the skipped folders.
 
+    Args:
+        paths: Folders that hold runs, at any depth.
+        x: The cost axis, a key of `COSTS`.
+        exclude: Shell patterns. A run is left out if a pattern matches the path of its folder or the name of any folder on
+            this path.
+
     Raises:
         UserError: A path does not exist.
     """
@@ -223,7 +243,11 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used."""
+    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used.
+
+    Args:
+        path: The file or folder, for the note.
+    """
     try:
         yield
     except BROKEN as error:

@@ -55,7 +55,9 @@ def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarra
     else ''.
 
     Args:
-        of: Returns the values of a run, [n].
+        groups: label -> runs, all on one problem.
+        metric: The metric to which the values belong.
+        of: A function that returns the values of a run, [n].
     """
     values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
     every = np.concatenate([its for *_, its in values])
@@ -141,7 +143,11 @@ def _tested(
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return Holm-adjusted p-values, [n] [Holm 1979]. A nan in p stays nan and is not counted as a test."""
+    """Return Holm-adjusted p-values, [n] [Holm 1979]. A nan in p stays nan and is not counted as a test.
+
+    Args:
+        p: The p-values of all tests, [n].
+    """
     order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)

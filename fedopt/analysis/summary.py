@@ -128,7 +128,11 @@ def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_by(tested: pd.DataFrame) -> str:
-    """Return a text that names the keys by which the runs are paired and the numbers of pairs, such as 'paired by seed (5)'."""
+    """Return a text that names the keys by which the runs are paired and the numbers of pairs, such as 'paired by seed (5)'.
+
+    Args:
+        tested: The table of paired tests.
+    """
     each = dict.fromkeys(f"{keys} ({n})" for keys, n in zip(tested["paired by"], tested["pairs"], strict=True))
     return f"paired by {', '.join(each)}"
 

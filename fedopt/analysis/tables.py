@@ -45,6 +45,11 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 def mean_text(mean: float, std: float = math.nan, how: Callable[[float, float], str] = plus_minus) -> str:
     """Format a mean and a standard deviation with ``how``; return `ABSENT` if there is no mean, for example because a run
     diverged.
+
+    Args:
+        mean: The mean; nan if there is none.
+        std: The standard deviation. nan: only the mean is shown.
+        how: The function that formats (mean, std).
     """
     return how(mean, std) if math.isfinite(mean) else ABSENT
 
@@ -133,7 +138,8 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     Text between two $ is kept as mathematics.
 
     Args:
-        bold: [rows, columns], which cells are bold.
+        table: The texts.
+        bold: Booleans [rows, columns], true for bold cells. None: no cell is bold.
     """
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
@@ -152,7 +158,12 @@ def _typeset(cell: object) -> str:
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """Return a table of texts as Markdown. bold: [rows, columns], which cells are bold."""
+    """Return a table of texts as Markdown.
+
+    Args:
+        table: The texts.
+        bold: Booleans [rows, columns], true for bold cells. None: no cell is bold.
+    """
     cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")

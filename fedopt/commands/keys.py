@@ -144,6 +144,11 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
 def _explain_in_all(group: str, key: str, folders: Folders) -> None:
     """Print each meaning of a key of a config group, with the options that have the key.
 
+    Args:
+        group: The config group, such as algo.
+        key: The dotted key, such as algo.beta.
+        folders: The user's config folders.
+
     Raises:
         UserError: No option has the key.
     """

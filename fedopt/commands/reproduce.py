@@ -104,6 +104,10 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str])
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
     """Write runs.csv of each plan, and execute the runs that have not ended.
 
+    Args:
+        plans: The experiments.
+        launcher: The launcher that executes the runs.
+
     Returns:
         The reasons for runs that failed or were refused, by folder.
     """

@@ -219,6 +219,10 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
 def _meant(key: str, value: object) -> str:
     """Return a hint for a value that is not a number: the user may have meant several numbers, or null. It is '' if there is
     no hint.
+
+    Args:
+        key: The dotted key, for the hint.
+        value: The value that is not a number.
     """
     if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
         return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"

@@ -204,7 +204,7 @@ def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
     Keys that begin with an underscore are left out. If the chosen options cannot be composed, only the groups are returned.
 
     Args:
-        overrides: The overrides of the command. Only those that choose an option matter.
+        overrides: The overrides of the command. Only the overrides that choose an option matter.
         folders: The user's config folders.
     """
     choices = tuple(text for text in overrides if key_of(text) in GROUPS and not set(text) & set(", ()[]{}"))

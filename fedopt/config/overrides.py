@@ -19,6 +19,9 @@ from fedopt.errors import UserError, first_line
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Parse the overrides of a command.
 
+    Args:
+        overrides: The overrides, such as algo=fedavg.
+
     Raises:
         UserError: A text is not an override, sets a key that was removed, or has a value that is too long or too deeply
             nested.

@@ -29,6 +29,9 @@ def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
 
     The results of two calls are equal if no file has changed.
 
+    Args:
+        folders: The config folders.
+
     Raises:
         UserError: A folder is missing, or a file has no effect or could run code.
     """

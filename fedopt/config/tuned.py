@@ -27,7 +27,7 @@ class Tuned:
         name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
         pair: '<algorithm> on <problem>' of the run.
         keys: The keys whose tuned value takes effect.
-        beside: Overrides that choose a different data set or model from the one that the values were tuned for.
+        beside: Overrides that choose another data set or model than the one for which the values were tuned.
         left_out: Whether preset=none disables tuned values.
         defaults: Whether the search found nothing better than the defaults.
     """

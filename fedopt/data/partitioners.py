@@ -73,7 +73,13 @@ def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int
 
 
 def _check(clients: int, count: int, least: int) -> None:
-    """Raise UserError if there are fewer than ``clients * least`` examples."""
+    """Raise UserError if there are fewer than ``clients * least`` examples.
+
+    Args:
+        clients: Number of clients.
+        count: Number of examples.
+        least: Minimum number of examples per client.
+    """
     if count < clients * least:
         few = f"{count} examples are too few for {least} per client"
         raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")

@@ -59,7 +59,7 @@ class World:
         Every call returns a fresh generator: the same name always yields the same numbers.
 
         Args:
-            name: What the numbers are for: a `Part`, or any text that you choose.
+            name: What the numbers are for: a `Part`, or any text that you choose. None: an error.
 
         Raises:
             UserError: The name is missing.

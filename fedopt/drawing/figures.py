@@ -69,6 +69,10 @@ def scale_of(metric: Metric, values: np.ndarray) -> ScaleBase:
 
     If some values are slightly negative, for example of a loss minus its minimum, the scale is symlog, which is linear
     around 0 and logarithmic elsewhere.
+
+    Args:
+        metric: The description of the metric on the axis.
+        values: The values.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
@@ -86,6 +90,10 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
     They do if the ratio of the largest to the smallest value exceeds 10 (if the metric's scale is log) or 100 (otherwise).
     If the metric's scale is not log and higher values are better, as for an accuracy, the result is False.
+
+    Args:
+        metric: The description of the metric.
+        values: The values.
     """
     finite, asks = values[np.isfinite(values)], metric.scale == "log"
     if not len(finite) or finite.min() <= 0 or (metric.better == "higher" and not asks):

@@ -58,7 +58,7 @@ class Dense:
 
         sum_j  w_j CE(scale * logits_j + shift, y_j)
 
-    The derivatives equal those of automatic differentiation.
+    The derivatives equal the derivatives computed by automatic differentiation.
 
     Args:
         shapes: Shapes of the parameters, in the order of the vector.

@@ -52,7 +52,9 @@ def at_once(function: Function) -> Function:
 
 
 def differs_by_client(tensor: Tensor) -> bool:
-    """Return whether, under vmap, a tensor has a different value for each client; False if this version of torch cannot tell."""
+    """Return whether, under vmap, a tensor has a different value for each client; False if the installed version of torch
+    cannot tell.
+    """
     return READS_VMAP and is_batchedtensor(tensor)
 
 

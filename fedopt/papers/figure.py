@@ -120,7 +120,12 @@ def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
 
 
 def _note(published: Published, table: pd.DataFrame) -> str:
-    """Return a caption that explains the lines and the bands or bars; '' for an empty table."""
+    """Return a caption that explains the lines and the bands or bars; '' for an empty table.
+
+    Args:
+        published: The experiment.
+        table: The points of all lines, as `curves` returns them.
+    """
     if not len(table):
         return ""
     logs = {scale == "log" for scale in table["scale"]}

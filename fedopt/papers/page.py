@@ -41,6 +41,9 @@ def page(paths: Sequence[Path]) -> Page:
 
     If the folders hold neither, the page has no section.
 
+    Args:
+        paths: The folders, which are searched at any depth.
+
     Raises:
         UserError: A folder does not exist.
     """

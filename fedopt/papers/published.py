@@ -204,7 +204,13 @@ def _completed(claim: Claim, published: Published) -> Claim:
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
     """Return the minutes that an experiment takes as text, followed by 'on a GPU' if it needs one.
 
-    Raise UserError if its file is broken.
+    Args:
+        name: <paper>/<name>.
+        published: The experiment.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: The experiment's file is broken.
     """
     with _naming(f"experiment/{name}.yaml"):
         device = compose([f"experiment={name}"], folders).settings.hardware.device

@@ -187,6 +187,10 @@ def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     """Return one row, with series, x, seed and y, for each point and each seed whose run has ended. y is nan if it cannot be
     measured.
+
+    Args:
+        published: The experiment.
+        seeds: Seed -> the runs of this seed that have ended.
     """
     rows = []
     for series, points in published.points.items():
@@ -200,6 +204,10 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     """Return one row per cell of the paper's table, with the number in the paper, and fedopt's mean and standard deviation
     over the seeds that can be measured.
+
+    Args:
+        published: The experiment.
+        seeds: Seed -> the runs of this seed that have ended.
     """
     rows = []
     for row, cells in published.table.items():

@@ -48,7 +48,14 @@ class SeedRuns:
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
-        """Return the value at the last evaluation whose cost on the axis `x` is at most `where`."""
+        """Return the value at the last evaluation whose cost on the axis `x` is at most `where`.
+
+        Args:
+            label: The label of the line.
+            where: A cost on the axis `x`.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            x: The cost axis. Empty: the figure's cost axis.
+        """
         return float(self._values(label, metric, where, x)[-1])
 
     def first(
@@ -58,22 +65,41 @@ class SeedRuns:
 
         If it never reaches the target, return inf or, with `or_end`, the cost at the end of the run. The cost at the end is
         a lower bound, so a claim that the run is slow is judged conservatively.
+
+        Args:
+            label: The label of the line.
+            target: The value of the metric to reach.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            x: The cost axis. Empty: the figure's cost axis.
+            or_end: Whether to return the cost at the end of the run if the target is not reached.
+            n: The number of evaluations that are averaged.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
         hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """Return the mean of the last n evaluations whose cost is at most `until`. n = 0: the last fifth of them, at least
-        3.
+        """Return the mean of the metric over the last evaluations.
+
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: Only evaluations whose cost is at most this number are used.
         """
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """Return the standard deviation of the differences between successive evaluations, among the last n whose cost is at
-        most `until`.
+        """Return the standard deviation of the differences between successive evaluations, among the last n evaluations.
 
-        n = 0: the last fifth of them, at least 3. Fewer than three evaluations are Unmeasurable.
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: Only evaluations whose cost is at most this number are used.
+
+        Raises:
+            Unmeasurable: There are fewer than three evaluations.
         """
         last = self._last(label, n, metric, until)
         if len(last) < 3:

@@ -117,7 +117,12 @@ def _text(template: str, rows: Rows) -> str:
 
 
 def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-    """Yield the claims of a list of claims and groups of claims, each for the rows that its `for` allows."""
+    """Yield the claims of a list of claims and groups of claims, each for the rows that its `for` allows.
+
+    Args:
+        nodes: The list of claims and groups of claims.
+        rows: The rows of the table `where`.
+    """
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
         raise UserError("claims: must be a list of claims or of groups of claims; begin each with a dash")
     for node in nodes:

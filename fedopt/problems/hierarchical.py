@@ -117,6 +117,9 @@ class Hierarchical(WithServer, classes.Hierarchical):
         """Return y_i(x) for all clients, ``[M, d]``, approximated by projected SGD steps from x.
 
         The minibatches are the same for every x.
+
+        Args:
+            x: The global model, ``[d]``.
         """
         split, z = self.splits["train"], x[None]
         positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]

@@ -31,12 +31,25 @@ def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> 
 
 
 def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> np.ndarray:
-    """Generate random matrices with orthonormal columns, ``[count, rows, columns]``."""
+    """Generate random matrices with orthonormal columns, ``[count, rows, columns]``.
+
+    Args:
+        rng: Random generator.
+        count: Number of matrices.
+        rows: Number of rows of each matrix.
+        columns: Number of columns of each matrix, at most ``rows``.
+    """
     return np.linalg.qr(rng.standard_normal((count, rows, columns)))[0]
 
 
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
-    """Generate independent normal numbers with variance 1 / shape[-1], ``[count, *shape]``."""
+    """Generate independent normal numbers with variance 1 / shape[-1], ``[count, *shape]``.
+
+    Args:
+        rng: Random generator.
+        count: Number of arrays.
+        shape: Shape of each array.
+    """
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
@@ -70,10 +83,10 @@ class Quadratic(Problem):
         alike: Whether every client gets the mean of all clients' terms, so that all clients are equal and the mean problem
             stays the same.
         delta: Heterogeneity relative to a mean problem that depends neither on delta nor on the number of clients. A
-            positive definite term has a mean M with log-spaced eigenvalues, and client i has
-            ``M^1/2 (I + delta S_i) M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its
-            mean plus a part whose root mean square over clients is delta times the norm of the mean. None: terms are mixed
-            according to ``heterogeneity``, which has no effect otherwise.
+            positive definite term has a mean M with log-spaced eigenvalues, and client i has ``M^1/2 (I + delta S_i)
+            M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its mean plus a part whose
+            root mean square over clients is delta times the norm of the mean. None: terms are mixed according to
+            ``heterogeneity``, which has no effect otherwise.
     """
 
     conditioning: Annotated[float, Field(ge=1)]

@@ -218,6 +218,10 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
     is slow.
 
     The option `-m smoke` leaves out cases that are marked full or slow.
+
+    Args:
+        metafunc: The test function, as pytest passes it.
+        cases: The parameters of its cases.
     """
     expression = metafunc.config.option.markexpr
 

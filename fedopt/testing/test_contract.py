@@ -89,7 +89,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
-    """Assert that numbers are equal up to ``rtol`` times the largest number, since cancellation leaves errors of this size."""
+    """Assert that numbers are equal up to ``rtol`` times the largest number, since cancellation leaves errors of this size.
+
+    Args:
+        a: Numbers, nested in any way.
+        b: Numbers with the same structure.
+        rtol: The tolerance.
+    """
     pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
     for x, y in pairs:
@@ -97,7 +103,12 @@ def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
 
 
 def batches(algo: str, size: str) -> list[str]:
-    """Return the overrides that set all batch sizes of an algorithm."""
+    """Return the overrides that set all batch sizes of an algorithm.
+
+    Args:
+        algo: The algorithm.
+        size: The batch size, as in an override; null for full batches.
+    """
     return [f"algo.{key}={size}" for key in fields("algo", algo) if key[0] == "B"]
 
 
@@ -354,7 +365,7 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> None:
-    """The derivatives that a problem computes itself equal those of automatic differentiation."""
+    """The hand-written derivatives of a problem equal the derivatives computed by automatic differentiation."""
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
