@@ -1,4 +1,4 @@
-"""Analysis of many runs: reading their folders, the tidy data frame, groups, lines, statistics, tables and comparisons."""
+"""Analysis of many runs: a tidy data frame, groups, lines, statistics, tables and comparisons."""
 
 from fedopt.lazy import exports
 

@@ -129,6 +129,9 @@ class Comparison(GroupedRuns):
             decimals: The number of decimals of the metric, 0 to 15. None: as many as give the standard deviation two
                 significant digits.
 
+        Returns:
+            The paths of the written files.
+
         Raises:
             UserError: A format, a column or the number of decimals is not allowed, or a column needs a target and there is
                 none.

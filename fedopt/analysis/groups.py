@@ -143,7 +143,7 @@ def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the parts of each group's label: the names of chosen options, and other keys as key=value.
 
-    A key that a group lacks and a budget without this limit are left out.
+    A key that a group lacks is left out, and so is a limit of the budget that is null.
 
     Args:
         by: The keys that define the groups.

@@ -52,7 +52,7 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
 
 
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
-    """Return the section with the table of all runs. The best run of each problem that has ended is bold.
+    """Return the section with the table of all runs. Of the ended runs of each problem, the best run is bold.
 
     Args:
         runs: The runs that have recorded values.
@@ -154,11 +154,14 @@ def _differences(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map, for each distinct partition of the data. The label is that of the first group with this
-    partition.
+    """Return label -> heat map, for each distinct partition of the data.
 
-    A heat map has the names of clients and classes, and the counts of examples, [clients, classes]. For a broken
-    partition.csv a note is printed and the file is left out.
+    The label consists of the label of the first group with this partition and the seeds of the run. A heat map has the names
+    of clients and classes, and the counts of examples, [clients, classes]. For a broken partition.csv a note is printed and
+    the file is left out.
+
+    Args:
+        groups: label -> runs of the group.
     """
     maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):

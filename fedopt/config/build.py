@@ -211,7 +211,7 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
             raise UserError(f"{name}={str(raw).lower()}: must be a number, not true or false")
         counts = typed_value if isinstance(typed_value, list) else [typed_value]
         if where != "budget" and name != "seed" and any(isinstance(n, int) and abs(n) > MOST for n in counts):
-            raise UserError(f"{name}: must be at most {MOST}")
+            raise UserError(f"{name}: must be at most {MOST}; choose a smaller number")
         if isinstance(raw, dict) and not isinstance(typed_value, dict):  # an untyped dict is checked when it is built
             _refuse_odd_numbers(raw, typed_value, name)
 

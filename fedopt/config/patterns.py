@@ -178,7 +178,7 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):
-        raise ValueError("groups must be numbered 0, 1, ..., and each group needs a client")
+        raise ValueError("groups must be numbered 0, 1, ..., and each group needs a client; correct the list")
 
 
 def _refuse_other(value: object) -> object:

@@ -202,7 +202,7 @@ class Hardware:
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":
         if self.autocast and self.dtype != "float32":
-            raise ValueError(f"autocast={self.autocast} needs dtype=float32")
+            raise ValueError(f"autocast={self.autocast} needs dtype=float32; set both, or autocast=null")
         return self
 
 

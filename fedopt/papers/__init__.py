@@ -1,4 +1,4 @@
-"""Published experiments: their set-ups, claims and figures, and the stored small copies of their results."""
+"""Published experiments: set-ups, claims, figures, and small copies of the results."""
 
 from fedopt.lazy import exports
 

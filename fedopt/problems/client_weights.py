@@ -75,7 +75,7 @@ class ClientWeights(SupervisedBilevel):
             if np.max(named, initial=0) >= M:
                 raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
         if not len(targets) or not len(kept):
-            raise UserError("problem.omit, problem.target: no client is left for training or validation; omit fewer")
+            raise UserError("problem.omit, problem.target: no client is left to train or validate; omit fewer clients")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
