@@ -98,11 +98,19 @@ class ClientWeights(SupervisedBilevel):
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
     def mixture(self, x: Tensor) -> Tensor:
-        """Return the weight of each client, ``[M]``; 0 for omitted clients."""
+        """Return the weight of each client, ``[M]``; 0 for omitted clients.
+
+        Args:
+            x: The logits of the clients' weights, ``[M]``.
+        """
         return F.pad(torch.softmax(x.index_select(0, self._kept), 0), (0, 1)).gather(0, self._place)
 
     def divergence(self, x: Tensor) -> Tensor:
-        """Return KL(w | uniform) over the clients that are not omitted, a scalar."""
+        """Return KL(w | uniform) over the clients that are not omitted, a scalar.
+
+        Args:
+            x: The logits of the clients' weights, ``[M]``.
+        """
         log = torch.log_softmax(x.index_select(0, self._kept), 0)
         return log.exp() @ log + math.log(len(log))
 

@@ -182,7 +182,12 @@ class Quadratic(Problem):
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return the client's terms with the mean noise of the examples in ``rows``. Splits without rows add no noise."""
+        """Return the client's terms with the mean noise of the examples in ``rows``. Splits without rows add no noise.
+
+        Args:
+            client: Index of the client.
+            rows: For each split, the indices of examples, ``[B]``, and their weights, ``[B]``.
+        """
         own = dict(zip(self.per_client, of_client(self.per_client, client), strict=True))
         for name, split in self._noisy.items():
             if split in rows:
