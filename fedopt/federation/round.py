@@ -102,9 +102,7 @@ class Round:
         self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
-        raise UserError(
-            f"{cls.__name__}: fedopt.Round cannot be subclassed; write what differs in the client functions"
-        )
+        raise UserError(f"{cls.__name__}: fedopt.Round cannot be subclassed; change the client functions instead")
 
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None

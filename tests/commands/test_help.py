@@ -202,7 +202,7 @@ def test_help_is_quick(tmp_path):
     [
         ["--help"],
         ["list"],
-        *(["list", topic] for topic in [*TOPICS, "keys", "commands"]),
+        *(["list", topic] for topic in [*TOPICS, "keys"]),
         ["--help", "algo=fedmsa", "problem=mco"],
     ],
     ids=" ".join,
