@@ -277,7 +277,7 @@ def test_the_command(table, monkeypatch, capsys, tmp_path):
         (["run"], "run/model.json: exists already"),
         (["run", "--client", "aue"], "did you mean Aue?; choose from Aue, Bonn, Celle"),
         (["run", "--out", "m.txt"], "m.txt: must end in .json or .safetensors"),
-        (["nowhere"], "nowhere: there is no run with a checkpoint in it"),
+        (["nowhere"], "nowhere: contains no run with a checkpoint"),
     ):
         result = command(monkeypatch, capsys, "export", *words)
         assert (result.code, result.out) == (2, "")
