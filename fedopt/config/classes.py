@@ -44,7 +44,7 @@ def about(path: str) -> About:
     """Describe a class that a config names.
 
     Args:
-        path: The dotted path of the class, as in `_target_`.
+        path: The dotted path of the class, such as a value of `_target_`.
 
     Returns:
         A dict with four entries, which are empty if the class cannot be imported:

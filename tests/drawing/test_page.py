@@ -308,7 +308,7 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
         code, path, _, err = command(*words)
         assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
     (tmp_path / "page.html").mkdir()
-    assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
+    assert "page.html: this is a folder; give the path of a file" in command(tmp_path / "runs")[3]
     (tmp_path / "page.html").rmdir()
     page._plotly.cache_clear()
     monkeypatch.setattr("fedopt.errors.find_spec", lambda name: None)
