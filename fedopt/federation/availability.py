@@ -46,7 +46,7 @@ class Availability:
     def chances(self) -> list[np.ndarray]:
         """Return the probability that each client is available, ``[M]``, for each round in a list that represents all rounds.
 
-        A periodic pattern, for example, is represented by the rounds of one period.
+        For a daily pattern, for example, these are the rounds of one day.
         """
         return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
 

@@ -63,7 +63,7 @@ class Steps:
         if self.B is not None and self.B < 1:
             raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
         if self.replace and self.fixed:
-            raise UserError("Steps(replace=True, fixed=True): these exclude each other; set at most one of them to True")
+            raise UserError("Steps(replace=True, fixed=True): these exclude each other; set at most one of them")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """Return the number of local steps of each client, ``[clients]``, as whole numbers.
@@ -241,7 +241,8 @@ def Full(split: str | None = None) -> Steps:
     return Steps(split=split)
 
 
-Draws = Mapping[str, Steps | Epochs]  # the draws of an exchange by name; `draw` processes them split by split, then name by name
+# The draws of an exchange by name; `draw` processes them split by split, then name by name
+Draws = Mapping[str, Steps | Epochs]
 
 
 @dataclass(eq=False)

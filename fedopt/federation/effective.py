@@ -41,7 +41,8 @@ def effective_weights(federation: Federation, kind: str = "mean") -> list[float]
         who = replace(who, cohort=None, dropout=0.0)
     chances = federation.availability.chances()
     inverse = (_enumerated if len(p) <= EXACT else _drawn)(q, chances, who)
-    nobody = np.mean([np.prod(1 - chance) for chance in chances])  # if nobody is available, one of all clients takes part
+    # If nobody is available, one of all clients takes part
+    nobody = np.mean([np.prod(1 - chance) for chance in chances])
     w = p * (inverse + nobody / len(p) / np.maximum(q, 1e-300))
     w /= w.sum()
     return None if np.abs(w - p).sum() / 2 < CLOSE else [float(f"{w_i:.6g}") for w_i in w]

@@ -71,7 +71,8 @@ class Ledger:
         Args:
             calls: The oracle calls of the clients that this rank computed.
         """
-        counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()  # on the CPU, so that no GPU is synchronised
+        # On the CPU, so that no GPU is synchronised
+        counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()
         self.calls = Calls(*map(add, vars(self.calls).values(), counted))
 
     def columns(self) -> dict[str, int]:
