@@ -27,8 +27,12 @@ from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
-    """ybar: the estimate of mean_i g_i(x), [d1]. memory: each client's last local x, at which it last estimated its g_i, [M,
-    d].
+    """The state of FedDRO.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        ybar: The estimate of mean_i g_i(x), ``[d1]``.
+        memory: The last local x of each client, at which it last estimated its g_i, ``[M, d]``.
     """
 
     x: Tensor
@@ -42,9 +46,9 @@ class FedDro:
 
     Args:
         eta: The step size.
-        beta: The weight of the newest g in ybar; the change of g since the step before is always added.
-        I: The local steps of a round.
-        B: The examples of each sample; None for all of a client's.
+        beta: The weight of the newest g in ybar. The change of g since the previous step is always added.
+        I: The number of local steps per round.
+        B: The batch size of each sample. None: all examples of the client.
     """
 
     eta: Schedule

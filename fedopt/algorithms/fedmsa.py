@@ -83,7 +83,7 @@ class FedMSA:
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
             raise UserError(
-                f"algo.beta: is a list of {len(self.beta)}; give one number, or {len(u) - 1}, one for each z^n"
+                f"algo.beta: is a list of {len(self.beta)}; use one number, or {len(u) - 1} numbers, one for each z^n"
             )
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 

@@ -60,7 +60,7 @@ class FedRep:
         if own == "all":
             own = len(x)
         if own > len(x):
-            raise UserError(f"algo.own={own}: the model has {len(x)} numbers; take fewer, or algo.own=all")
+            raise UserError(f"algo.own={own}: the model has {len(x)} parameters; choose a smaller number, or algo.own=all")
         phi, head = torch.split(x, [len(x) - own, own])
         return State(phi, Memory([head] * problem.clients))
 

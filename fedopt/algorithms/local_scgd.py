@@ -69,7 +69,7 @@ class LocalScgd:
     def __post_init__(self) -> None:
         check_weights({"alpha": max(values(self.alpha)), "beta": max(values(self.beta))})
         if 0 in values(self.alpha) + values(self.beta):
-            raise ValueError("alpha and beta must be greater than 0: nothing would be learnt")
+            raise ValueError("alpha and beta must be greater than 0, since the estimates would never change otherwise")
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()

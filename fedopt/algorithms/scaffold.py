@@ -49,7 +49,7 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         if 0 in values(self.eta):
-            raise ValueError("eta must be greater than 0: the control variates are divided by it")
+            raise ValueError("eta must be greater than 0, since the control variates are divided by it")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
