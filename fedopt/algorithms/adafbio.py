@@ -8,7 +8,7 @@ Explained in docs/algorithms/adafbio.md.
 
 Notation
     z = (x, y), d = (w, v)    the variables and their momenta, of the hypergradient and of grad_y g
-    a, A, b, B                running means of what the averages of w and v are, and the matrices that they make
+    a, A, b, B                running means of the averaged w and v (a, b), and the matrices that they define (A, B)
     t, q                      the iteration, counted from 0, and the iterations of a round
 """
 

@@ -1,4 +1,4 @@
-"""CODA+ and CODASCA: local descent-ascent in stages, each on an objective that is drawn to the stage's point [Yuan et al. 2021].
+"""CODA+ and CODASCA: local descent-ascent in stages, each on an objective with a proximal term at the stage's point [Yuan et al. 2021].
 
 Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second public code, `federated-minimax`, differs from it.
 
@@ -6,7 +6,7 @@ Explained in docs/algorithms/codasca.md.
 
 Notation
     w, u       (x, y) of the server, and of a client in its local steps
-    x_s        the stage's point, which x is drawn to
+    x_s        the stage's point, towards which x is pulled
     G_k        F_i(u; b) = (grad_x f_i, -grad_y f_i) in local step k
     c, c_i     control variates of the server and of client i, estimates of F and of F_i; c = sum_i p_i c_i [CODASCA]
     p_i        the clients' weights in the objective

@@ -8,9 +8,9 @@ code, and is unverified for the paper. The weights of the kept points in a unifo
 Explained in docs/algorithms/drfa.md.
 
 Notation
-    lambda_i    the weight of client i; lambda lives on the server, and starts as the problem's weights
-    S, U        who takes part in the first exchange, by draws with replacement, and in the second one
-    k           the local steps after which a client keeps its point, one number for all clients
+    lambda_i    the weight of client i; lambda is stored on the server, and initially equals the problem's weights
+    S, U        the clients in the first exchange (sampled with replacement), and in the second exchange
+    k           the number of local steps after which a client stores its point, the same for all clients
     M           the number of clients
 """
 

@@ -6,7 +6,7 @@ check are derived here.
 Notation
     y_i, c_i    client i's copy of y and its correction; sum_i p_i c_i = 0, and both survive the rounds
     S, p        inner steps of a round, and the probability of a mean after each: one coin for all clients
-    ybar        the last mean of the y_i, which the outer step takes for y
+    ybar        the last mean of the y_i, which the outer step uses as y
     zeta        a sample of g
 """
 

@@ -8,9 +8,9 @@ Notation
     w, u       (x, y) of the server, and of a client in its local steps
     F_i        (grad_x f_i, -grad_y f_i)
     h, b       the half point, and two fresh samples of a step
-    o          FeDualEx: w_0 less the sum of all eta F_i so far, the dual variable
-    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and cut to [-D, D]; t counts the steps
-    z, z_h     FeDualEx: the points that o stands for, before and after the half step
+    o          FeDualEx: the dual variable, w_0 minus the sum of all eta F_i so far
+    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and clipped to [-D, D]; t counts the steps
+    z, z_h     FeDualEx: the primal points T_t(o) before and after the half step
 """
 
 from dataclasses import dataclass

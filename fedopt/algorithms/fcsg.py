@@ -9,8 +9,8 @@ Explained in docs/algorithms/fcsg.md.
 Notation
     G                J r(x)' grad f(u), u the mean of r over the inner samples of an outer sample: the gradient of the problem's f
     m                the momentum; m = G where alpha = 1
-    x_prev, G_old    client i's own previous point, and G there on the same samples
-    xi               the samples of one step: outer ones, each with inner ones
+    x_prev, G_old    the previous point of client i, and G there on the same samples
+    xi               the samples of one step: outer samples, each with its inner samples
     t, I             the step, and the number of steps between exchanges
 """
 

@@ -1,4 +1,4 @@
-"""Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and what they are without normalisation: Local SGDA and
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and the methods without normalisation: Local SGDA and
 Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
 
 Explained in docs/algorithms/fed_norm_sgda.md.
