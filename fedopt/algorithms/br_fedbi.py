@@ -8,8 +8,8 @@ Explained in docs/algorithms/br_fedbi.md.
 
 Notation
     z = (x, y, v), D, P_r   variables, directions, the projection onto |v| <= r (directions.py); the notes' v is -v
-    g_i                     what client i sends: D_i itself, its momentum, or PAGE's estimate of D_i
-    S                       who takes part; clients 0 to hostile - 1 are hostile
+    g_i                     the vector that client i sends: D_i, its momentum, or PAGE's estimate of D_i
+    S                       the clients that take part; clients 0 to hostile - 1 are hostile
 """
 
 from dataclasses import dataclass

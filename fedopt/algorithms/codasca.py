@@ -1,4 +1,4 @@
-"""CODA+ and CODASCA: local descent-ascent in stages, each on an objective with a proximal term at the stage's point [Yuan et al. 2021].
+"""CODA+ and CODASCA: local descent-ascent in stages, each with a proximal term at the stage's point [Yuan et al. 2021].
 
 Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second public code, `federated-minimax`, differs from it.
 

@@ -6,12 +6,12 @@ Unverified: reconstructed from a review, without the paper's text. The point at 
 Explained in docs/algorithms/feddro.md.
 
 Notation
-    min_x f(mean_i g_i(x))    a composition of the means of all clients, whose outer function f everyone knows. The paper's further
-                              term h(x) is one more entry of g, to which f adds: f(h, g) = h + f(g)
+    min_x f(mean_i g_i(x))    a composition with the mean over all clients; the server and all clients know f. The paper's
+                              additional term h(x) is one more entry of g: the outer function is then h + f(g)
     ybar, y_i                 the estimate of mean_i g_i(x), and client i's part of it
-    x_old                     client i's own point of one step before
-    xi, xi'                   the samples of one step: of the Jacobian, and of the values of g
-    I                         steps between exchanges of x
+    x_old                     the point of client i before its last step
+    xi, xi'                   the samples of one step: xi for the Jacobian, and xi' for the values of g
+    I                         the number of steps between exchanges of x
 """
 
 from dataclasses import dataclass

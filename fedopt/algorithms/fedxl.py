@@ -177,7 +177,7 @@ class FeDXL:
         return b1, b2
 
     def _entries(self, problem: XRisk) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the positions of the scores in the pools of positive and of negative examples, each with the weights of the scores."""
+        """Yield the positions of the scores in the pools of positive and of negative examples, each with their weights."""
         for split, width in zip(("positive", "negative"), self._widths(problem), strict=True):
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)
