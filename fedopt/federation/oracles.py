@@ -114,7 +114,7 @@ class Oracles(Derivatives):
 
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Sample) -> Tensor:
-        """Return the gradient of the client's objective, grad f_i(x), ``[d]``, for a minimisation problem.
+        """Return the gradient of the client's objective, grad f_i(x), [d], of a minimisation problem.
 
         It counts as one gradient call.
 
@@ -126,11 +126,11 @@ class Oracles(Derivatives):
 
     @for_problems(Minimisation)
     def gradient_step_(self, x: Tensor, sample: Sample, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
-        """Take a gradient step on a minimisation problem, and return the new point, ``[d]``::
+        """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
-            x - eta (grad f_i(x) - grad f_i(anchor) + plus)
+        This is the new point after a gradient step with the step size eta.
 
-        It counts as one gradient call, or as two calls with an anchor. If x was itself returned by such a step, it may be
+        It counts as one gradient call, or two with an anchor. If x was itself returned by such a step, it may be
         overwritten, so do not use it afterwards. Other tensors are never overwritten.
 
         Args:
@@ -146,11 +146,11 @@ class Oracles(Derivatives):
     def inner_step_(
         self, x: Tensor, y: Tensor, sample: Sample, beta: Step, plus: Term = None, anchor: Term = None
     ) -> Tensor:
-        """Take a projected gradient step on the inner objective of a bilevel problem, and return the new y, ``[dy]``::
+        """Return P_Y(y - beta (grad_y g_i(x, y) - grad_y g_i(x, anchor) + plus)), [dy], of a bilevel problem.
 
-            P_Y(y - beta (grad_y g_i(x, y) - grad_y g_i(x, anchor) + plus))
+        This is the new y after a projected gradient step on the inner objective. P_Y is the projection onto the constraint set.
 
-        It counts as one gradient call, or as two calls with an anchor. If y was itself returned by such a step, it may be
+        It counts as one gradient call, or two with an anchor. If y was itself returned by such a step, it may be
         overwritten, so do not use it afterwards. If the problem has no y, y is returned, and nothing is counted.
 
         Args:
@@ -167,10 +167,9 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_step_(self, x: Tensor, y: Tensor, sample: Sample, eta: Step) -> tuple[Tensor, Tensor]:
-        """Take a gradient step in x on the outer objective of a bilevel or minimax problem, and return two vectors::
+        """Return x - eta grad_x f_i(x, y), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
 
-            x - eta grad_x f_i(x, y)    the new x, [dx]
-            grad_y f_i(x, y)            the gradient in y at the old point, [dy]
+        The first vector is the new x after a gradient step, and the second one is the gradient in y at the old point.
 
         It counts as one gradient call. If x was itself returned by such a step, it may be overwritten, so do not use it
         afterwards.
@@ -186,10 +185,11 @@ class Oracles(Derivatives):
 
     @for_problems(Hierarchical)
     def lower_step_(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        """Take a projected gradient step in y at each of P points of a hierarchical problem, and return the new y, ``[P, d]``.
+        """Return the projection of y - gamma grad_y h_i(x, y) at each of P points, [P, d], of a hierarchical problem.
 
-        It minimises the lowest level h: each new y is the projection of y - gamma grad_y h(x, y). It counts as P gradient
-        calls. If y was itself returned by such a step, it may be overwritten, so do not use it afterwards.
+        This is the new y at each point after a projected gradient step on the lowest level h_i.
+
+        It counts as P gradient calls. If y was itself returned by such a step, it may be overwritten, so do not use it afterwards.
 
         Args:
             x: The upper variables, ``[P, d]``.
@@ -250,10 +250,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return grad_x f_i, ``[dx]``, and grad_y f_i, ``[dy]``, at (x, y), for a bilevel or minimax problem.
+        """Return grad_x f_i(x, y), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
 
-        Both are computed by one backward pass, and count as one gradient call. If the problem has ``direct = False`` (f does
-        not depend on x directly), grad_x f_i is zero.
+        It counts as one gradient call, since both are computed by one backward pass. If the problem has ``direct = False`` (f
+        does not depend on x directly), grad_x f_i is zero.
 
         Args:
             x: The outer variable, ``[dx]``.
@@ -266,7 +266,7 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_x f_i(x, y), ``[dx]``, for a bilevel or minimax problem.
+        """Return grad_x f_i(x, y), [dx], of a bilevel or minimax problem.
 
         It counts as one gradient call. If the problem has ``direct = False`` (f does not depend on x directly), it is zero and
         is not counted.
@@ -284,7 +284,7 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_y f_i(x, y), ``[dy]``, for a bilevel or minimax problem. It counts as one gradient call.
+        """Return grad_y f_i(x, y), [dy], of a bilevel or minimax problem. It counts as one gradient call.
 
         Args:
             x: The outer variable, ``[dx]``.
@@ -295,7 +295,7 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_y g_i(x, y), ``[dy]``, for a bilevel problem.
+        """Return grad_y g_i(x, y), [dy], of a bilevel problem.
 
         It counts as one gradient call. If the problem has no y, the result is zero and is not counted.
 
@@ -308,10 +308,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return grad_x g_i, ``[dx]``, and grad_y g_i, ``[dy]``, at (x, y), for a bilevel problem.
+        """Return grad_x g_i(x, y), [dx], and grad_y g_i(x, y), [dy], of a bilevel problem.
 
-        Both are computed by one backward pass, and count as one gradient call. If the problem has no y, both are zero and are
-        not counted.
+        It counts as one gradient call, since both are computed by one backward pass. If the problem has no y, both are zero
+        and are not counted.
 
         Args:
             x: The outer variable, ``[dx]``.
@@ -332,9 +332,9 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Sample) -> Callable[[Tensor], Tensor]:
-        """Return the function v -> grad^2_yy g_i(x, y) v, ``[dy]``, for a bilevel problem.
+        """Return the function v -> grad^2_yy g_i(x, y) v, [dy], of a bilevel problem.
 
-        All products reuse one graph of the gradient. Each call of the returned function counts as one Hessian-vector product.
+        Each use counts as one Hessian-vector product. All products reuse one graph of the gradient.
         If the problem has no y, the function returns v and nothing is counted.
 
         Args:
@@ -351,14 +351,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-        """Return three derivatives of the inner objective of a bilevel problem at (x, y), from one graph::
+        """Return (grad_y g_i, grad^2_yy g_i v, grad^2_xy g_i v) at (x, y), with shapes [dy], [dy] and [dx], of a bilevel problem.
 
-            grad_y g_i(x, y)         [dy]
-            grad^2_yy g_i(x, y) v    [dy]
-            grad^2_xy g_i(x, y) v    [dx]
-
-        They count as one gradient call, one Hessian-vector product and one Jacobian-vector product. If the problem has no y,
-        the result is (0, v, 0) and is not counted.
+        It counts as one gradient call, one Hessian-vector product and one Jacobian-vector product, all from one graph.
+        If the problem has no y, the result is (0, v, 0) and is not counted.
 
         Args:
             x: The outer variable, ``[dx]``.
@@ -379,7 +375,7 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
-        """Return grad^2_xy g_i(x, y) v, ``[dx]``, for a bilevel problem.
+        """Return grad^2_xy g_i(x, y) v, [dx], of a bilevel problem.
 
         It counts as one Jacobian-vector product. If the problem has no y, the result is zero and is not counted.
 
@@ -399,7 +395,9 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Sample], inverse: Inverse) -> Tensor:
-        """Return the client's hypergradient of a bilevel problem, ``[dx]`` [FedNest Alg. 5, LocalBSG eq. 3.3]::
+        """Return the client's hypergradient of a bilevel problem, [dx] [FedNest Alg. 5, LocalBSG eq. 3.3].
+
+        It is::
 
             grad_x f_i - grad^2_xy g_i p,    where p estimates [grad^2_yy g_i]^-1 grad_y f_i
 
