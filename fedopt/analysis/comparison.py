@@ -86,9 +86,7 @@ class Comparison(GroupedRuns):
         if ax is not None:
             all_axes = [*np.ravel(np.array(ax, dtype=object))]
             if count != len(all_axes):
-                raise UserError(
-                    f"ax: the runs are on {count} problems, each of which needs axes; give {count}, as a list"
-                )
+                raise UserError(f"ax: the runs are on {count} problems; give a list of {count} axes")
             for one in all_axes:
                 one.autoscale()  # earlier lines may have fixed the limits
             _draw_on(all_axes, self, how)

@@ -25,7 +25,7 @@ from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER, RunFolder
 
-LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
+LINES = f"Lines: means over seeds, geometric if the y axis is initially logarithmic. Bands: {BANDS['std']}."
 SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group

@@ -20,6 +20,8 @@ from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest, n
 if TYPE_CHECKING:
     from fedopt.jobs import Launcher
 
+SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is an alias of fedopt compare
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for invalid arguments.

@@ -14,7 +14,7 @@ from typing import Any
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
+from fedopt.commands.answer import SUBCOMMANDS, Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each, of_folder
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
@@ -25,7 +25,6 @@ from fedopt.running.configured import configured
 from fedopt.running.place import place
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
-SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is an alias of fedopt compare
 
 
 def main() -> None:

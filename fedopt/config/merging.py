@@ -63,9 +63,7 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
     by_text = dict(zip(overrides, parsed(overrides), strict=True))
     for text, override in by_text.items():
         if override.is_sweep_override():
-            raise UserError(
-                f"{text}: several values need a sweep; add -m, or write a single list value in square brackets"
-            )
+            raise UserError(f"{text}: several values need a sweep; add -m, or put a list into square brackets")
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, overrides) if key != "preset" and any((root / key).is_dir() for root in roots)}
     sets_value = re.compile(r"\w+(\.\w+)*=")  # neither adds nor removes a key

@@ -20,7 +20,7 @@ from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
 NUMBERS = 16  # up to so many clients, and classes, are counted in the cells of a heat map
 MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
-INTERVALS = f"thin lines: 95 % intervals by each client's test examples; paler: fewer than {FEW_ROWS} of these"
+INTERVALS = f"thin lines: 95 % intervals from each client's test examples; faded: fewer than {FEW_ROWS} of them"
 PALE, THIN = 0.35, 0.7  # opacity, and width of a line
 NAMES = 40  # clients, or classes: up to so many are named
 
@@ -163,6 +163,7 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
             axis.set_yscale(scale_of(metric, values))
             draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
+            axis.locator_params("x", nbins=4)  # three panels leave no room for more
             axis.set_ylim(within(axis, is_share(metric.title, values)))
 
 

@@ -127,7 +127,7 @@ class Queued(NamedTuple):
             return Outcome(*self.job.result())
         except Exception:  # raised by submitit, or by an incomplete pickle
             return Outcome(
-                "failed", f"job {self.job.job_id} ended without a result; see its log {self.job.paths.stderr}"
+                "failed", f"job {self.job.job_id} ended without a result; see the log {self.job.paths.stderr}"
             )
 
     def forget(self) -> None:

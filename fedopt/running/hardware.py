@@ -80,9 +80,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     device = torch.device(hardware.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UserError(
-                "hardware.device=cuda: torch finds no GPU; use hardware=cpu, or install a CUDA build of torch"
-            )
+            raise UserError("hardware.device=cuda: torch finds no GPU; use hardware=cpu, or a CUDA build of torch")
         count = torch.cuda.device_count()
         index = device.index if device.index is not None else _in_turn(count)
         if index >= count:

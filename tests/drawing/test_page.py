@@ -303,7 +303,7 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, said in (
         ([tmp_path / "nothing"], "nothing: there is no such folder"),
-        ([tmp_path / "empty"], "there are neither runs"),
+        ([tmp_path / "empty"], "contains neither runs"),
     ):
         code, path, _, err = command(*words)
         assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
