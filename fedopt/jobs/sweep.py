@@ -42,7 +42,7 @@ def sweep(overrides: Sequence[str], folders: Sequence[str], launcher: Launcher) 
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
-        launcher: Does the runs.
+        launcher: The launcher of the runs.
 
     Returns:
         The exit code: 1 if a run failed or was refused, 130 after Ctrl-C, otherwise 0.
@@ -90,7 +90,11 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
 
 
 def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
-    """Do the runs of sweeps with one progress bar, and write and print the table of each sweep.
+    """Execute the runs of sweeps with one progress bar, and write and print the table of each sweep.
+
+    Args:
+        sweeps: The sweeps.
+        launcher: The launcher of the runs.
 
     Returns:
         The outcomes of the runs that neither finished nor diverged.

@@ -396,7 +396,7 @@ def test_second_run_in_a_folder(monkeypatch, capsys, tmp_path):
     arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *arguments).code == 0
     metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
-    one_line(fedopt(monkeypatch, capsys, *arguments), "holds a run already", "resume=true")
+    one_line(fedopt(monkeypatch, capsys, *arguments), "already contains a run", "resume=true")
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
 
 

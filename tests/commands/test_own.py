@@ -375,7 +375,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_its_folder_to_the_next(monkey
     assert fedopt(monkeypatch, capsys, *words).code != 0
     change("s.x - self.eta * g", "s.x - self.eta * g")
     refused = fedopt(monkeypatch, capsys, *words)  # a round of it was computed
-    assert "holds a run already (failed); resume it with resume=true" in refused.err
+    assert "already contains a run (failed); resume it with resume=true" in refused.err
     assert fedopt(monkeypatch, capsys, *words, "resume=true").code == 0
 
 
