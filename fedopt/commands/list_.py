@@ -70,8 +70,8 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
 
     Args:
         group: ``algo`` or ``problem``.
-        wanted: A class. All algorithms or problems that fit it are printed, with full titles and the sources of the
-            equations. '': all are printed on one line each, under the first class that they fit.
+        wanted: A class. All algorithms or problems of this class are printed, with full titles and the sources of the
+            equations. Empty: all algorithms or problems are printed on one line each, under the first of their classes.
         folders: The user's config folders.
 
     Raises:
@@ -104,7 +104,15 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
 
 
 def _title(group: str, name: str, full: bool, unchecked: bool, folders: Folders) -> str:
-    """Return the title of an option in a list, shortened to one line unless it must be ``full``."""
+    """Return the title of an option in a list.
+
+    Args:
+        group: The config group.
+        name: The option.
+        full: Whether to return the full title. Otherwise it is shortened to one line.
+        unchecked: Whether to mark the option as experimental.
+        folders: The user's config folders.
+    """
     text = title(group, name, folders)
     if full:
         return f"{text}; {certainty(name, folders) or '-'}" if group == "algo" else text

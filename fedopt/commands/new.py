@@ -1,4 +1,4 @@
-"""The command `fedopt new`: write the files of your own algorithm or problem, ready to run."""
+"""The command `fedopt new`: write the files of your own algorithm or problem, which can be run at once."""
 
 import os
 import sys

@@ -135,6 +135,10 @@ def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
     """Return a phrase that names the limits of the budget that ended the run.
 
     It is '' if the budget has only one limit, or the run has not finished.
+
+    Args:
+        budget: The budget of the run.
+        summary: The content of summary.json.
     """
     spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
     reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]

@@ -127,7 +127,7 @@ def _head(planned: Sweep) -> list[str]:
         tuned[str(one.tuned)] = None
         clients = getattr(one.parts["partitioner"], "clients", None)
         participants = [] if clients is None else [one.settings.participation.described(clients)]
-        data[", ".join([*participants, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
+        data[", ".join([*participants, *[f"dataset={one.chosen['dataset']}"] * ("dataset" in one.parts)])] = None
     what = "; ".join(f"{', '.join(names)} on {problem}" for problem, names in methods.items())
     over = f" over {', '.join(planned.swept)}" if planned.swept else ""
     head = f"{what}: {counted(len(planned.jobs), 'run')}{over}"

@@ -17,7 +17,7 @@ from fedopt.testing.harness import iterate
 
 SOURCE = content(Path(__file__).parents[2] / "docs" / "choosing.yaml")
 KEPT = pd.read_csv(Path(__file__).parents[2] / "docs" / "results" / "choosing.csv")
-TAKE = SOURCE["columns"].index("take")
+TAKE = SOURCE["columns"].index("method")
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "docs"))
 
 

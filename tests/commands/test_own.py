@@ -113,7 +113,7 @@ IN_ALGORITHM = {
     "a state of another type": (
         "return State(*problem.start())",
         "return State(problem.start()[0].double())",
-        "s.x of torch.float64, and hardware.dtype is torch.float32",
+        "s.x of torch.float64, but hardware.dtype is torch.float32",
         "def init",
     ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "does not give clients any", None),
@@ -641,7 +641,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("myconfig", "=myconfig: there is no folder algo or problem in it"),
+        ("myconfig", "=myconfig: this folder has neither algo nor problem"),
         ("myconf", "my_sgd.yaml cannot be imported: the module my_sgd is neither "),
     ],
 )
