@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class EAiPOD:
-    """E-AiPOD: corrected inner steps with averages at random times, followed by an outer step.
+    """E-AiPOD: corrected inner steps, after each of which the y_i are averaged with probability p, then an outer step.
 
     Args:
         alpha: The step size of x.
@@ -49,7 +49,7 @@ class EAiPOD:
         p: The probability that the y_i are averaged after an inner step.
         B: The batch size of an inner step. None: all examples of the client.
         B_out: The batch size of each sample in the outer part. None: all examples of the client.
-        tau_out: The amount of local outer work. If it is one step, the server takes the step.
+        tau_out: The number of local steps (or epochs) of x in the outer part. With one step, the server takes it instead.
         N: The number of terms of the Neumann series, or of steps of conjugate gradients, for the inverse Hessian; see `FedNest`.
         l: The inverse of the step size of the Neumann series.
         inverse: The estimate of the inverse Hessian: ``randomised``, ``truncated`` or ``cg``; see `FedNest`.

@@ -134,7 +134,9 @@ class FeDualEx:
         return s.z if self.iterate == "last" else s.mean
 
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
-        """Return the primal point T_t(o) of a dual point o, with y projected onto the problem's constraint set.
+        """Return the primal point T_t(o) of a dual point o.
+
+        The entries are soft-thresholded by t eta lam and clipped to [-D, D]; y is projected onto the problem's constraint set.
 
         The result is exact if the problem has no constraint, or if lam = 0 and D = None.
 

@@ -43,6 +43,9 @@ class State(NamedTuple):
 class Fcsg:
     """FCSG, FCSG-M and Acc-FCSG-M: local steps on a conditional problem.
 
+    G is the gradient on the current sample, G_old the gradient at the previous point on the same sample, and m the momentum, which
+    is the direction of the step.
+
     Args:
         eta: The step size.
         alpha: The weight of the newest G in m. With 1, there is no momentum.

@@ -25,7 +25,7 @@ class FedAvgS:
     Args:
         alpha: The step size of x.
         beta: The step size of y.
-        tau: The amount of local work: epochs or steps.
+        tau: The local work of a round: a number of steps, or epochs such as '2 epochs'.
         B: The batch size of a step. None: all examples of the client.
     """
 

@@ -55,9 +55,9 @@ class Fgdro:
     """FGDRO: local steps on a risk over clients. Clients are weighted by their losses, without a second exchange.
 
     Args:
-        eta: The step size of w.
-        eta_s: The step size of s, for risk=cvar.
-        gamma: The weight of the newest loss of a batch in u_i.
+        eta: The step size of w, the model.
+        eta_s: The step size of the threshold s, for risk=cvar.
+        gamma: The weight of the newest batch loss in u_i, client i's estimate of its loss.
         tau: The number of local steps.
         B: The batch size. None: all examples of the client.
         risk: ``cvar``: the conditional value at risk. ``kl``: the KL-robust mean. The module's docstring has their formulas.

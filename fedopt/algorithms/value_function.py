@@ -154,7 +154,7 @@ class BOME:
 
         Args:
             f: The gradients of f with respect to x and y.
-            q: The gradients of q with respect to x and y.
+            q: The gradients of q(x, y) = g(x, y) - g(x, y_n) with respect to x and y.
         """
         square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
         product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)

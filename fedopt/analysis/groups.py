@@ -61,8 +61,7 @@ def default_keys(runs: Sequence[Recorded]) -> list[str]:
 def pairing(one: Sequence[Recorded], other: Sequence[Recorded]) -> list[str]:
     """Return the keys by which the runs of two groups are paired; ['seed'] if there are none.
 
-    They are the keys in which the runs of a group differ, such as the seed, provided that both groups have a value in
-    common.
+    These are the keys that vary within a group, such as the seed, and of which at least one value occurs in both groups.
 
     Args:
         one: The runs of one group.

@@ -81,7 +81,7 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
 
 
 def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the first cells of a run's row, the reason why the run failed or diverged ('' otherwise), and its folder.
+    """Return column -> text of a run: state, method, problem, seed, why (it failed or diverged; '' otherwise), and folder.
 
     Args:
         folder: The run's folder.

@@ -76,7 +76,7 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return how certain a method's equations are, one of `CHECKED` or `EXPERIMENTAL`; empty if its file does not say."""
+    """Return the label in `CHECKED` or `EXPERIMENTAL` that says how certain a method's equations are; empty if it has none."""
     head = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in head for label in (*CHECKED, *EXPERIMENTAL) if line.startswith(label)), "")
 

@@ -44,9 +44,9 @@ class Availability:
         return available
 
     def chances(self) -> list[np.ndarray]:
-        """Return the probability that each client is available, ``[M]``, for each round in a list that represents all rounds.
+        """Return one period of the availability pattern: for each of its rounds, the probability of each client, ``[M]``.
 
-        For a daily pattern, for example, these are the rounds of one day.
+        The probability is that of being available. For a daily pattern, the period is the rounds of one day.
         """
         return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
 

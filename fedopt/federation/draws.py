@@ -330,8 +330,8 @@ def draw(
         like: A tensor with the device and dtype of the results.
 
     Returns:
-        ``whole``, for each split that is drawn from, the row indices of all examples of each client and their weights,
-        ``[clients, n]`` each, padded with weight 0; and the `Drawn` of each name.
+        A pair. First: split -> row indices of all examples of each client and their weights, both ``[clients, n]``, padded
+        with weight 0, for the splits that are drawn from. Second: name -> its `Drawn`.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():

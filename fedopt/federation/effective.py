@@ -55,8 +55,8 @@ def _enumerated(q: np.ndarray, chances: list[np.ndarray], who: Participation) ->
 
     Args:
         q: The weights of the clients, ``[M]``.
-        chances: The independent probability that each client is available, ``[M]``, for each round in a list that represents
-            all rounds.
+        chances: For each round of one period of the availability pattern, the probability that each client is available,
+            ``[M]``, independently of the others.
         who: The participation settings: cohort and dropout.
     """
     M = len(q)

@@ -145,8 +145,8 @@ def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Comp
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
-        taken: The configs of the runs of other sweeps that start together, by folder. The runs of this sweep are added in
-            place.
+        taken: Folder -> config of the runs that other sweeps of the same command will write. The runs of this sweep are
+            added, so that no two runs get the same folder.
 
     Returns:
         The sweep.

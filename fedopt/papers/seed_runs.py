@@ -119,7 +119,8 @@ class SeedRuns:
     ) -> float:
         """Return the cost at which the mean of the squares of all values so far is at most the target for the first time.
 
-        If it never is, return inf or, with `or_end`, the cost at the end of the run.
+        If it never is, return inf or, with `or_end`, the cost at the end of the run. label: the label of the line. metric: empty
+        for the figure's first y. x: the cost axis; empty for the figure's.
         """
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target

@@ -32,10 +32,11 @@ def _resumed(overrides: Sequence[str]) -> Composed | None:
         overrides: The command's overrides.
 
     Returns:
-        The config. None: the overrides do not resume a run, they choose an option of a config group, or DIR contains no run.
+        The config. None: the command is not a resume, it chooses an option of a config group, or DIR contains no run yet, but
+        the command can start one.
 
     Raises:
-        UserError: There is no run in DIR, and the overrides choose no algorithm, problem or experiment.
+        UserError: DIR contains no run, and the command chooses no algorithm, problem or experiment, so it cannot start one.
     """
     if not {"output_dir", "resume"} <= {key_of(override) for override in overrides}:
         return None

@@ -115,7 +115,7 @@ def composed(*overrides: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Return field -> value, as the file of an option and the files on which it is based set them.
+    """Return field -> value, as set by the file of an option and by the files on which it is based.
 
     Only the files of the group are read, because composing every config would take half a minute.
     """
@@ -148,7 +148,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 def variants() -> frozenset[str]:
     """Return fedopt's algorithms that run the same code as an earlier algorithm and differ from it only in numbers.
 
-    Algorithms are ordered by the number of files on which their file is based, then by name.
+    Earlier means: its YAML file inherits from fewer files (`defaults`). Ties are ordered by name.
     """
     first: dict[tuple[Any, ...], str] = {}
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
@@ -190,9 +190,9 @@ def with_variants() -> frozenset[tuple[str, str]]:
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
     """Distribute the checks over the pairs, and return test -> its pytest parameters.
 
-    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default each usual
-    pair gets one check, so that all checks are used equally often. For each usual pair and each variant, `FULL` further
-    checks are marked full, and all other checks are marked slow. For your own files, no check is left out.
+    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default each pair of
+    `usual_pairs` runs one check, the one used least often so far. For each pair of `with_variants`, `FULL` further checks get
+    the mark full, and all other checks get the mark slow. When your own files are tested, every check runs by default.
 
     Args:
         checks: A function of (algorithm, problem) that lists the checks of the pair, each as (name of the test, setting) or,
@@ -249,7 +249,7 @@ def contract_overrides(algo: str, problem: str) -> list[str]:
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble a pair like `tuned`, on six clients, but with less work per round.
+    """Assemble an algorithm and a problem as `tuned` does, with less work per round.
 
     Args:
         algo: The algorithm.
