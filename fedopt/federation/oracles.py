@@ -353,7 +353,7 @@ class Oracles(Derivatives):
     def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
         """Return (grad_y g_i, grad^2_yy g_i v, grad^2_xy g_i v) at (x, y), with shapes [dy], [dy] and [dx], of a bilevel problem.
 
-        It counts as one gradient call, one Hessian-vector product and one Jacobian-vector product, all from one graph.
+        It counts as one gradient call, one Hessian-vector and one Jacobian-vector product, all from one graph.
         If the problem has no y, the result is (0, v, 0) and is not counted.
 
         Args:
