@@ -729,7 +729,7 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
     "project": ("quadratic_bilevel", lambda c, x, y, xi: c.project(y)),
 }
 COUNTED = {
-    "one gradient call, one jacobian-vector product and the hessian-vector products of the inverse": Calls(1, 1, 1),
+    "one gradient call, one jacobian-vector product and the hessian-vector products of": Calls(1, 1, 1),
     "one gradient call, one hessian-vector and one jacobian-vector product": Calls(1, 1, 1),
     "one gradient call": Calls(1),
     "p gradient calls": Calls(2),  # it is asked for two steps at P = 1 point
