@@ -77,6 +77,7 @@ html_theme_options = {
 }
 html_title = f"fedopt {version}"
 html_copy_source = False
+html_show_copyright = False  # LICENSE names the authors
 
 
 def write_bench(app: Sphinx) -> None:
@@ -202,10 +203,20 @@ def cards(text: str) -> str:
     return "\n".join(["````{grid} 1 2 3 3", ":gutter: 3", "", *each, "````"])
 
 
+def is_narrow(picture: bytes) -> bool:
+    """Return whether a picture has one panel: it is an SVG file of less than 300 pt, or a PNG file that is not wide."""
+    if points := re.search(rb'<svg[^>]* width="([\d.]+)pt"', picture):
+        return float(points[1]) < 300
+    width, height = int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
+    return picture.startswith(b"\x89PNG") and width < 1.3 * height
+
+
 def finish(app: Sphinx, doctree: nodes.document) -> None:
-    """Show pictures at the width of the page, linked to their files, and add the field's terms for the search."""
+    """Show pictures at the width of the page or, with one panel, narrower, and add the field's terms for the search."""
     for image in doctree.findall(nodes.image):
         image["width"] = "100%"
+        if (picture := Path(app.srcdir, image["uri"])).is_file() and is_narrow(picture.read_bytes()):
+            image["classes"].append("one-panel")
     text = doctree.astext()
     found = " ".join(terms for pattern, terms in SEARCHED.items() if re.search(pattern, text))
     words = dict.fromkeys(re.findall(r"\w+", f"federated learning {found}"))  # the search index splits at commas only

@@ -205,9 +205,11 @@ def run(
         overrides: Overrides as on the command line: a list of strings, or one string with shell quoting. Alternatively a
             dict of keys and values, such as ``{"algo": "fedavg", "algo.eta": 0.1}``; nested dicts stand for dotted keys.
         on_eval: A function that is called with each row of ``metrics.csv`` (a dict). If it returns true, the run stops. If
-            it raises an exception, the run fails.
-        output_dir: The run's folder, as the key ``output_dir``; it needs no quotes.
-        start: A run or its folder. The new run starts from its last checkpoint, as with the key ``from``.
+            it raises an exception, the run fails. None: no function is called.
+        output_dir: The run's folder, like the key ``output_dir``, but without quotes. None: a folder under outputs/ whose
+            name follows from the overrides.
+        start: A run or its folder. The new run starts from the last checkpoint of this run, as with the key ``from``. None:
+            a fresh start.
         folders: Your config folders, as with ``--config-dir``.
         quiet: Whether to hide the progress bar.
         values: Overrides as keyword arguments, for example ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``. They take
@@ -231,7 +233,7 @@ def run(
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row of metrics.csv")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(f"start: {start.folder}: a run starts from the last checkpoint; load it without which=best")
+        raise UserError(f"start: {start.folder}: which=best is set, but runs start from the last checkpoint; omit it")
     places = {"output_dir": output_dir, "from": start}
     paths = {key: _folder_of(run) for key, run in places.items() if run is not None}
     overrides = last_of_each([*_overrides(overrides), *overrides_of(values | paths)])
@@ -269,11 +271,11 @@ def sweep(
         jobs: The number of runs in parallel. Each has its own process, which does not execute your script again.
         at_once: Whether to compute runs together that differ only in real numbers of the algorithm, which is faster. The last
             digits of their metrics may differ from those of separate runs.
-        output_dir: The folder that contains the folders of all runs.
+        output_dir: The folder that will contain the folders of all runs. None: a new folder under outputs/.
         folders: Your config folders, as with ``--config-dir``.
         quiet: Whether to write nothing to stdout and stderr.
-        values: Overrides as keyword arguments, as in `run`, except that a list gives alternatives: ``seed=[0, 1, 2]``. All
-            combinations are run. Write ``[[1, 2]]`` for the single value ``[1, 2]``.
+        values: Overrides as keyword arguments, which take precedence over ``overrides``. A list gives alternatives, such as
+            ``seed=[0, 1, 2]``, and all combinations are run. Write ``[[1, 2]]`` for the single value ``[1, 2]``.
 
     Returns:
         The runs, one for each combination.
@@ -351,10 +353,14 @@ def compare(
         runs: A run or a folder, or a list of runs and folders. Folders are searched for runs at any depth.
         metric: The metric's name. None: the problem's first metric.
         x: The cost by which runs are compared, such as ``comm_rounds`` or ``bytes``.
-        target: A value of the metric. The table then has the cost of reaching this value.
-        group_by: A config key, or a list of keys, whose values define the groups. None: all keys that differ.
-        names: New labels of groups, by old label or by one part of a label that consists of several parts.
-        at: A value of ``x``. Each run is judged by its last evaluation up to this cost. None: by its last evaluation.
+        target: A value of the metric. The table then has the cost of reaching this value. None: the table has no such
+            column.
+        group_by: A config key, or a list of keys, whose values define the groups. None: all keys in which the runs differ,
+            except seeds.
+        names: Old label -> new label of a group. The old label may also be one part of a label with several parts. None:
+            labels are unchanged.
+        at: A value of ``x``. Each run is judged by its last evaluation up to this cost. None: each run is judged by its last
+            evaluation.
         exclude: Patterns of folders to leave out, such as ``*seed3*``.
         label: The metric's label in tables and figures, including its unit. None: the label that the problem defines.
 

@@ -22,16 +22,16 @@ def number_of(variable: str, default: T) -> T:
     Raises:
         UserError: The variable is not such a number, or is negative.
     """
-    text = os.environ.get(variable, str(default))
+    text, kind = os.environ.get(variable, str(default)), "whole number" if isinstance(default, int) else "number"
     with suppress(ValueError):
         number = type(default)(text)
         if number >= 0:
             return number
-    raise UserError(f"{variable}={text}: this environment variable must be a number, 0 or more")
+    raise UserError(f"{variable}={text}: this environment variable must be a {kind} of at least 0")
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use. On macOS, which does not report it, return all cores."""
+    """Return the number of CPU cores that this process may use; on macOS, which does not report it, the number of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

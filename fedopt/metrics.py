@@ -107,12 +107,12 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """-1 if higher values are better, otherwise 1. Of values times this factor, lower ones are better."""
+        """Return -1 if higher values are better, otherwise 1. Lower is better for values times this factor."""
         return -1 if self.better == "higher" else 1
 
     @property
     def worst(self) -> float:
-        """The worst possible value: -inf if higher values are better, otherwise inf."""
+        """Return the worst possible value: -inf if higher values are better, otherwise inf."""
         return self.sign * math.inf
 
     def best(self, values: Iterable[float]) -> float:

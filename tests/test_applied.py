@@ -85,8 +85,12 @@ def test_alone_is_the_ridge_of_each_clinic(runs, clinics):
         assert not smallest or rows.common_rmse[name] > rows.alone_rmse_low[name]
     assert values["alone_rmse"] == pytest.approx(np.sqrt(np.concatenate(errors).mean()), rel=1e-6)
     common = final(runs, "days/common")[0]["test_rmse"]
-    for what, error in (("FedAvg", common), ("Ditto, 0.1", values["test_rmse"]), ("alone", values["alone_rmse"])):
-        assert re.search(rf"\| [^|]*{what}[^|]* \| {error:.2f} \|", PAGE)
+    for who, error in (
+        ("all", common),
+        ("a model per clinic", values["test_rmse"]),
+        ("each clinic", values["alone_rmse"]),
+    ):
+        assert re.search(rf"{error:.2f} (days )?for [^,.]*{who}", PAGE)
         assert f"{error:.2f}" in OTHER
     whole = RidgeCV().fit(train[FEATURES], train.days).predict(test[FEATURES])
     assert common == pytest.approx(np.sqrt(np.mean((whole - test.days) ** 2)), rel=0.02)
@@ -152,12 +156,12 @@ def test_the_tables_words(runs):
     test = table[table.split == "test"]
     share = (table.readmitted == "yes").mean()
     assert f"{len(table):,} patients of twelve clinics" in PAGE
-    assert f"*yes* for {share:.1%} of".replace("%", " %") in PAGE
-    assert f"of which {(test.readmitted == 'yes').sum()} are *yes*" in PAGE
+    assert f"*yes* for {share:.1%}.".replace("%", " %") in PAGE
+    assert f"{(test.readmitted == 'yes').sum()} of which are *yes*" in PAGE
     down, up = (
         pd.read_csv(runs / "readmitted" / "tuned" / "traffic.csv")[f"bytes_{way}"].max() for way in ("down", "up")
     )
-    assert f"loss tuning sends {down / 1000:.0f} kB and {up / 1000:.0f} kB" in PAGE
+    assert f"loss tuning takes {(down + up) / 1e5:.0f} kB in total" in OTHER  # in each of 100 rounds
     assert pd.read_csv(runs / "days" / "common" / "traffic.csv").bytes_up.max() == 7200
     v = final(runs, "readmitted/plain")[0]
     percent = " | ".join(f"{v[f'alone_{name}']:.1f} %" for name in ("balanced_accuracy", "recall_yes", "precision_yes"))

@@ -8,7 +8,7 @@ Explained in docs/algorithms/adafbio.md.
 
 Notation
     z = (x, y), d = (w, v)    the variables and their momenta, of the hypergradient and of grad_y g
-    a, A, b, B                running means of what the averages of w and v are, and the matrices that they make
+    a, A, b, B                running means of the averaged w and v (a, b), and the matrices that they define (A, B)
     t, q                      the iteration, counted from 0, and the iterations of a round
 """
 
@@ -30,7 +30,14 @@ Directions = Callable[[Client, Vectors, Sample], Vectors]
 
 
 class State(NamedTuple):
-    """z, d: the clients' means of variables and momenta. a, b: [dim] if the matrix is diagonal, [1] if it is a multiple of I."""
+    """The state of AdaFBiO and AdaFGDA.
+
+    Attributes:
+        z: The clients' means of the variables.
+        d: The clients' means of the momenta.
+        a: The running mean that defines the matrix A, ``[dim]`` if A is diagonal, or ``[1]`` if A is a multiple of I.
+        b: The running mean that defines the matrix B, with a shape of the same kind.
+    """
 
     z: Vectors
     d: Vectors
@@ -40,18 +47,26 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What AdaFBiO and AdaFGDA share.
+    """The common part of AdaFBiO and AdaFGDA. Iteration t = 0, 1, ... is::
+
+        x <- x - eta_t gamma A^-1 w
+        y <- y + eta_t (project(y - lam B^-1 v) - y),    eta_t = k / (n + t)^(1/3)
 
     Args:
-        gamma, lam: An iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
-        k, n: eta_t = k / (n + t)^(1/3), at most 1 (else ValueError). It falls from t = 0, and is half of eta_0 at t = 7 n. k
-            is the papers' times M^(1/3), with M clients.
-        c1, c2: The newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1 (else ValueError).
-        q: The iterations of a round. Variables and momenta are averaged at its end.
-        r, rho: A becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A =
-            (a + rho) I. With r = rho = 1, A = B = I.
-        A_of_x, A_of_y: The forms of the matrices A and B, diagonal or norm.
-        B, B1: The examples of each sample, and of the sample for the first w and v; None for all of a client's.
+        gamma: The step size of x, relative to eta_t.
+        lam: The step size of y, relative to eta_t.
+        k: The numerator of eta_t, which must be at most 1 (ValueError otherwise). k is the papers' k times M^(1/3), for M clients.
+        n: The offset in the denominator. eta_t decays, and at t = 7 n it is half of eta_0.
+        c1: The newest direction in w has the weight c1 eta_t^2, which must be at most 1 (ValueError otherwise).
+        c2: The newest direction in v has the weight c2 eta_t^2, which must be at most 1 (ValueError otherwise).
+        q: The number of iterations per round. Variables and momenta are averaged at the end of a round.
+        r: The factor of the running mean a. For a diagonal matrix, a <- r a + (1 - r) w^2 in each coordinate; in the norm form, a
+            <- r a + (1 - r) |w|.
+        rho: The number added to the matrix: A = diag(sqrt(a) + rho), or (a + rho) I in the norm form. With r = rho = 1, A = B = I.
+        A_of_x: The form of the matrix A, ``diagonal`` or ``norm``.
+        A_of_y: The form of the matrix B, ``diagonal`` or ``norm``.
+        B: The batch size. None: all examples of the client.
+        B1: The batch size for the first w and v. None: all examples of the client.
     """
 
     gamma: PositiveFloat
@@ -81,11 +96,13 @@ class Adaptive:
         return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
 
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
-        """Return the state after a round of iterations and one exchange.
+        """Run the iterations of one round with one exchange, and return the new state.
 
         Args:
-            D: D(client, z, xi), the directions at z on one sample, or on a list of samples.
-            samples: The length of that list; None if D takes one sample.
+            s: The state before the round.
+            fed: The round.
+            D: ``D(client, z, xi)``, which returns the directions at z on one sample, or on a list of samples.
+            samples: The number of samples in this list. None: D uses one sample.
         """
         start = fed.r * self.q
 
@@ -116,15 +133,16 @@ class Adaptive:
 
 
 def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[Tensor, Tensor]:
-    """Return a after an exchange, and the diagonal of A that it makes.
+    """Return the running mean a after an exchange, and the diagonal of the matrix A that it defines.
 
-    Both are [dim] for kind diagonal, and one number, [1], for norm.
+    Both have the shape ``[dim]`` if the matrix is diagonal, and ``[1]`` in the norm form.
 
     Args:
-        kind: Diagonal or norm.
-        a: Its value before.
-        w: The mean direction, [dim].
-        r, rho: As in `Adaptive`.
+        kind: The form of the matrix, ``diagonal`` or ``norm``.
+        a: The running mean before the exchange.
+        w: The mean direction, ``[dim]``.
+        r: The factor of the old running mean.
+        rho: The number that is added to the matrix.
     """
     if kind == "diagonal":
         a = r * a + (1 - r) * w**2
@@ -135,10 +153,13 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 
 @dataclass(frozen=True)
 class AdaFBiO(Adaptive):
-    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. It adds two hyperparameters to those of `Adaptive`.
+    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022].
+
+    It has the following hyperparameters in addition to those of `Adaptive`.
 
     Args:
-        theta, Q: The step size and the number of Hessian products of the Neumann sum in the hypergradient.
+        theta: The step size of the Neumann sum in the hypergradient.
+        Q: The number of Hessian-vector products of the Neumann sum.
     """
 
     theta: PositiveFloat

@@ -30,11 +30,12 @@ from fedopt.toolbox import Vectors, descend, descend_, minimax_field
 
 
 class State(NamedTuple):
-    """The state (w_r, w_{r-1}, q_{r-1}, w_s).
+    """The state of the anchored methods.
 
     Attributes:
-        w, w_prev: (x, y) after this round and after the last one.
-        q: The last anchor.
+        w: (x, y) after this round.
+        w_prev: (x, y) after the previous round.
+        q: The last anchor, an estimate of F(w).
         w_s: (x, y) at the start of the stage.
     """
 
@@ -46,19 +47,24 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class AnchoredGda:
-    """Local descent-ascent whose drift a common anchor q corrects.
+    """Local descent-ascent in which an anchor q corrects the client drift.
 
     Args:
-        eta_x, eta_y: The clients' step sizes.
-        gamma_x, gamma_y: The server's step sizes along the clients' mean change.
-        K, steps: The local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
-            round.
-        a: The weight of the newest gradients in the anchor; with 1 or more, gradients of earlier rounds are not used.
-        anchor: S is all clients (all), or the cohort S' of the local steps (cohort).
-        correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) -
-            v_i + q, which averages the noise of q over the K steps and saves a gradient in each.
-        B, B_anchor: The examples of a local step and of the anchor; None for all of a client's.
-        lam, stage: Local steps also go along lam (u - w_s); w_s is set to w every `stage` rounds.
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        gamma_x: The server's step size of x along the mean change of the clients.
+        gamma_y: The server's step size of y along the mean change of the clients.
+        K: The number of local steps. If ``steps`` is ``geometric``, this is the mean of a random number.
+        steps: ``fixed``: K local steps. ``geometric``: a random number of local steps with mean K, which is the same for all
+            clients in a round.
+        a: The weight of the newest gradients in the anchor. With 1 or more, gradients of earlier rounds are not used.
+        anchor: The clients that compute the anchor: ``all`` clients, or the ``cohort`` that takes the local steps.
+        correction: ``sample``: local steps follow F_i(u; b) - F_i(w; b) + q, with the same sample b in both terms. ``kept``: local
+            steps follow F_i(u; b) - v_i + q, which averages the noise of q over the K steps and saves one gradient per step.
+        B: The batch size of a local step. None: all examples of the client.
+        B_anchor: The batch size for the anchor. None: all examples of the client.
+        lam: The weight of the proximal term lam (u - w_s) in the local steps.
+        stage: The number of rounds after which w_s is set to w.
     """
 
     eta_x: Schedule

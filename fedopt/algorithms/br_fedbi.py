@@ -8,8 +8,8 @@ Explained in docs/algorithms/br_fedbi.md.
 
 Notation
     z = (x, y, v), D, P_r   variables, directions, the projection onto |v| <= r (directions.py); the notes' v is -v
-    g_i                     what client i sends: D_i itself, its momentum, or PAGE's estimate of D_i
-    S                       who takes part; clients 0 to hostile - 1 are hostile
+    g_i                     the vector that client i sends: D_i, its momentum, or PAGE's estimate of D_i
+    S                       the clients that take part; clients 0 to hostile - 1 are hostile
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,12 @@ from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descen
 
 
 class State(NamedTuple):
-    """memory: the g_i that each client sent last, and with PAGE also the z that it was for, and 1 once it has sent. Rows are
-    empty if clients keep nothing.
+    """The state of BR-FedBi.
+
+    Attributes:
+        z: The variables.
+        memory: The g_i that each client sent last. With PAGE, it is followed by the z for which g_i was computed, and by a number
+            that is 1 if the client has sent before. The rows are empty if clients store nothing.
     """
 
     z: Vectors
@@ -40,19 +44,29 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class BRFedBi:
-    """BR-FedBi: bilevel steps whose server takes a robust mean.
+    """BR-FedBi: bilevel steps in which the server combines the clients' directions by a robust mean.
 
     Args:
-        gamma_x, gamma_y, gamma_v: The server's step sizes.
-        radius: The radius of the ball onto which v is projected; None for no projection.
-        B: The examples of a sample; None for all of a client's.
-        rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
-            geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
-        variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page. In page the server's coin shows heads with
-            probability p: then g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
+        gamma_x: The server's step size of x.
+        gamma_y: The server's step size of y.
+        gamma_v: The server's step size of v.
+        radius: The radius of the ball onto which v is projected. None: v is not projected.
+        B: The batch size. None: all examples of the client.
+        rule: How the server combines x, y and v, each separately. ``mean``. ``median``: coordinate-wise median. ``trimmed``: the
+            mean without the ``trim`` smallest and largest values of each coordinate. ``geometric``: the geometric median,
+            computed by ``iterations`` steps of Weiszfeld's method.
+        trim: The number of values to remove at each end, for rule=trimmed.
+        iterations: The number of steps of Weiszfeld's method, for rule=geometric.
+        variance: How clients reduce the variance of g_i. ``none``: g_i = D_i. ``momentum``: g_i <- momentum g_i + (1 - momentum)
+            D_i. ``page``: with probability p, the same for all clients in a round, g_i = D_i on B_page examples; otherwise g_i <-
+            g_i + D_i(z) - D_i(z_prev) on one sample.
+        momentum: The weight of the old g_i, for variance=momentum.
+        p: The probability of a new estimate, for variance=page.
+        B_page: The batch size of a new estimate, for variance=page. None: all examples of the client.
         hostile: The number of hostile clients, which are the first ones by index.
-        attack: The answer of a hostile client. none: its g_i. large: 10^6 in every coordinate. sign_flip: -g_i. ipm: -1/2 of
-            the honest mean. alie: the honest mean minus as many standard deviations as stay undetected.
+        attack: The answer of hostile clients. ``none``: their g_i. ``large``: 10^6 in every coordinate. ``sign_flip``: -g_i.
+            ``ipm``: -1/2 times the honest mean. ``alie``: the honest mean minus the largest multiple of the standard deviation
+            that remains undetected.
     """
 
     gamma_x: Schedule
@@ -113,14 +127,14 @@ class BRFedBi:
         return s.z
 
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
-        """Return the rule's mean of the answers, [d].
+        """Combine the answers of the clients by the rule, and return the result, ``[d]``.
 
         Args:
-            g: [S, d].
-            weights: [S], which only mean and geometric use.
+            g: The answers, ``[S, d]``.
+            weights: The weights of the clients, ``[S]``. Only the rules mean and geometric use them.
 
         Raises:
-            UserError: Trimming leaves nothing.
+            UserError: Trimming removes all answers.
         """
         n = len(g)
         if self.rule == "mean":
@@ -130,7 +144,7 @@ class BRFedBi:
             return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         if self.rule == "trimmed":
             if 2 * self.trim >= n:
-                raise UserError(f"algo.trim={self.trim}: leaves nothing of {n} answers; use a smaller number")
+                raise UserError(f"algo.trim={self.trim}: removes all of the {n} answers; choose a smaller number")
             return in_order(g)[self.trim : n - self.trim].mean(dim=0)
         point = weights @ g / weights.sum()
         for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA
@@ -139,11 +153,11 @@ class BRFedBi:
         return point
 
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """Return the answers, [S, d], with the hostile clients' answers replaced by the attack.
+        """Return the answers, ``[S, d]``, with the answers of hostile clients replaced by the attack.
 
         Args:
-            g: The answers, [S, d].
-            hostile: [S] of bool, True for hostile clients.
+            g: The answers, ``[S, d]``.
+            hostile: Whether each client is hostile, ``[S]`` bool.
         """
         n, f = len(g), int(hostile.sum())
         if self.attack == "none" or f == 0:
@@ -164,7 +178,11 @@ class BRFedBi:
 
 
 def in_order(g: Tensor) -> Tensor:
-    """Return the answers, [S, d], with each coordinate in rising order. On the CPU NumPy sorts several times faster."""
+    """Return the answers with each coordinate sorted in ascending order, ``[S, d]``. On the CPU, NumPy is several times faster.
+
+    Args:
+        g: The answers, ``[S, d]``.
+    """
     if g.device.type == "cpu" and depth() == 0:
         return torch.from_numpy(np.sort(g.numpy(), axis=0))
     return g.sort(dim=0).values

@@ -1,4 +1,4 @@
-"""What every algorithm is held to once, at its first state and its first step."""
+"""Checks of an algorithm, which are made once: at its first state and at its first step."""
 
 from typing import Any
 
@@ -13,10 +13,14 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """Call the algorithm's `init` on the problem, and return its state.
+    """Call the algorithm's `init`, and return its state.
 
-    Raises UserError if the state is not a NamedTuple or has tensors of a wrong dtype, or if `output` does not return a point
-    of the problem.
+    Args:
+        algorithm: The algorithm.
+        problem: The problem.
+
+    Raises:
+        UserError: The state is not a NamedTuple or has a wrong dtype, or `output` does not return a point of the problem.
     """
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
@@ -36,9 +40,16 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """Call the algorithm's `step` on a state, and return the new state.
+    """Call the algorithm's `step`, and return the new state.
 
-    Raises UserError if it has different fields, shapes or dtypes than the state before, or if `step` wrote over that state.
+    Args:
+        algorithm: The algorithm.
+        state: The state before the round.
+        problem: The problem.
+        fed: The round.
+
+    Raises:
+        UserError: The new state has other fields, shapes or dtypes than the old state, or `step` has changed the old state.
     """
     with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)
@@ -55,7 +66,7 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
 def _flat(value: Any) -> tuple[list[Any], Any]:
     """Return the tensors, memories and numbers in a value, and its structure.
 
-    A `Memory` is one leaf, and is not made into a tensor, which might not fit.
+    A `Memory` counts as one leaf. It is not converted to a tensor, which might not fit into memory.
     """
     return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
 

@@ -1,4 +1,4 @@
-"""CODA+ and CODASCA: local descent-ascent in stages, each on an objective that is drawn to the stage's point [Yuan et al. 2021].
+"""CODA+ and CODASCA: local descent-ascent in stages, each with a proximal term at the stage's point [Yuan et al. 2021].
 
 Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second public code, `federated-minimax`, differs from it.
 
@@ -6,7 +6,7 @@ Explained in docs/algorithms/codasca.md.
 
 Notation
     w, u       (x, y) of the server, and of a client in its local steps
-    x_s        the stage's point, which x is drawn to
+    x_s        the stage's point, towards which x is pulled
     G_k        F_i(u; b) = (grad_x f_i, -grad_y f_i) in local step k
     c, c_i     control variates of the server and of client i, estimates of F and of F_i; c = sum_i p_i c_i [CODASCA]
     p_i        the clients' weights in the objective
@@ -26,9 +26,14 @@ from fedopt.toolbox import Tensors, Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """x_s: the stage's point. w_mean: the mean of w over the rounds of the stage so far.
+    """The state of CODA+ and CODASCA.
 
-    c: the server's control variate. memory: c_i of each client, flat. Both are empty in CODA+.
+    Attributes:
+        w: (x, y) of the server.
+        x_s: The point of the stage, towards which x is pulled.
+        w_mean: The mean of w over the rounds of the stage so far.
+        c: The server's control variate; empty in CODA+.
+        memory: The control variate c_i of each client as one vector; empty in CODA+.
     """
 
     w: Vectors
@@ -43,16 +48,18 @@ class Codasca:
     """CODA+ and CODASCA: local descent-ascent in stages.
 
     Args:
-        eta_x, eta_y: The clients' step sizes in the first stage.
-        gamma: The server's step size along the clients' mean change of x and y.
-        K: The local steps.
-        B: The examples of a step; None for all of a client's.
-        stage, decay: The rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
-        stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
-        restart: Whether a stage starts from that point of x and y (the paper; unverified). If false, x and y go on, and only
-            lam draws x to x_s (the authors' code).
+        eta_x: The clients' step size of x in the first stage.
+        eta_y: The clients' step size of y in the first stage.
+        gamma: The server's step size along the mean change of the clients.
+        K: The number of local steps.
+        B: The batch size of a step. None: all examples of the client.
+        stage: The number of rounds per stage.
+        decay: The factor by which eta_x and eta_y are divided after each stage.
+        stage_point: The point x_s of a stage: the ``last`` x, or the ``mean`` of x over the previous stage.
+        restart: Whether a stage starts from this point of x and y, as in the paper (unverified). If false, x and y continue, and
+            only the term with lam pulls x to x_s, as in the authors' code.
         lam: The weight of the term lam (u_x - x_s) in the steps of x.
-        control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k.
+        control: ``none``: no control variates, which is CODA+. ``gradients``: c_i is the mean of the local gradients G_k.
     """
 
     eta_x: Schedule

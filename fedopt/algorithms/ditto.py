@@ -1,12 +1,12 @@
-"""Ditto: personal models drawn to the model of FedAvg [Li, Hu, Beirami & Smith 2021, Alg. 1].
+"""Ditto: personal models that are pulled towards the model of FedAvg [Li, Hu, Beirami & Smith 2021, Alg. 1].
 
-    theta_i = argmin f_i(theta) + lam/2 |theta - w|^2,   w as FedAvg finds it, without regard to the theta_i
+    theta_i = argmin f_i(theta) + lam/2 |theta - w|^2,    where w is the model of FedAvg, which does not depend on the theta_i
 
 Explained in docs/algorithms/ditto.md.
 
 Notation
-    w, w_i      the server's point, and client i's in its local steps
-    theta_i     client i's personal model, which stays at the client
+    w, w_i      the server's point, and the point of client i in its local steps
+    theta_i     the personal model of client i, which stays on the client
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,12 @@ from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):
-    """w: the server's point. theta: the personal model of each client."""
+    """The state of Ditto.
+
+    Attributes:
+        w: The server's point, ``[d]``.
+        theta: The personal model of each client, ``[M, d]``.
+    """
 
     w: Tensor
     theta: Memory
@@ -29,15 +34,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto:
-    """Ditto: personal models drawn to the model of FedAvg.
+    """Ditto: personal models that are pulled towards the model of FedAvg.
 
     Args:
-        lam: The strength of the pull of theta_i to w; 0 leaves each client alone.
-        eta, eta_theta: The step sizes of w_i and of theta_i.
-        gamma: The server's step along the clients' mean change.
-        tau: The local work, in epochs, or in steps on independent batches drawn with replacement. A step moves both on one
-            batch.
-        B: The examples of a batch; None for all of a client's.
+        lam: The strength of the pull of theta_i towards w. With 0, each client trains alone.
+        eta: The step size of w_i.
+        eta_theta: The step size of theta_i.
+        gamma: The server's step size along the mean change of the clients.
+        tau: The amount of local work: epochs, or steps on independent batches drawn with replacement. Each step moves w_i and
+            theta_i on the same batch.
+        B: The batch size. None: all examples of the client.
     """
 
     lam: NonNegativeFloat

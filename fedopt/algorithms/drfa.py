@@ -8,9 +8,9 @@ code, and is unverified for the paper. The weights of the kept points in a unifo
 Explained in docs/algorithms/drfa.md.
 
 Notation
-    lambda_i    the weight of client i; lambda lives on the server, and starts as the problem's weights
-    S, U        who takes part in the first exchange, by draws with replacement, and in the second one
-    k           the local steps after which a client keeps its point, one number for all clients
+    lambda_i    the weight of client i; lambda is stored on the server, and initially equals the problem's weights
+    S, U        the clients in the first exchange (sampled with replacement), and in the second exchange
+    k           the number of local steps after which a client stores its point, the same for all clients
     M           the number of clients
 """
 
@@ -32,7 +32,12 @@ Pair = tuple[Tensor, Tensor]  # x_i, and the kept point or the last loss
 
 
 class State(NamedTuple):
-    """mixture: lambda, as a memory of one number per client."""
+    """The state of DRFA and AFL.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        mixture: The weights lambda of the clients, one number per client.
+    """
 
     x: Tensor
     mixture: Memory
@@ -40,19 +45,20 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Drfa:
-    """DRFA and AFL: federated learning that minimises the worst mixture of the clients' losses.
+    """DRFA and AFL: federated learning that minimises the loss of the worst mixture of the clients.
 
     Args:
-        eta, gamma_l: The step sizes of x and of lambda.
-        tau: The local steps.
-        B: The examples of a batch; None for all of a client's.
-        sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
-            lambda_i M / |S|. These weights do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the
-            weight is lambda_i over its sum in S. If all clients take part, uniform and normalised both have the weights
-            lambda.
-        losses: The losses that lambda follows. kept: the losses of a second cohort at the mean of the kept points (DRFA).
-            last: the loss of each client's last local batch, before its step (AFL).
-        k: The local steps before a point is kept, of which more than tau are tau. None: drawn in each round from 1..tau.
+        eta: The clients' step size of x.
+        gamma_l: The server's step size of lambda.
+        tau: The number of local steps.
+        B: The batch size. None: all examples of the client.
+        sampling: ``lambda``: the cohort S is sampled with the probabilities lambda, and the mean over the draws is unweighted.
+            ``uniform``: the change of client i has the weight lambda_i M / |S|. These weights need not sum to 1, so x diverges if
+            clients differ much. ``normalised``: the change of client i has the weight lambda_i, divided by the sum of lambda over
+            S. If all clients take part, uniform and normalised both use the weights lambda.
+        losses: The losses that update lambda. ``kept``: the losses of a second cohort at the mean of the stored points (DRFA).
+            ``last``: the loss of each client on its last local batch, before its last step (AFL).
+        k: The number of local steps after which a client stores its point, at most tau. None: drawn from 1..tau in each round.
     """
 
     eta: Schedule
@@ -105,9 +111,13 @@ class Drfa:
         return (s.x,)
 
     def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Return S, and the weights of its clients' changes, [|S|]. mixture: lambda, [M].
+        """Return the cohort S, and the weights of the changes of its clients, ``[|S|]``.
 
-        A client that was drawn several times is in S once, with that much more weight.
+        A client that was drawn several times is in S once, with a correspondingly larger weight.
+
+        Args:
+            mixture: The weights lambda, ``[M]``.
+            fed: The round.
         """
         if self.sampling == "lambda":
             S, shares = fed.drawn(mixture.double().cpu().numpy())
@@ -119,5 +129,10 @@ class Drfa:
 
 
 def loss(client: Client, x: Tensor) -> Tensor:
-    """Return f_i(x) on one batch."""
+    """Return f_i(x) on one batch, a scalar.
+
+    Args:
+        client: The client.
+        x: The point, ``[d]``.
+    """
     return client.f(x, client.sample("xi"))

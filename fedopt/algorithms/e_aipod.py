@@ -6,7 +6,7 @@ check are derived here.
 Notation
     y_i, c_i    client i's copy of y and its correction; sum_i p_i c_i = 0, and both survive the rounds
     S, p        inner steps of a round, and the probability of a mean after each: one coin for all clients
-    ybar        the last mean of the y_i, which the outer step takes for y
+    ybar        the last mean of the y_i, which the outer step uses as y
     zeta        a sample of g
 """
 
@@ -25,7 +25,13 @@ from fedopt.toolbox import Tensors, hessian_product, moved, outer_gradient_y
 
 
 class State(NamedTuple):
-    """y: ybar. memory: (y_i, c_i) of each client, [2 dy]."""
+    """The state of E-AiPOD.
+
+    Attributes:
+        x: The outer variable, ``[dx]``.
+        y: The last mean ybar of the clients' y_i, ``[dy]``.
+        memory: (y_i, c_i) of each client as one vector, ``[2 dy]``.
+    """
 
     x: Tensor
     y: Tensor
@@ -34,16 +40,20 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class EAiPOD:
-    """E-AiPOD: corrected inner steps with means at random times, then an outer step.
+    """E-AiPOD: corrected inner steps, after each of which the y_i are averaged with probability p, then an outer step.
 
     Args:
-        alpha, beta: The step sizes of x and y.
-        S, p: The inner steps of a round, and the probability that the y_i are averaged after each of them.
-        B: The examples of an inner step.
-        B_out: The examples of each sample in the outer part. None: all of a client's.
-        tau_out: The local outer work. If it is one step, the server takes it.
-        N, l, inverse: The estimate of the inverse Hessian in the outer part; see `FedNest`.
-        own_head: Whether derivatives in the outer part are taken at each client's own y_i (the authors' code), or at ybar.
+        alpha: The step size of x.
+        beta: The step size of y.
+        S: The number of inner steps per round.
+        p: The probability that the y_i are averaged after an inner step.
+        B: The batch size of an inner step. None: all examples of the client.
+        B_out: The batch size of each sample in the outer part. None: all examples of the client.
+        tau_out: The number of local steps (or epochs) of x in the outer part. With one step, the server takes it instead.
+        N: The number of terms of the Neumann series, or of steps of conjugate gradients, for the inverse Hessian; see `FedNest`.
+        l: The inverse of the step size of the Neumann series.
+        inverse: The estimate of the inverse Hessian: ``randomised``, ``truncated`` or ``cg``; see `FedNest`.
+        own_head: Whether derivatives in the outer part are taken at each client's y_i, as in the authors' code, instead of ybar.
     """
 
     alpha: Schedule
@@ -77,9 +87,10 @@ class EAiPOD:
         due, untold = 0, False  # steps since that mean, and whether it is to be heard of
 
         def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
-            """Take the inner steps that are due on a client. Return y_i, and the new row of its memory.
+            """Take the pending inner steps on a client, and return y_i and the new row of its memory.
 
             Args:
+                client: The client.
                 message: (x, (ybar,)), or (x, ()) if ybar is not needed.
             """
             (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
@@ -95,17 +106,16 @@ class EAiPOD:
             return y_i, torch.cat([y_i, c_i])
 
         def head() -> Tensors:
-            """Return the part of a message that brings ybar: (ybar,), or () if all clients use y_i and have no steps to catch
-            up.
-            """
+            """Return the part of a message that contains ybar: (ybar,), or () if all clients use y_i and have no pending steps."""
             return (ybar,) if due or untold or not own_head else ()
 
         def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
-            """Exchange a client function of FedNest's outer part, which clients call after the inner steps that are due.
+            """Run one exchange in which clients take any pending inner steps and then call client_fn, and return the mean answer.
 
             Args:
-                client_fn: Gets ybar for y, or y_i with own_head.
-                message: What it gets after x and y.
+                client_fn: The function. Its message is (x, y, *message), where y is ybar, or the client's y_i if own_head is True.
+                message: Further tensors for client_fn.
+                draws: The samples of the exchange, by name.
             """
             nonlocal memory, due, untold
 

@@ -8,9 +8,9 @@ Notation
     w, u       (x, y) of the server, and of a client in its local steps
     F_i        (grad_x f_i, -grad_y f_i)
     h, b       the half point, and two fresh samples of a step
-    o          FeDualEx: w_0 less the sum of all eta F_i so far, the dual variable
-    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and cut to [-D, D]; t counts the steps
-    z, z_h     FeDualEx: the points that o stands for, before and after the half step
+    o          FeDualEx: the dual variable, w_0 minus the sum of all eta F_i so far
+    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and clipped to [-D, D]; t counts the steps
+    z, z_h     FeDualEx: the primal points T_t(o) before and after the half step
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,11 @@ class LocalExtragradient:
     """Local extragradient steps on a saddle point problem.
 
     Args:
-        eta_x, eta_y: The clients' step sizes.
-        eta_s: The server's step size along the clients' mean change.
-        K: The local steps.
-        B: The examples of each of a step's two samples; None for all of a client's.
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        eta_s: The server's step size along the mean change of the clients.
+        K: The number of local steps.
+        B: The batch size of each of the two samples of a step. None: all examples of the client.
     """
 
     eta_x: Schedule
@@ -68,8 +69,12 @@ class LocalExtragradient:
 
 
 class DualState(NamedTuple):
-    """o: the dual point. z: the primal point that it stands for. mean: the mean of all z_h so far; the first z before there are
-    any.
+    """The state of FeDualEx.
+
+    Attributes:
+        o: The dual point.
+        z: The primal point T_t(o) of the dual point.
+        mean: The mean of all half points z_h so far. Before the first step, it is the initial z.
     """
 
     o: Vectors
@@ -82,12 +87,14 @@ class FeDualEx:
     """FeDualEx: dual extrapolation for composite saddle point problems.
 
     Args:
-        eta_x, eta_y: The clients' step sizes.
-        eta_s: The server's step size along the clients' mean change.
-        K: The local steps.
-        B: The examples of each of a step's two samples; None for all of a client's.
-        lam, D: The objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. None: no bounds.
-        iterate: The output: the last z, or the mean of all z_h [theorem], which clients then send too.
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        eta_s: The server's step size along the mean change of the clients.
+        K: The number of local steps.
+        B: The batch size of each of the two samples of a step. None: all examples of the client.
+        lam: The weight of the composite term: the objective is f + lam |x|_1 - lam |y|_1.
+        D: The entries of x and y are restricted to [-D, D]. None: no bounds.
+        iterate: The output: the ``last`` z, or the ``mean`` of all z_h as in the theorem. In the second case clients send it too.
     """
 
     eta_x: PositiveFloat
@@ -127,13 +134,16 @@ class FeDualEx:
         return s.z if self.iterate == "last" else s.mean
 
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
-        """Return the primal point T_t(o) of a dual point o, with y projected onto the problem's constraint.
+        """Return the primal point T_t(o) of a dual point o.
 
-        It is exact if the problem has no constraint, or with lam = 0 and D = None.
+        The entries are soft-thresholded by t eta lam and clipped to [-D, D]; y is projected onto the problem's constraint set.
+
+        The result is exact if the problem has no constraint, or if lam = 0 and D = None.
 
         Args:
-            at: The client, or on the server the problem. Its ``project`` is used.
-            t: The number of local steps in this round, plus eta_s times the number in earlier rounds.
+            at: The client, or the problem on the server. Its ``project`` is used.
+            o: The dual point.
+            t: The number of local steps in this round, plus eta_s times the number of local steps in earlier rounds.
         """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))

@@ -9,8 +9,8 @@ Explained in docs/algorithms/fcsg.md.
 Notation
     G                J r(x)' grad f(u), u the mean of r over the inner samples of an outer sample: the gradient of the problem's f
     m                the momentum; m = G where alpha = 1
-    x_prev, G_old    client i's own previous point, and G there on the same samples
-    xi               the samples of one step: outer ones, each with inner ones
+    x_prev, G_old    the previous point of client i, and G there on the same samples
+    xi               the samples of one step: outer samples, each with its inner samples
     t, I             the step, and the number of steps between exchanges
 """
 
@@ -28,7 +28,12 @@ from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
 
 
 class State(NamedTuple):
-    """m: (m,), or () with alpha = 1. With momentum=storm the state is `Averages`."""
+    """The state of FCSG and FCSG-M. With momentum=storm, the state is `Averages`.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        m: (m,) with the momentum, ``[d]``; () if alpha = 1.
+    """
 
     x: Tensor
     m: Tensors
@@ -38,12 +43,15 @@ class State(NamedTuple):
 class Fcsg:
     """FCSG, FCSG-M and Acc-FCSG-M: local steps on a conditional problem.
 
+    G is the gradient on the current sample, G_old the gradient at the previous point on the same sample, and m the momentum, which
+    is the direction of the step.
+
     Args:
         eta: The step size.
-        alpha: The weight of the newest G in m.
-        momentum: Average, m = (1 - alpha) m + alpha G; or storm, m = G + (1 - alpha) (m - G_old).
-        I: The local steps.
-        B: The outer samples of a step; None for all of a client's.
+        alpha: The weight of the newest G in m. With 1, there is no momentum.
+        momentum: ``average``: m <- (1 - alpha) m + alpha G. ``storm``: m <- G + (1 - alpha) (m - G_old).
+        I: The number of local steps.
+        B: The number of outer samples per step. None: all outer samples of the client.
     """
 
     eta: Schedule
@@ -82,5 +90,11 @@ class Fcsg:
 
 
 def gradient(client: Client, z: Vectors, xi: Sample) -> Vectors:
-    """Return G at z = (x,)."""
+    """Return G at z = (x,): the gradient of the problem's f on one sample, as `Vectors`.
+
+    Args:
+        client: The client.
+        z: The point (x,).
+        xi: The sample.
+    """
     return Vectors((client.gradient(z[0], xi),))

@@ -1,4 +1,4 @@
-"""Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and what they are without normalisation: Local SGDA and
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and the methods without normalisation: Local SGDA and
 Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
 
 Explained in docs/algorithms/fed_norm_sgda.md.
@@ -36,7 +36,14 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """x_hat: (x_hat,) with "+", else (). drawn: (x, y) drawn uniformly from the iterates so far; () unless iterate=random."""
+    """The state.
+
+    Attributes:
+        x: The server's x, ``[dx]``.
+        y: The server's y, ``[dy]``.
+        x_hat: (x_hat,), the last snapshot of x, in the "+" variants (S set); otherwise ().
+        drawn: (x, y), drawn uniformly from the iterates so far, if iterate=random; otherwise ().
+    """
 
     x: Tensor
     y: Tensor
@@ -46,21 +53,25 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNormSgda:
-    """Fed-Norm-SGDA and, with S, Fed-Norm-SGDA+; Local SGDA and Local SGDA+ with aggregation=naive.
+    """Fed-Norm-SGDA and, with S, Fed-Norm-SGDA+. With aggregation=naive, they are Local SGDA and Local SGDA+.
 
     Args:
-        eta_x, eta_y: The clients' step sizes.
-        gamma_x, gamma_y: The server's step sizes are gamma_x eta_x and gamma_y eta_y.
-        tau: The local work, in epochs or in steps; the largest amount if clients are uneven.
-        B: The examples of a step; None for all of a client's.
-        S: The rounds between snapshots x_hat ("+"); None takes grad_y at the client's own x.
-        rho, mu, decay: The local solver's momentum, proximal coefficient, and factor of the step size from one step to the
-            next. SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
-        aggregation: Normalised, each client's change divided by its |a_i|_1; or naive, the mean of the cohort's changes,
-            weighted by p_i.
-        tau_eff: The mean of |a_i|_1 over all clients (all), or over the cohort (cohort), which biases the solution towards
-            clients that do more work.
-        iterate: The output: the last iterate (last), or a uniformly random one of all iterates so far, line 22 (random).
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        gamma_x: The server's step size of x is gamma_x eta_x.
+        gamma_y: The server's step size of y is gamma_y eta_y.
+        tau: The amount of local work: epochs or steps. If it differs between clients, this is the largest amount.
+        B: The batch size of a step. None: all examples of the client.
+        S: The number of rounds between snapshots x_hat, at which grad_y is then taken ("+"). None: at the client's own x.
+        rho: The momentum of the local solver; 0 for SGD.
+        mu: The proximal coefficient of the local solver; 0 for SGD.
+        decay: The factor of the step size from one local step to the next; 1 for SGD. If rho, mu or decay is a list of length L,
+            client i uses the number at position i mod L.
+        aggregation: ``normalised``: each client's change is divided by its |a_i|_1. ``naive``: the mean of the changes of the
+            cohort, weighted by p_i.
+        tau_eff: The mean of |a_i|_1 over ``all`` clients, or over the ``cohort``. The latter biases the solution towards clients
+            that do more work.
+        iterate: The output: the ``last`` iterate, or a uniformly ``random`` one of all iterates so far (line 22).
     """
 
     eta_x: Schedule
@@ -85,7 +96,7 @@ class FedNormSgda:
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
             raise ValueError(
-                "mu * eta_x and mu * eta_y must be at most 1, else gradients get negative weights; make mu smaller"
+                "mu * eta_x and mu * eta_y must be at most 1, else gradients get negative weights; choose a smaller mu"
             )
 
     def init(self, problem: Minimax) -> State:
@@ -142,5 +153,9 @@ class FedNormSgda:
         return (s.x, s.y) if self.iterate == "last" else s.drawn
 
     def _solver(self, of_clients: Callable[[Any], Any]) -> Solver:
-        """Return the local solver. of_clients: a hyperparameter -> its value for a client, or [M]."""
+        """Return the local solver.
+
+        Args:
+            of_clients: A function that maps a hyperparameter to its value for one client, or to the values of all clients, ``[M]``.
+        """
         return Solver(*map(of_clients, (self.rho, self.mu, self.decay)))

@@ -21,7 +21,12 @@ from fedopt.toolbox import Tensors
 
 
 class State(NamedTuple):
-    """v: (the server's momentum,), or () without one; in FedOpt (m, v), the first and the second moments."""
+    """The state of FedAvg and FedOpt.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        v: (momentum,) of the server, or () without momentum. In FedOpt, (m, v): the first and the second moments. Each is ``[d]``.
+    """
 
     x: Tensor
     v: Tensors
@@ -32,14 +37,15 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class FedAvg:
-    """FedAvg, and with mu FedProx.
+    """FedAvg and, with mu > 0, FedProx.
 
     Args:
         eta: The local step size.
-        gamma, momentum: The server's step size along the clients' mean change, and its momentum.
-        tau: The local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
-        B: The examples of a batch; None for all of a client's.
-        mu: The factor of the proximal term mu/2 |x_i - x|^2 in each client's objective; 0 is FedAvg.
+        gamma: The server's step size along the mean change of the clients.
+        momentum: The server's momentum.
+        tau: The amount of local work: epochs over batches of B examples, or steps on independent batches drawn with replacement.
+        B: The batch size. None: all examples of the client.
+        mu: The coefficient of the proximal term mu/2 |x_i - x|^2 in each client's objective. 0 is FedAvg.
     """
 
     eta: Schedule
@@ -71,10 +77,11 @@ class FedAvg:
         return State(s.x + self.gamma(fed.r) * direction, v)
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """Return the server's direction after the clients' mean change, and its new momentum.
+        """Return the server's direction, ``[d]``, and its new momentum.
 
         Args:
-            v: The momentum before, (momentum,) or ().
+            change: The mean change of the clients, ``[d]``.
+            v: (momentum,) before the step, or () without momentum.
         """
         v = tuple(self.momentum * of_before + change for of_before in v)
         return (v[0] if v else change), v
@@ -85,14 +92,16 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
-    """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
+    """FedAdam, FedYogi and FedAdagrad: FedAvg whose server divides each coordinate by the square root of its second moment.
 
-    Hyperparameters as in `FedAvg`, with momentum = 0 (else ValueError), and: server: the rule of the second moments v.
+    It has the hyperparameters of `FedAvg`, with momentum = 0 (ValueError otherwise), and the following ones.
 
     Args:
-        beta_1, beta_2: The decays of m and, except for adagrad, of v.
-        epsilon: The server divides by sqrt(v) + epsilon; tau in the paper.
-        v_0: Every coordinate of v before the first round.
+        server: The rule of the second moments v: ``adam``, ``yogi`` or ``adagrad``.
+        beta_1: The decay of the first moments m.
+        beta_2: The decay of the second moments v; adagrad does not use it.
+        epsilon: The server divides by sqrt(v) + epsilon. The paper calls it tau.
+        v_0: The initial value of every coordinate of v.
     """
 
     server: Literal["adam", "yogi", "adagrad"]
@@ -110,7 +119,12 @@ class FedOpt(FedAvg):
         return State(x, (0 * x, 0 * x + self.v_0))
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """Return m / (sqrt(v) + epsilon), and (m, v), after the clients' mean change."""
+        """Return the server's direction m / (sqrt(v) + epsilon), ``[d]``, and the new moments (m, v).
+
+        Args:
+            change: The mean change of the clients, ``[d]``.
+            v: The moments (m, v) before the step.
+        """
         (m, second), square = v, change**2
         m = self.beta_1 * m + (1 - self.beta_1) * change
         if self.server == "adagrad":

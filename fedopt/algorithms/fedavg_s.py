@@ -20,12 +20,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvgS:
-    """FedAvg-S: local steps of x and y at once.
+    """FedAvg-S: local steps in which x and y move simultaneously.
 
     Args:
-        alpha, beta: The step sizes of x and of y.
-        tau: The local work, in epochs or in steps.
-        B: The examples of a step; None for all of a client's.
+        alpha: The step size of x.
+        beta: The step size of y.
+        tau: The local work of a round: a number of steps, or epochs such as '2 epochs'.
+        B: The batch size of a step. None: all examples of the client.
     """
 
     alpha: Schedule

@@ -35,16 +35,22 @@ from fedopt.toolbox import (
 
 @dataclass(frozen=True)
 class FedBiOAcc:
-    """FedBiOAcc: bilevel steps along recursive momenta.
+    """FedBiOAcc: bilevel steps along recursive momenta. In iteration t = 0, 1, ..., step sizes are multiples of::
+
+        alpha_t = delta / (u0 + t)^(1/3)
 
     Args:
-        eta, gamma, tau: The step sizes of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
-        delta, u0: alpha_t = delta / (u0 + t)^(1/3), which falls from t = 0, and is half of alpha_0 at t = 7 u0.
-        c_x, c_y, c_u: The newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1
-            (else ValueError).
-        I: The iterations of a round. Variables and momenta are averaged at its end.
-        B: The examples of a sample; each direction has its own sample.
-        B1: The examples of the samples for m_0. None: all of a client's.
+        eta: The step size of x is eta alpha_t.
+        gamma: The step size of y is gamma alpha_t.
+        tau: The step size of u is tau alpha_t.
+        delta: The numerator of alpha_t.
+        u0: The offset in the denominator. alpha_t decays, and at t = 7 u0 it is half of alpha_0.
+        c_x: The newest direction of x has the weight c_x alpha_t^2, which must be at most 1 (ValueError otherwise).
+        c_y: The newest direction of y has the weight c_y alpha_t^2, which must be at most 1 (ValueError otherwise).
+        c_u: The newest direction of u has the weight c_u alpha_t^2, which must be at most 1 (ValueError otherwise).
+        I: The number of iterations per round. Variables and momenta are averaged at the end of a round.
+        B: The batch size. Each direction has its own sample. None: all examples of the client.
+        B1: The batch size for the initial momenta m_0. None: all examples of the client.
     """
 
     eta: PositiveFloat
@@ -89,7 +95,7 @@ class FedBiOAcc:
 
 @dataclass(frozen=True)
 class FedBiOAccLocal(FedBiOAcc):
-    """FedBiOAcc for local lower levels: y_i, u_i and their momenta stay at the client."""
+    """FedBiOAcc for local lower-level problems: y_i, u_i and their momenta stay on the client and are not averaged."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
     averaged: ClassVar = 1

@@ -6,12 +6,12 @@ Unverified: reconstructed from a review, without the paper's text. The point at 
 Explained in docs/algorithms/feddro.md.
 
 Notation
-    min_x f(mean_i g_i(x))    a composition of the means of all clients, whose outer function f everyone knows. The paper's further
-                              term h(x) is one more entry of g, to which f adds: f(h, g) = h + f(g)
+    min_x f(mean_i g_i(x))    a composition with the mean over all clients; the server and all clients know f. The paper's
+                              additional term h(x) is one more entry of g: the outer function is then h + f(g)
     ybar, y_i                 the estimate of mean_i g_i(x), and client i's part of it
-    x_old                     client i's own point of one step before
-    xi, xi'                   the samples of one step: of the Jacobian, and of the values of g
-    I                         steps between exchanges of x
+    x_old                     the point of client i before its last step
+    xi, xi'                   the samples of one step: xi for the Jacobian, and xi' for the values of g
+    I                         the number of steps between exchanges of x
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,12 @@ from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
-    """ybar: the estimate of mean_i g_i(x), [d1]. memory: each client's last local x, at which it last estimated its g_i, [M,
-    d].
+    """The state of FedDRO.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        ybar: The estimate of mean_i g_i(x), ``[d1]``.
+        memory: The last local x of each client, at which it last estimated its g_i, ``[M, d]``.
     """
 
     x: Tensor
@@ -42,9 +46,9 @@ class FedDro:
 
     Args:
         eta: The step size.
-        beta: The weight of the newest g in ybar; the change of g since the step before is always added.
-        I: The local steps of a round.
-        B: The examples of each sample; None for all of a client's.
+        beta: The weight of the newest g in ybar. The change of g since the previous step is always added.
+        I: The number of local steps per round.
+        B: The batch size of each sample. None: all examples of the client.
     """
 
     eta: Schedule

@@ -29,12 +29,13 @@ Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the
 
 
 class State(NamedTuple):
-    """The state (u_r, u_{r-1}, (h, q)_{r-1}, drawn).
+    """The state of FedMSA.
 
     Attributes:
-        u, u_prev: The variables after this round and after the last one.
+        u: The variables (x, Z) after this round.
+        u_prev: The variables after the previous round.
         d: The last directions (h, q).
-        drawn: An iterate drawn uniformly from all so far; empty unless iterate=random.
+        drawn: An iterate drawn uniformly from all iterates so far, if iterate=random; otherwise empty.
     """
 
     u: Vectors
@@ -48,17 +49,17 @@ class FedMSA:
     """FedMSA: all variables move together along momentum-corrected directions.
 
     Args:
-        alpha, beta: The step sizes of x and of the z^n: one for all n, or a list of N (another length raises UserError).
-        rho: The momentum parameter: 1 uses no earlier directions.
-        K: The local steps, the most of them if clients are uneven. If K = 1 and clients are even, the server takes the step,
-            and a round has one exchange.
-        B: The examples of each sample; None for all of a client's.
-        anchor: Who takes part in lines 5 to 8: all clients (the paper), or a cohort drawn for it. If the server takes the
-            step, always a cohort.
-        warm_up: The rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
-        damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f; 0 in the paper.
-        iterate: The output: the last iterate (last), or a uniformly random one of the iterates so far, as in the theorem
-            (random).
+        alpha: The step size of x.
+        beta: The step size of the z^n: one number for all n, or a list of N numbers (UserError for another length).
+        rho: The momentum parameter. With 1, earlier directions are not used.
+        K: The number of local steps. If it differs between clients, this is the largest number. If K = 1 for all clients, the
+            server takes the step, and a round has one exchange.
+        B: The batch size of each sample. None: all examples of the client.
+        anchor: The clients that take part in lines 5 to 8: ``all`` clients, as in the paper, or a ``cohort`` sampled for these
+            lines. If the server takes the step, it is always a cohort.
+        warm_up: The number of rounds at the start in which only Z moves, towards its solution at the initial x. The paper has 0.
+        damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f. The paper has 0.
+        iterate: The output: the ``last`` iterate, or a uniformly ``random`` one of the iterates so far, as in the theorem.
     """
 
     alpha: Schedule
@@ -83,7 +84,7 @@ class FedMSA:
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
             raise UserError(
-                f"algo.beta: is a list of {len(self.beta)}; give one number, or {len(u) - 1}, one for each z^n"
+                f"algo.beta: is a list of {len(self.beta)}; use one number, or {len(u) - 1} numbers, one for each z^n"
             )
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 
@@ -152,13 +153,17 @@ class FedMSA:
 
 
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
-    """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11].
+    """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11]::
 
-    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It counts as one gradient call and N Jacobian-
-    vector products.
+        P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N)
+        S^n = z^n - f^{n-1}(z^{n-1})
+
+    It counts as one gradient call and N Jacobian-vector products.
 
     Args:
-        xi: A sample for each level: with one sample for two levels their product would be biased.
+        client: The client.
+        u: The variables.
+        xi: N + 1 samples, one for each level. With one sample for two levels, their product would be biased.
     """
     s = list[Tensor]()
 

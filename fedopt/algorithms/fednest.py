@@ -51,7 +51,7 @@ class State(NamedTuple):
 class FedNest:
     """FedNest and its variants.
 
-    Other combinations of these keys run too, but no paper has them:
+    The table lists the methods. Other combinations of the keys run too, but are not published:
 
     method                        inner  outer   alternating  inverse     further keys
     FedNest                       svrg   svrg    true         randomised  cohorts=fresh
@@ -65,25 +65,28 @@ class FedNest:
     stocBiO                       sgd    server  true         truncated   as BSA
 
     Args:
-        alpha, beta: The step sizes of x and y.
-        T: The inner rounds per round.
-        tau_in, tau_out: The local inner and outer work, in steps or epochs; the largest amount if clients are uneven.
-        N: The terms of the Neumann series, or the steps of conjugate gradients.
-        l: 1/l is the step size of the Neumann series.
-        B: The examples of an inner step.
-        B_anchor: The examples for q.
-        B_out: The examples of each sample in the outer part. None: all of a client's.
-        inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut). outer=server is svrg, but if tau_out is one step, the
+        alpha: The step size of x.
+        beta: The step size of y.
+        T: The number of inner rounds per round.
+        tau_in: The amount of local inner work: steps or epochs. If it differs between clients, this is the largest amount.
+        tau_out: The amount of local outer work: steps or epochs. If it differs between clients, this is the largest amount.
+        B: The batch size of an inner step. None: all examples of the client.
+        B_anchor: The batch size for the anchor q. None: all examples of the client.
+        B_out: The batch size of each sample in the outer part. None: all examples of the client.
+        N: The number of terms of the Neumann series, or of steps of conjugate gradients.
+        l: The inverse of the step size of the Neumann series.
+        inner: The local inner steps: ``svrg`` (FedInn) or ``sgd`` (LFedInn).
+        outer: The local outer steps: ``svrg`` (FedOut) or ``sgd`` (LFedOut). ``server`` is svrg, but if tau_out is one step, the
             server takes it without an exchange.
-        anchor: Whether q comes from the cohort or from all clients.
-        inverse: randomised: one random term of the series (the paper). truncated: the sum of its first N + 1 terms. cg:
-            conjugate gradients, whose products must be with the same H: use cohorts=one and B_out=null.
-        cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all
-            exchanges have the cohort S.
-        alternating: false is LFedNest-NonAlt: in one exchange a client takes its inner steps, T times as many, then its outer
-            steps at its own y_i. It needs inner=sgd and outer=sgd (else ValueError).
-        divided: Whether client i's step sizes are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem
-            3.1.
+        anchor: The clients that compute q: the ``cohort`` or ``all`` clients.
+        inverse: ``randomised``: one random term of the Neumann series, as in the paper. ``truncated``: the sum of its first N + 1
+            terms. ``cg``: conjugate gradients, whose products must use the same H: set cohorts=one and B_out=null.
+        cohorts: ``fresh``: each exchange of FedIHGP samples a new cohort from all clients (in Alg. 3: from S). ``one``: all
+            exchanges use the cohort S.
+        alternating: If false, the method is LFedNest-NonAlt: in one exchange, a client takes all its inner steps (T times as
+            many) and then its outer steps at its own y_i. This needs inner=sgd and outer=sgd (ValueError otherwise).
+        divided: Whether the step sizes of client i are alpha / tau_i and beta / tau_i, where tau_i is its number of local steps,
+            as in Theorem 3.1.
     """
 
     alpha: Schedule
@@ -115,7 +118,13 @@ class FedNest:
         return State(*problem.start())
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        """Return the state after a round of Alg. 1."""
+        """Run one round of Alg. 1, and return the new state.
+
+        Args:
+            s: The state before the round.
+            problem: The problem.
+            fed: The round.
+        """
         x, y = s
         if problem.nested and not self.alternating:
             return self.lfednest_non_alt(x, y, problem, fed)
@@ -128,7 +137,14 @@ class FedNest:
         return s.x, s.y
 
     def inner_round(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return y after local inner steps, with SVRG [FedInn, Alg. 4] or with SGD [LFedInn, Alg. 6]."""
+        """Run local inner steps, with SVRG [FedInn, Alg. 4] or with SGD [LFedInn, Alg. 6], and return the new y, ``[dy]``.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            problem: The problem.
+            fed: The round.
+        """
         beta, S = self.step_of("inner", self.beta(fed.r)), fed.new_cohort()
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
@@ -143,9 +159,15 @@ class FedNest:
         return fed.exchange(local_steps, message, S, inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return x after local outer steps with SVRG [Alg. 2].
+        """Run local outer steps with SVRG [Alg. 2], and return the new x, ``[dx]``.
 
-        With outer=server the server takes the step, if it is one and clients are even.
+        With outer=server, the server takes the step if all clients take exactly one.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            problem: The problem.
+            fed: The round.
         """
         S, alpha = fed.new_cohort(), self.alpha(fed.r)
         p: Tensors = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
@@ -156,12 +178,16 @@ class FedNest:
         return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
-        """Return p [Alg. 3].
+        """Return p [Alg. 3], ``[dy]``. Clients send H_i p_{n-1}, and the server computes (lines 13, 15)::
 
-        Clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15).
+            p_n = p_{n-1} - mean H_i p_{n-1} / l
 
         Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
             S: The cohort.
+            problem: The problem.
+            fed: The round.
         """
         cohort = fed.new_cohort if self.cohorts == "fresh" else lambda: S
 
@@ -172,10 +198,16 @@ class FedNest:
         return b if problem.identity else estimate(self.inverse, self.N, self.l, problem, fed)[1](mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return x after local outer steps with SGD, each client with its own Hessian [Alg. 5].
+        """Run local outer steps with SGD, in which each client uses its own Hessian [Alg. 5], and return the new x, ``[dx]``.
 
-        The listing prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not per client
-        and step.
+        The listing in the paper prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not for
+        each client and step.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            problem: The problem.
+            fed: The round.
         """
         alpha = self.step_of("outer", self.alpha(fed.r))
         products, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
@@ -189,7 +221,13 @@ class FedNest:
         return fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> State:
-        """Return the state after a round of LFedNest-NonAlt [App. H.1]."""
+        """Run one round of LFedNest-NonAlt [App. H.1], and return the new state.
+
+        Args:
+            s: The state before the round.
+            problem: The problem.
+            fed: The round.
+        """
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
         products, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
 
@@ -204,23 +242,29 @@ class FedNest:
         return State(*fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner))
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
-        """Return a function client -> its local step size. With `divided`, it is the step divided by the client's number of
-        local steps.
+        """Return a function that maps a client to its local step size.
+
+        With ``divided``, it is the step size divided by the client's number of local steps.
 
         Args:
-            work: The name of the client's draws, inner or outer.
-            step: alpha or beta.
+            work: The name of the client's draws, ``inner`` or ``outer``.
+            step: The step size, alpha or beta.
         """
         return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
 
 def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
-    """Return the number of Hessian-vector products, and the estimate of H^-1 b that takes them.
+    """Return the number of Hessian-vector products, and the function that estimates H^-1 b with them.
 
-    The number is N' for the randomised estimate, uniform in 0..N-1, and N for the others. It is 0 if the problem needs none.
+    The number is N' for the randomised estimate, which is uniform in 0..N-1, and N for the other estimates. It is 0 if the problem
+    needs no products.
 
     Args:
-        inverse, N, l: As in `FedNest`.
+        inverse: The estimate: ``randomised``, ``truncated`` or ``cg``.
+        N: The number of terms of the Neumann series, or of steps of conjugate gradients.
+        l: The inverse of the step size of the Neumann series.
+        problem: The problem.
+        fed: The round, which draws N'.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
     of_b: dict[str, Inverse] = {
@@ -232,17 +276,22 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
 
 
 def h_i(client: Client, message: Tensors) -> Tensor:
-    """Return the client's part of h [Alg. 2]. message: (x, y, p), without p if grad_y f is zero."""
+    """Return the client's part of h [Alg. 2], ``[dx]``.
+
+    Args:
+        client: The client.
+        message: (x, y, p), or (x, y) if grad_y f is zero.
+    """
     (x, y, *p), xi = message, client.sample("anchor")
     f_x = client.outer_gradient_x(x, y, xi)
     return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
 
 def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, Tensors], Tensor]:
-    """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), its answer x_i.
+    """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), and its answer is x_i.
 
     Args:
-        alpha: client -> the step size.
+        alpha: A function that returns a client's step size.
     """
 
     def local_steps(client: Client, message: Tensors) -> Tensor:
@@ -259,19 +308,25 @@ def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, T
 
 
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
-    """Return ``after``, the point after a client's first local step, or ``before`` if the client takes no step.
+    """Return the point after a client's first local step, or the point before it if the client takes no step.
 
     Args:
-        work: The name of the client's draws, which tell its number of steps.
+        client: The client.
+        work: The name of the client's draws, which determine its number of steps.
+        after: The point after the step.
+        before: The point before the step.
     """
     return torch.where(client.own_steps(work) > 0, after, before)
 
 
 def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *, beta: float | Tensor) -> Tensor:
-    """Run the client's inner steps on g_i(x, .) from y, and return y_i. They use the draws called 'inner'.
+    """Run the client's inner steps on g_i(x, .) from y, and return y_i, ``[dy]``. The draws are called ``inner``.
 
     Args:
-        q: The anchor at y, for SVRG; None for SGD.
+        client: The client.
+        x: The outer variable, ``[dx]``.
+        y: The initial point, ``[dy]``.
+        q: The anchor at y for SVRG, ``[dy]``. None: SGD.
         beta: The step size.
     """
     client = client.hold(x)  # what depends on x alone is computed once
@@ -290,9 +345,12 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradient at y, and return x_i. It uses the draws called 'outer'.
+    """Run the client's outer steps from x along its hypergradient at y, and return x_i, ``[dx]``. The draws are called ``outer``.
 
     Args:
+        client: The client.
+        x: The initial point, ``[dx]``.
+        y: The inner variable, ``[dy]``.
         alpha: The step size.
         inverse: The function that estimates H^-1 b; see `estimate`.
     """

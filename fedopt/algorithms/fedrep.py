@@ -1,12 +1,12 @@
-"""FedRep: a common representation, and each client's own head [Collins, Hassani, Mokhtari & Shakkottai 2021, Alg. 1].
+"""FedRep: a common representation with a personal head for each client [Collins, Hassani, Mokhtari & Shakkottai 2021, Alg. 1].
 
     min_phi sum_i p_i min_{h_i} f_i(phi, h_i)
 
 Explained in docs/algorithms/fedrep.md.
 
 Notation
-    phi, h_i        the shared coordinates of x, and client i's own, which are the last ones
-    tau_h, tau_phi  a client's steps in h_i, which come first, and in phi
+    phi, h_i        the shared coordinates of x, and the head of client i: its personal coordinates, which are the last ones of x
+    tau_h, tau_phi  a client's steps in h_i, which come first, and its steps in phi
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,12 @@ from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):
-    """phi: the server's. heads: h_i of each client."""
+    """The state of FedRep.
+
+    Attributes:
+        phi: The shared coordinates on the server.
+        heads: The personal coordinates h_i of each client.
+    """
 
     phi: Tensor
     heads: Memory
@@ -31,15 +36,18 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep:
-    """FedRep: a common representation, and each client's own head. With all coordinates own, each client is alone.
+    """FedRep: a common representation with a personal head for each client. If all coordinates are personal, each client is alone.
 
     Args:
-        own: Which of a model's numbers are each client's own: the last layer of the network, all, or so many at the end.
-        eta_h, eta_phi: The step sizes of the heads and of the representation.
-        gamma: The server's step along the mean change.
-        tau_h, tau_phi: The local work in the head and then in the representation, in epochs, or in steps on independent
-            batches drawn with replacement.
-        B: The examples of a batch; None for all of a client's.
+        own: The personal parameters of each client: the last layer of the network (``last_layer``), ``all`` parameters, or a number
+            of parameters at the end of x.
+        eta_h: The step size of the heads.
+        eta_phi: The step size of the representation.
+        gamma: The server's step size along the mean change of the clients.
+        tau_h: The amount of local work on the head, which comes first: epochs, or steps on independent batches drawn with
+            replacement.
+        tau_phi: The amount of local work on the representation, in the same units.
+        B: The batch size. None: all examples of the client.
     """
 
     own: Literal["last_layer", "all"] | PositiveInt
@@ -60,7 +68,7 @@ class FedRep:
         if own == "all":
             own = len(x)
         if own > len(x):
-            raise UserError(f"algo.own={own}: the model has {len(x)} numbers; take fewer, or algo.own=all")
+            raise UserError(f"algo.own={own}: the model has {len(x)} parameters; choose fewer, or algo.own=all")
         phi, head = torch.split(x, [len(x) - own, own])
         return State(phi, Memory([head] * problem.clients))
 

@@ -42,11 +42,13 @@ class FedSGDAM:
     """FedSGDA-M: recursive momentum on each client.
 
     Args:
-        eta_x, eta_y: The step sizes of x and y.
-        alpha, beta: The weights of the newest gradients in u and v.
-        q: The iterations between averages, which are one round (Q in the paper).
-        B: The examples of a sample; None for all of a client's.
-        S: The number of samples over which the first u and v are means.
+        eta_x: The step size of x.
+        eta_y: The step size of y.
+        alpha: The weight of the newest gradient in the momentum u of x.
+        beta: The weight of the newest gradient in the momentum v of y.
+        q: The number of iterations per round, after which variables and momenta are averaged (Q in the paper).
+        B: The batch size. None: all examples of the client.
+        S: The number of samples over which the first u and v are averaged.
     """
 
     eta_x: Schedule
@@ -78,14 +80,18 @@ class FedSGDAM:
 
 @dataclass(frozen=True)
 class MomentumLocalSGDA:
-    """Momentum Local SGDA: partial steps along momenta, which are averaged too.
+    """Momentum Local SGDA: partial steps along momenta, which are averaged too. An iteration is::
+
+        x <- x - alpha eta_x u,    y <- y + alpha (P(y - eta_y v) - y)
 
     Args:
-        eta_x, eta_y, alpha: An iteration moves x and y the share alpha of the way to x - eta_x u and to P(y - eta_y v).
-        beta_x, beta_y: The newest gradients have the weights beta_x alpha and beta_y alpha in the momenta, each at most 1
-            (else ValueError).
-        tau: The iterations of a round.
-        B: The examples of a sample; None for all of a client's.
+        eta_x: The step size of x.
+        eta_y: The step size of y.
+        alpha: The fraction of the step that is taken.
+        beta_x: The newest gradient in u has the weight beta_x alpha, which must be at most 1 (ValueError otherwise).
+        beta_y: The newest gradient in v has the weight beta_y alpha, which must be at most 1 (ValueError otherwise).
+        tau: The number of iterations per round.
+        B: The batch size. None: all examples of the client.
     """
 
     eta_x: Schedule

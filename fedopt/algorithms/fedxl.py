@@ -39,7 +39,14 @@ Average = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """u: of each client, u_z by z's place among its positive examples. pools: each client's last scores, [M, I (2 b1 + b2)]."""
+    """The state of FeDXL.
+
+    Attributes:
+        w: The server's point, ``[d]``.
+        v: The direction, ``[d]``.
+        u: The estimates u_z of each client, one for each of its positive examples.
+        pools: The last scores of each client, ``[M, I (2 b1 + b2)]``.
+    """
 
     w: Tensor
     v: Tensor
@@ -49,14 +56,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FeDXL:
-    """FeDXL: local steps on a risk of pairs, one example of which is another client's, by its last score.
+    """FeDXL: local steps on a risk of pairs of examples. The second example of a pair belongs to another client, by its last score.
 
     Args:
         eta: The step size.
-        beta, gamma: The weights of the newest values in v and in u_z.
-        I: The local steps of a round.
-        B1, B2: The positive and the negative examples of a step; None for all of a client's.
-        B_pool: The entries that are drawn from each pool for a step; None for all.
+        beta: The weight of the newest gradient in v.
+        gamma: The weight of the newest value in u_z.
+        I: The number of local steps per round.
+        B1: The number of positive examples per step. None: all positive examples of the client.
+        B2: The number of negative examples per step. None: all negative examples of the client.
+        B_pool: The number of scores that are drawn from each pool for a step. None: all scores.
     """
 
     eta: Schedule
@@ -84,16 +93,28 @@ class FeDXL:
             return ((z["positive"], z_other["negative"]) for z, z_other in both)
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
-            """Return 0 for an example that only others of a stack of clients have."""
+            """Return the score h(w; z) of each example. Examples that only other clients of the stack have get the score 0.
+
+            Args:
+                client: The client.
+                w: The point, ``[d]``.
+                side: The positive or the negative examples.
+            """
             return client.h(w, side) * (side.weight > 0)
 
         def with_gradient(client: Client, w: Tensor, side: Side) -> tuple[Tensor, Pullback]:
-            """Return the scores, and a function from weights of the scores to the gradient of their sum."""
+            """Return the scores, and a function that maps weights of the scores to the gradient of their weighted sum, ``[d]``.
+
+            Args:
+                client: The client.
+                w: The point, ``[d]``.
+                side: The positive or the negative examples.
+            """
             values, product = client.vjp(lambda w: scores(client, w, side), w, grad=1, sample=side)
             return values.detach(), product
 
         def row(of_steps: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-            """Return a client's part of the pools. of_steps: for each step a, u and b."""
+            """Return a client's part of the pools as one vector. of_steps: a, u and b for each step."""
             parts = zip(zip(*of_steps, strict=True), (b1, b1, b2), strict=True)
             return torch.cat([F.pad(v, (0, width - len(v))) for part, width in parts for v in part])
 
@@ -150,13 +171,13 @@ class FeDXL:
         return (s.w,)
 
     def _widths(self, problem: XRisk) -> tuple[int, int]:
-        """Return b1 and b2."""
+        """Return b1 and b2, the numbers of scores in the pools that each client provides for each step."""
         sizes = (problem.splits[split].sizes for split in ("positive", "negative"))
         b1, b2 = (int(min(B or n.max(), n.max())) for n, B in zip(sizes, (self.B1, self.B2), strict=True))
         return b1, b2
 
     def _entries(self, problem: XRisk) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the places of the entries in the pools of positive and of negative examples, each with their weights."""
+        """Yield the positions of the scores in the pools of positive and of negative examples, each with their weights."""
         for split, width in zip(("positive", "negative"), self._widths(problem), strict=True):
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)

@@ -6,8 +6,8 @@ Explained in docs/algorithms/fess_gda.md.
 
 Notation
     w, w_i       (x, y) of the server and of client i
-    z            where the server draws x to, a slow average of it
-    K            the local steps of a client; where they are uneven, the cohort's mean
+    z            the point towards which the server pulls x, a slow average of x
+    K            the local steps of a client; if they differ between clients, the mean over the cohort
     eta_l        (eta_x, eta_y), the clients' steps (eta_xl, eta_yl in the note)
     gamma        the server's steps (eta_xg, eta_yg)
     p, beta      weight of the smoothing term p/2 |x - z|^2, and step of z
@@ -36,12 +36,14 @@ class FessGda:
     """FESS-GDA: local steps on a smoothed saddle point problem.
 
     Args:
-        eta_x, eta_y: The clients' step sizes.
-        gamma_x, gamma_y: The server's step sizes along the clients' mean change.
-        tau: The local work, in epochs or in steps.
-        B: The examples of a step; None for all of a client's.
-        p, beta: The weight of the smoothing, and the step size of z. There is no smoothing with p = 0, or with beta = 1,
-            since then z = x.
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        gamma_x: The server's step size of x along the mean change of the clients.
+        gamma_y: The server's step size of y along the mean change of the clients.
+        tau: The amount of local work: epochs or steps.
+        B: The batch size of a step. None: all examples of the client.
+        p: The weight of the smoothing term p/2 |x - z|^2. With 0, there is no smoothing.
+        beta: The step size of z. With 1, z = x, so there is no smoothing.
     """
 
     eta_x: Schedule

@@ -36,7 +36,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """u: of each client (u_i, 1), or (0, 0) before it first takes part. Clients send u_i, so that the server knows it too."""
+    """The state of FGDRO.
+
+    Attributes:
+        w: The server's point, ``[d]``.
+        s: The threshold of the risk, a scalar.
+        u: One row per client: (u_i, 1) with its running estimate u_i of its loss, or (0, 0) if it has not taken part yet. Clients
+            send u_i, so the server knows it too.
+    """
 
     w: Tensor
     s: Tensor
@@ -45,14 +52,18 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Fgdro:
-    """FGDRO: local steps on a risk over clients, whose weights follow from their losses without a second exchange.
+    """FGDRO: local steps on a risk over clients. Clients are weighted by their losses, without a second exchange.
 
     Args:
-        eta, eta_s: The step sizes of w and, with risk=cvar, of s.
-        gamma: The weight of a batch's loss in u_i.
-        tau: The local steps.
-        B: The examples of a batch; None for all of a client's.
-        risk, alpha, mu, lam: As in the module's docstring.
+        eta: The step size of w, the model.
+        eta_s: The step size of the threshold s, for risk=cvar.
+        gamma: The weight of the newest batch loss in u_i, client i's estimate of its loss.
+        tau: The number of local steps.
+        B: The batch size. None: all examples of the client.
+        risk: ``cvar``: the conditional value at risk. ``kl``: the KL-robust mean. The module's docstring has their formulas.
+        alpha: The fraction of the clients with the largest losses that the risk averages, for risk=cvar.
+        mu: The smoothing of the hinge, for risk=cvar. With 0, the hinge is not smoothed.
+        lam: The temperature, for risk=kl.
     """
 
     eta: Schedule
@@ -96,21 +107,29 @@ class Fgdro:
         return (s.w,)
 
     def _counts(self, u: Tensor, s: Tensor) -> Tensor:
-        """Return c_i of clients with these u_i."""
+        """Return the factors c_i of the clients' gradients, with the shape of u.
+
+        Args:
+            u: The clients' estimates u_i.
+            s: The threshold.
+        """
         if self.risk == "kl":
             return torch.exp((u - s) / self.lam)
         return (torch.sigmoid((u - s) / self.mu) if self.mu else (u > s).to(u)) / self.alpha
 
     def _threshold(self, s: Tensor, u: Tensor, p: Tensor, fed: Round) -> Tensor:
-        """Return the next s.
+        """Return the next threshold s, a scalar::
 
-        kl: lam log sum_i p_i exp(u_i / lam). cvar: in round 0 the (1 - alpha)-quantile of the u_i, which minimises the objective
-        in s for mu = 0; later s - eta_s (1 - sum_i p_i c_i).
+            kl      lam log sum_i p_i exp(u_i / lam)
+            cvar    s - eta_s (1 - sum_i p_i c_i)
+
+        For cvar in round 0, it is the (1 - alpha)-quantile of the u_i, which minimises the objective in s for mu = 0.
 
         Args:
-            s: s before.
-            u: The clients' u_i, [M].
-            p: The clients' weights, [M]: 0 for clients that never took part, with the sum 1.
+            s: The threshold before the round.
+            u: The clients' u_i, ``[M]``.
+            p: The clients' weights, ``[M]``. They sum to 1, and are 0 for clients that have never taken part.
+            fed: The round.
         """
         if self.risk == "kl":
             return self.lam * torch.logsumexp(u / self.lam + p.log(), 0)

@@ -26,15 +26,17 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, moved
 
 @dataclass(frozen=True)
 class FirstOrder(SimFBO):
-    """SimFBO without second derivatives.
+    """SimFBO without second derivatives. With normalised=true, it is ShroFBO without second derivatives.
 
-    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the step sizes of s, and radius must be
-    None (else ValueError). With normalised=true it is ShroFBO without second derivatives.
+    It has the hyperparameters of `SimFBO` and the following ones. With estimator=penalty, eta_v and gamma_v are the step sizes of
+    s, and radius must be None (ValueError otherwise).
 
     Args:
-        estimator: Penalty, gradients of f + lam g at y and of g at s; or difference, gradients of g at two points near y.
-        lam, growth, power: The penalty's coefficient in round r is lam + growth r^power.
-        delta: With estimator=difference the two points are y + delta v and y - delta v.
+        estimator: ``penalty``: gradients of f + lam g at y, and of g at s. ``difference``: gradients of g at two points near y.
+        lam: The coefficient of the penalty in round 0.
+        growth: The coefficient of the penalty in round r is lam + growth r^power.
+        power: The exponent of its growth.
+        delta: With estimator=difference, the two points are y + delta v and y - delta v.
     """
 
     estimator: Literal["penalty", "difference"]
@@ -54,9 +56,15 @@ class FirstOrder(SimFBO):
         return State(Vectors((x, y, *(y if self.estimator == "penalty" else v_0 for v_0 in v))))
 
     def directions(self, client: Client, z: Vectors, xi: Sample, r: int) -> Vectors:
-        """Return D at z on one sample, in round r.
+        """Return the directions D at z on one sample in round r, with the shapes of z.
 
-        It counts as three gradient calls with ``penalty`` and four with ``difference``; as two if z has no v.
+        They count as three gradient calls with estimator=penalty, four with estimator=difference, and two if z has no v.
+
+        Args:
+            client: The client.
+            z: The variables (x, y, v).
+            xi: The sample.
+            r: The index of the round.
         """
         x, y, *v = z
         if not v:

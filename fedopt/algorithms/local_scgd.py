@@ -29,9 +29,13 @@ from fedopt.toolbox import Tensors, chain, check_weights
 
 
 class State(NamedTuple):
-    """m: (m,), or () with beta = 1 and order=estimate_first, where each step makes a new one.
+    """The state of Local-SCGD and Local-SCGDM.
 
-    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else empty.
+    Attributes:
+        x: The server's point, ``[d]``.
+        m: (m,) with the momentum, ``[d]``; () if beta = 1 and order=estimate_first, since each step then computes a new one.
+        u: The clients' mean of u if share_u is true; otherwise ().
+        memory: The u of each client as one vector, ``[d_1 + ... + d_K]``, if share_u is false; otherwise empty.
     """
 
     x: Tensor
@@ -46,13 +50,14 @@ class LocalScgd:
 
     Args:
         eta: The step size.
-        alpha, beta: The weights of the newest estimates in u and in m; there is no momentum with beta = 1.
-        I: The local steps.
-        B: The examples of each sample; None for all of a client's.
-        share_u: Whether u is averaged with x and m, or each client keeps its own.
-        at: Whether the gradient is taken at the new u (new), or at the u before this step (old).
-        order: Whether a step first estimates u and m and then moves x (estimate_first), or first moves x (step_first). With
-            step_first the first round only makes the estimates at the start.
+        alpha: The weight of the newest values in u.
+        beta: The weight of the newest gradient in m. With 1, there is no momentum.
+        I: The number of local steps.
+        B: The batch size of each sample. None: all examples of the client.
+        share_u: Whether u is averaged with x and m. If false, each client keeps its own u.
+        at: Whether the gradient is taken at the ``new`` u, or at the ``old`` u before this step.
+        order: ``estimate_first``: a step computes u and m, and then moves x. ``step_first``: a step moves x first. With step_first,
+            the first round only computes the initial estimates.
     """
 
     eta: Schedule
@@ -69,7 +74,7 @@ class LocalScgd:
     def __post_init__(self) -> None:
         check_weights({"alpha": max(values(self.alpha)), "beta": max(values(self.beta))})
         if 0 in values(self.alpha) + values(self.beta):
-            raise ValueError("alpha and beta must be greater than 0: nothing would be learnt")
+            raise ValueError("alpha and beta must be greater than 0, since the estimates would never change otherwise")
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
@@ -112,15 +117,21 @@ class LocalScgd:
 def estimated(
     client: Client, x: Tensor, u: Tensors, xi: Sequence[Sample], a: float, old: bool
 ) -> tuple[Tensors, Tensor]:
-    """Return the new u, and the gradient of the composition along it.
+    """Return the new u, and an estimate of the gradient of the composition, ``[d]``.
 
-    The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.
+    The new values are::
+
+        u^k <- (1 - a) u^k + a r^k(u^(k-1)),    k = 1, ..., K
+
+    It counts as one gradient call and K Jacobian-vector products.
 
     Args:
-        u: (u^1, ..., u^K).
-        xi: A sample for each level.
+        client: The client.
+        x: The point u^0, ``[d]``.
+        u: The old estimates (u^1, ..., u^K).
+        xi: K + 1 samples, one for each level.
         a: The weight of the newest values.
-        old: Whether u^(k-1) is the old one, and the gradient is taken at the old u. Else both use the new u.
+        old: Whether u^(k-1) in the formula and the point of the gradient are the old estimates instead of the new ones.
     """
     new = list[Tensor]()
 

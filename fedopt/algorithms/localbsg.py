@@ -39,14 +39,16 @@ from fedopt.toolbox import (
 
 @dataclass(frozen=True)
 class Momentum:
-    """What LocalBSGM and LocalBSGVRM share.
+    """The common part of LocalBSGM and LocalBSGVRM.
 
     Args:
-        rho1, rho2: The step sizes of x and y are rho1 eta_t and rho2 eta_t.
-        eta: The constant eta_t.
-        theta, Q: The step size and the number of Hessian products of the Neumann sum in the hypergradient.
-        p: The iterations of a round.
-        B: The examples of a sample; None for all of a client's.
+        rho1: The step size of x is rho1 eta_t.
+        rho2: The step size of y is rho2 eta_t.
+        eta: The constant value of eta_t.
+        theta: The step size of the Neumann sum in the hypergradient.
+        Q: The number of Hessian-vector products of the Neumann sum.
+        p: The number of iterations per round.
+        B: The batch size. None: all examples of the client.
     """
 
     rho1: PositiveFloat
@@ -69,10 +71,11 @@ class Momentum:
 class LocalBSGM(Momentum):
     """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
 
-    It adds two hyperparameters to those of `Momentum`.
+    It has the following hyperparameters in addition to those of `Momentum`.
 
     Args:
-        alpha, beta: The newest D and G have the weights alpha eta and beta eta, each at most 1 (else ValueError).
+        alpha: The newest D has the weight alpha eta, which must be at most 1 (ValueError otherwise).
+        beta: The newest G has the weight beta eta, which must be at most 1 (ValueError otherwise).
     """
 
     def __post_init__(self) -> None:
@@ -102,15 +105,18 @@ class LocalBSGM(Momentum):
 class LocalBSGVRM(Momentum):
     """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    It adds the following hyperparameters to those of `Momentum`.
+    It has the following hyperparameters in addition to those of `Momentum`.
 
     Args:
-        alpha, beta: The newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each at most 1 (else ValueError).
-        step_size: Constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
-        L, L_Phi: The theorem's constants L-hat and L_Phi.
-        S: The number of samples xi over which the first D and G are means.
-        warm_up: The rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
-        neumann: Sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
+        alpha: The newest D has the weight alpha eta_t^2, which must be at most 1 (ValueError otherwise).
+        beta: The newest G has the weight beta eta_t^2, which must be at most 1 (ValueError otherwise).
+        step_size: ``constant``: eta_t = eta. ``theorem``: the decaying eta_t of Theorem 2.
+        L: The constant L-hat of the theorem.
+        L_Phi: The constant L_Phi of the theorem.
+        S: The number of samples over which the first D and G are averaged.
+        warm_up: The number of rounds at the start in which x does not move, so that y approaches y*(x_1), where the paper starts.
+        neumann: ``sum``: all Q + 1 terms of the Neumann sum. ``term``: a random term times Q + 1, drawn for each sample
+            [Khanduri et al. 2021].
     """
 
     step_size: Literal["constant", "theorem"]
@@ -125,7 +131,12 @@ class LocalBSGVRM(Momentum):
         check_weights({"alpha * eta_t^2": self.alpha * largest**2, "beta * eta_t^2": self.beta * largest**2})
 
     def eta_t(self, t: int, K: int) -> Any:
-        """Return the step size of iteration t = 0, 1, ...; it never grows with t. K: the number of clients that take part."""
+        """Return the step size of iteration t, which never increases with t.
+
+        Args:
+            t: The index of the iteration, from 0.
+            K: The number of clients that take part.
+        """
         if self.step_size == "constant":
             return self.eta
         # w_t + t of Theorem 2, whose t is t + 1 here

@@ -35,10 +35,13 @@ LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each 
 
 
 class State(NamedTuple):
-    """x, w: the clients' means of x and of the momentum w.
+    """The state of MFCGD and AdaMFCGD.
 
-    a: (a,) with a [d_0], or [1] in the norm form; () with adaptive=none.
-    memory: each client's h, U and v in one row.
+    Attributes:
+        x: The clients' mean of x, ``[d_0]``.
+        w: The clients' mean of the momentum w, ``[d_0]``.
+        a: (a,) with the running mean for the matrix A, ``[d_0]``, or ``[1]`` with adaptive=norm; () with adaptive=none.
+        memory: h, U and v of each client as one vector.
     """
 
     x: Tensor
@@ -52,15 +55,21 @@ class Mfcgd:
     """MFCGD: momentum-based compositional descent.
 
     Args:
-        gamma, k, n: The step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
-        c1, c2, c3: The newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1 (else
-            ValueError).
-        adaptive: The matrix A. none: I, which is MFCGD. diagonal: diag(sqrt(a) + rho), with a the running mean of wbar^2.
-            norm: (a + rho) I, with a the running mean of |wbar|.
-        theta, rho: Theta is the share of a that is kept at an exchange; rho is added in A.
-        C_f, C_g: The radii of the balls onto which v and U are projected; None for no projection.
-        I: The iterations between exchanges.
-        B, B_start: The examples of each sample, and of the first ones; None for all of a client's.
+        gamma: The step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
+        k: The numerator of eta_t.
+        n: The offset in the denominator of eta_t.
+        c1: The newest h has the weight c1 eta_t^2, which must be at most 1 (ValueError otherwise).
+        c2: The newest U has the weight c2 eta_t^2, which must be at most 1 (ValueError otherwise).
+        c3: The newest v has the weight c3 eta_t^2, which must be at most 1 (ValueError otherwise).
+        adaptive: The matrix A. ``none``: I, which is MFCGD. ``diagonal``: diag(sqrt(a) + rho), where a is the running mean of
+            wbar^2. ``norm``: (a + rho) I, where a is the running mean of |wbar|.
+        theta: The factor of the old a in the running mean.
+        rho: The number that is added to the matrix A.
+        C_f: The radius of the ball onto which v is projected. None: v is not projected.
+        C_g: The radius of the ball onto which U is projected. None: U is not projected.
+        I: The number of iterations between exchanges.
+        B: The batch size of each sample. None: all examples of the client.
+        B_start: The batch size of the first samples. None: all examples of the client.
     """
 
     gamma: PositiveFloat
@@ -85,7 +94,7 @@ class Mfcgd:
         check_weights({f"{name} * eta_0^2": c * self.eta(0) ** 2 for name, c in weights.items()})
 
     def eta(self, t: int) -> Any:
-        """Return eta_t for t = 0, 1, ...; it falls with t."""
+        """Return eta_t, which decays with the iteration t = 0, 1, ..."""
         return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: LocalCompositional) -> State:
@@ -94,7 +103,7 @@ class Mfcgd:
             what = (
                 f"a problem of two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
             )
-            raise UserError(f"this algorithm needs {what}, since it keeps their Jacobian; choose another problem")
+            raise UserError(f"this algorithm needs {what}, since it stores their Jacobian; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
         return State(x, 0 * x, a, Memory([row] * problem.clients))
@@ -140,16 +149,33 @@ class Mfcgd:
 
 
 def value_and_jacobian(client: Client, x: Tensor, xi: Sample) -> tuple[Tensor, Tensor]:
-    """Return r_i(x) and its Jacobian, [d_1, d_0]. It counts as d_1 Jacobian-vector products."""
+    """Return r_i(x), ``[d_1]``, and its Jacobian, ``[d_1, d_0]``. They count as d_1 Jacobian-vector products.
+
+    Args:
+        client: The client.
+        x: The point, ``[d_0]``.
+        xi: The sample.
+    """
     r, product = client.pullback(client.level, 0, x, xi)
     return r, torch.stack([product(unit) for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
 
 
 def grad_f(client: Client, h: Tensor, zeta: Sample) -> Tensor:
-    """Return grad f_i(h). It counts as one gradient call."""
+    """Return grad f_i(h), ``[d_1]``. It counts as one gradient call.
+
+    Args:
+        client: The client.
+        h: The point, ``[d_1]``.
+        zeta: The sample.
+    """
     return client.grad(client.level, 1, h, zeta)
 
 
 def within(value: Tensor, radius: float | None) -> Tensor:
-    """Project a value onto the ball of that radius, by the norm of all its entries; None leaves it unchanged."""
+    """Project a tensor onto a ball, by the norm of all its entries.
+
+    Args:
+        value: The tensor.
+        radius: The radius of the ball. None: the tensor is returned unchanged.
+    """
     return value if radius is None else ball(value.flatten(), radius).view_as(value)

@@ -29,7 +29,13 @@ Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 
 
 class State(NamedTuple):
-    """x, p: the means over clients. memory: each client's x, h and p as one vector, [2 d_0 + d_1 + ... + d_K]."""
+    """The state.
+
+    Attributes:
+        x: The mean of x over clients, ``[d_0]``.
+        p: The mean of the gradient estimate p over clients, ``[d_0]``.
+        memory: x, h and p of each client as one vector, ``[2 d_0 + d_1 + ... + d_K]``.
+    """
 
     x: Tensor
     p: Tensor
@@ -41,12 +47,15 @@ class Multilevel:
     """Multi-level composition with variance-reduced estimates of the levels and of the gradient.
 
     Args:
-        gamma, eta: The step size of x is gamma eta.
-        alpha, rho: The newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1 (else ValueError).
-        tau: The local steps of a round.
-        B, B_start: The examples of each sample, and of the first ones; None for all of a client's.
-        order: A takes the estimates of a round's last step at the mean x, in a second exchange. B takes them at the client's
-            own x.
+        gamma: The step size of x is gamma eta.
+        eta: The second factor of the step size.
+        alpha: The newest values in h have the weight alpha eta^2, which must be at most 1 (ValueError otherwise).
+        rho: The newest values in p have the weight rho eta^2, which must be at most 1 (ValueError otherwise).
+        tau: The number of local steps per round.
+        B: The batch size of each sample. None: all examples of the client.
+        B_start: The batch size of the first samples. None: all examples of the client.
+        order: ``A``: the estimates of the last step of a round are computed at the mean of x, in a second exchange. ``B``: they are
+            computed at each client's own x.
     """
 
     gamma: PositiveFloat
@@ -102,11 +111,13 @@ class Multilevel:
         return State(x, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
-        """Return (x, h, p): a new x, and the estimates there, with the same samples at the new and the old x.
+        """Return (x, h, p) with the new x and the estimates at the new x. They use the same samples at the new x and at the old x.
 
         Args:
-            old: (x, h, p) before.
-            xi: A sample for each level.
+            client: The client.
+            x: The new point, ``[d_0]``.
+            old: (x, h, p) before the step.
+            xi: K + 1 samples, one for each level.
         """
         x_old, h, p = old
         r_old = list[Tensor]()

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a common point from which a gradient step fits a client [Fallah, Mokhtari & Ozdaglar 2020, Alg. 1].
+"""Per-FedAvg: a common point that each client adapts by one gradient step [Fallah, Mokhtari & Ozdaglar 2020, Alg. 1].
 
     min_w sum_i p_i f_i(w - alpha grad f_i(w)),   gradient (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
 
@@ -28,15 +28,15 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class PerFedAvg:
-    """Per-FedAvg: a common point from which a gradient step fits a client.
+    """Per-FedAvg: a common point that each client adapts by one gradient step.
 
     Args:
-        alpha: The step of the adaptation.
+        alpha: The step size of the adaptation.
         beta: The local step size.
-        gamma: The server's step along the clients' mean change.
-        hessian: Whether the outer gradient is multiplied by I - alpha grad^2 f_i; else the method is first order (FO).
-        tau: The local work, in epochs, or in steps on independent batches drawn with replacement.
-        B: The examples of each of a step's samples; None for all of a client's.
+        gamma: The server's step size along the mean change of the clients.
+        hessian: Whether the outer gradient is multiplied by I - alpha grad^2 f_i. If false, the method is first-order (FO).
+        tau: The amount of local work: epochs, or steps on independent batches drawn with replacement.
+        B: The batch size of each sample of a step. None: all examples of the client.
     """
 
     alpha: Schedule

@@ -7,7 +7,7 @@ Explained in docs/algorithms/pfedme.md.
 Notation
     w, w_i      the server's point, and client i's in its local rounds
     theta_i     client i's personal model, the minimiser in F_i(w_i), as K gradient steps approximate it
-    R           local rounds of a round; each takes one batch for its K steps
+    R           local rounds per round; each uses one batch for its K steps
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,12 @@ from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):
-    """w: the server's point. theta: the personal model of each client, as its last round left it."""
+    """The state of pFedMe.
+
+    Attributes:
+        w: The server's point, ``[d]``.
+        theta: The personal model of each client after its last round, ``[M, d]``.
+    """
 
     w: Tensor
     theta: Memory
@@ -35,14 +40,14 @@ class PFedMe:
     """pFedMe: personal models by Moreau envelopes.
 
     Args:
-        lam: The strength of the pull of theta_i to w_i.
-        eta: The local step size of w_i, lam eta along w_i - theta_i.
+        lam: The strength of the pull of theta_i towards w_i.
+        eta: The local step size of w_i: w_i <- w_i - lam eta (w_i - theta_i).
         delta: The step size of theta_i.
-        K: Its steps on one batch.
-        beta: The server's step along the clients' mean change.
-        R: The local rounds of a round, in epochs, or in steps on independent batches drawn with replacement.
-        B: The examples of a batch; None for all of a client's.
-        trained: Who trains: the cohort, or all clients, of whom the server still averages the cohort alone (all).
+        K: The number of steps of theta_i on one batch.
+        beta: The server's step size along the mean change of the clients.
+        R: The number of local rounds per round: epochs, or steps on independent batches drawn with replacement.
+        B: The batch size. None: all examples of the client.
+        trained: The clients that train: the ``cohort``, or ``all`` clients, although the server averages only the cohort.
     """
 
     lam: PositiveFloat

@@ -6,8 +6,8 @@ Explained in docs/algorithms/proxskip_gda.md.
 
 Notation
     w, w_i     (x, y) of the server, and of client i in its local steps
-    h_i        client i's control variate, which comes to be F_i(w*); without a constraint sum_i p_i h_i = 0
-    a_i        w_i - (gamma / p) h_i, what client i sends, and then h_i = (p / gamma) (w - a_i) once w has come
+    h_i        client i's control variate, which converges to F_i(w*); without a constraint sum_i p_i h_i = 0
+    a_i        w_i - (gamma / p) h_i, what client i sends; when it receives w, it sets h_i = (p / gamma) (w - a_i)
     p          probability that an iteration ends with an exchange: one coin for all clients
 """
 
@@ -25,7 +25,12 @@ from fedopt.toolbox import Vectors, minimax_field
 
 
 class State(NamedTuple):
-    """memory: a_i of each client, flat."""
+    """The state of ProxSkip-GDA.
+
+    Attributes:
+        w: (x, y) of the server.
+        memory: a_i of each client as one vector.
+    """
 
     w: Vectors
     memory: Memory
@@ -33,15 +38,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ProxSkipGda:
-    """ProxSkip-GDA: a coin decides after each iteration whether clients communicate.
+    """ProxSkip-GDA: after each iteration, a random coin decides whether clients communicate.
 
-    A round is the iterations until the coin shows heads, and the exchange that follows. All clients must take part (else
-    UserError).
+    A round consists of the iterations until the coin shows heads, and of the exchange that follows. All clients must take part
+    (UserError otherwise).
 
     Args:
-        gamma_x, gamma_y: The step sizes of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
-        p: The probability of an exchange; the paper's is sqrt(gamma mu) for a field that is mu-strongly monotone.
-        B: The examples of a step; None for all of a client's.
+        gamma_x: The step size of x. The paper has one step size gamma, 1 / (the largest cocoercivity constant).
+        gamma_y: The step size of y.
+        p: The probability of an exchange after an iteration. The paper uses sqrt(gamma mu) if F is mu-strongly monotone.
+        B: The batch size of a step. None: all examples of the client.
     """
 
     gamma_x: PositiveFloat

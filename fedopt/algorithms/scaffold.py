@@ -5,7 +5,7 @@ Explained in docs/algorithms/fedavg.md.
 Notation
     c, c_i    control variates of the server and of client i, estimates of grad f and of grad f_i; c = sum_i p_i c_i
     p_i       the clients' weights in the objective, 1/M in the paper
-    K         local steps of a client
+    K         the number of local steps of a client
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,13 @@ from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):
-    """x, c: the server's point and control variate. memory: c_i of each client."""
+    """The state of SCAFFOLD.
+
+    Attributes:
+        x: The server's point, ``[d]``.
+        c: The server's control variate, ``[d]``.
+        memory: The control variate c_i of each client, ``[M, d]``.
+    """
 
     x: Tensor
     c: Tensor
@@ -32,9 +38,10 @@ class Scaffold:
     """SCAFFOLD: local steps corrected by control variates.
 
     Args:
-        eta, eta_g: The step sizes of the clients, and of the server along the clients' mean change.
-        tau: The local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
-        B: The examples of a batch; None for all of a client's.
+        eta: The clients' step size.
+        eta_g: The server's step size along the mean change of the clients.
+        tau: The amount of local work: epochs over batches of B examples, or steps on independent batches drawn with replacement.
+        B: The batch size. None: all examples of the client.
     """
 
     eta: Schedule
@@ -49,7 +56,7 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         if 0 in values(self.eta):
-            raise ValueError("eta must be greater than 0: the control variates are divided by it")
+            raise ValueError("eta must be greater than 0, since the control variates are divided by it")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()

@@ -30,7 +30,12 @@ class State(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """z: the clients' means of the variables that are averaged. memory: each client's others, flat."""
+    """The state of FedBiO-Local.
+
+    Attributes:
+        z: The clients' means of the variables that are averaged.
+        memory: The other variables of each client as one vector.
+    """
 
     z: Vectors
     memory: Memory
@@ -38,16 +43,20 @@ class LocalState(NamedTuple):
 
 @dataclass(frozen=True)
 class SimFBO:
-    """SimFBO, and ShroFBO with normalised=true.
+    """SimFBO and, with normalised=true, ShroFBO.
 
     Args:
-        eta_x, eta_y, eta_v: The clients' step sizes.
-        gamma_x, gamma_y, gamma_v: The server's.
-        tau: The local work, in steps or epochs; the most of it if clients are uneven.
-        B: The examples of a local step's sample, which all three directions share; None for all of a client's.
-        radius: The radius of the ball onto which the server projects v; None for no projection.
-        normalised: Whether clients send the mean of their directions instead of the sum. Then more local work has no more
-            weight.
+        eta_x: The clients' step size of x.
+        eta_y: The clients' step size of y.
+        eta_v: The clients' step size of v.
+        gamma_x: The server's step size of x.
+        gamma_y: The server's step size of y.
+        gamma_v: The server's step size of v.
+        tau: The amount of local work: epochs or steps. If it differs between clients, this is the largest amount.
+        B: The batch size of a local step, whose sample all three directions share. None: all examples of the client.
+        radius: The radius of the ball onto which the server projects v. None: v is not projected.
+        normalised: Whether clients send the mean of their directions instead of the sum, so that clients with more local work do
+            not get a larger weight.
     """
 
     eta_x: Schedule
@@ -93,7 +102,14 @@ class SimFBO:
         return State(descend(problem, s.z, Q, gammas, self.radius))
 
     def directions(self, client: Client, z: Vectors, xi: Sample, r: int) -> Vectors:
-        """Return the directions D at z on one sample, in round r, each of the shape of its variable."""
+        """Return the directions D at z on one sample, with the shapes of z.
+
+        Args:
+            client: The client.
+            z: The variables (x, y, v).
+            xi: The sample.
+            r: The index of the round.
+        """
         return bilevel_maps(client, z, xi)
 
     def output(self, s: State) -> Tensors:
@@ -105,10 +121,12 @@ class FedBiO:
     """FedBiO: x, y and u move together, and are averaged every I iterations.
 
     Args:
-        eta, gamma, tau: The step sizes of x, y and u.
-        I: The iterations of a round.
-        B: The examples of a sample, drawn for each direction; None for all of a client's.
-        radius: The radius of the ball onto which a client projects u after each iteration; None for no projection.
+        eta: The step size of x.
+        gamma: The step size of y.
+        tau: The step size of u.
+        I: The number of iterations per round.
+        B: The batch size. Each direction has its own sample. None: all examples of the client.
+        radius: The radius of the ball onto which a client projects u after each iteration. None: u is not projected.
     """
 
     eta: Schedule
@@ -144,7 +162,7 @@ class FedBiO:
 
 @dataclass(frozen=True)
 class FedBiOLocal(FedBiO):
-    """FedBiO for local lower levels: y_i and u_i stay at the client, and only x is averaged."""
+    """FedBiO for local lower-level problems: y_i and u_i stay on the client, and only x is averaged."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
     averaged: ClassVar = 1

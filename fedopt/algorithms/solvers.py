@@ -1,9 +1,9 @@
-"""Local solvers of Fed-Norm-SGDA: momentum, a proximal term and falling steps, and the weights that they give to gradients.
+"""The local solvers of Fed-Norm-SGDA, with momentum, a proximal term and decaying step sizes, and the weights of their gradients.
 
 Notation
     a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [Sharma, Panda & Joshi 2023, App. A.1]
     d_x, d_y        the solver's directions: the momenta of grad_x f and -grad_y f
-    m               the direction where all gradients are 1
+    m               the direction if all gradients are 1
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ Gradients = Callable[[Tensor, Tensor, Sample], tuple[Tensor, Tensor]]
 
 
 class Solver(NamedTuple):
-    """A local solver; each value is a number, or an array of one for each client. SGD is (0, 0, 1).
+    """A local solver. Each value is a number, or an array with one number per client. SGD is (0, 0, 1).
 
     Attributes:
-        rho: Its momentum.
-        mu: Its proximal coefficient.
-        decay: The factor of its step size from one step to the next.
+        rho: The momentum.
+        mu: The proximal coefficient.
+        decay: The factor of the step size from one step to the next.
     """
 
     rho: Any
@@ -33,17 +33,20 @@ class Solver(NamedTuple):
 
     @property
     def is_sgd(self) -> bool:
-        """Whether this is plain SGD, for which |a|_1 is the number of steps."""
+        """Whether the solver is plain SGD. Then |a|_1 is the number of steps."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
     def local_steps(
         self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: tuple[float, float]
     ) -> Tensors:
-        """Take a client's local steps. Return x_i, y_i, u_i, and |a_i|_1 of x and of y.
+        """Take the local steps of a client, and return x_i, y_i, u_i, and |a_i|_1 of x and of y.
 
         Args:
-            gradients: (x_i, y_i, xi) -> (grad_x f, grad_y f).
-            etas: The step sizes of x and y, without decay.
+            client: The client.
+            gradients: ``gradients(x_i, y_i, xi)``, which returns (grad_x f, grad_y f).
+            x: The initial x, ``[dx]``.
+            y: The initial y, ``[dy]``.
+            etas: The step sizes of x and y in the first step.
         """
 
         def step(carry: Tensors, xi: Sample, k: int) -> Tensors:
@@ -61,20 +64,37 @@ class Solver(NamedTuple):
         return x_i, y_i, u_i, *norms
 
     def moved_(self, client: Client, z: Tensor, start: Tensor, d: Tensor, k: int, eta: float) -> Tensor:
-        """Return z after local step k = 0, 1, ... along -d. It may overwrite z, as `Client.moved_` may.
+        """Take a local step along -d, and return the new z. If z was itself returned by a step, it may be overwritten.
 
         Args:
-            start: z before step 0, to which the proximal term draws.
+            client: The client.
+            z: The point before the step.
+            start: The point before the first local step, towards which the proximal term pulls.
+            d: The direction.
+            k: The index of the local step, from 0.
+            eta: The step size in the first step.
         """
         drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
         return client.moved_(drawn, d, eta * self.decay**k)
 
     def norm(self, a: Any, m: Any, k: int, eta: Any) -> Any:
-        """Return |a|_1 after local step k from the one before."""
+        """Return |a|_1 after local step k.
+
+        Args:
+            a: |a|_1 before the step.
+            m: The direction if all gradients are 1.
+            k: The index of the step, from 0.
+            eta: The step size in the first step.
+        """
         return (1 - eta * self.mu) * a + self.decay**k * m
 
     def norms(self, steps: np.ndarray, etas: tuple[float, float]) -> np.ndarray:
-        """Return |a_i|_1 for x and for y of each client, [2, n]. steps: the local steps of each."""
+        """Return |a_i|_1 for x and for y of each client, ``[2, n]``.
+
+        Args:
+            steps: The number of local steps of each client, ``[n]``.
+            etas: The step sizes of x and y in the first step.
+        """
         a, m, eta = np.zeros((2, len(steps))), np.zeros(len(steps)), np.array(etas)[:, None]
         for k in range(steps.max()):
             m = self.rho * m + 1

@@ -1,15 +1,15 @@
-"""Single-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et
+"""Single-machine first-order bilevel methods, which pull y towards the minimiser of g: F2SA [Kwon et al. 2023] and BOME [Ye et
 al. 2022]. No second derivative is taken.
 
-A server has all variables, and clients answer with gradients at the points that it sends them. All of them are linear in f_i and
-g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
+The server has all variables, and clients answer with gradients at the points that it sends. All answers are linear in f_i and g_i,
+so the iterates equal those of a single machine with the data of all clients. With one client, they are the papers' methods.
 
 Explained in docs/algorithms/value_function.md.
 
 Notation
     y, s          F2SA: the inner variable of f + lam g, and that of g alone
     y_n, q        BOME: y after n steps on g, and q(x, y) = g(x, y) - g(x, y_n), with y_n held fixed in its gradient
-    eta_x, ...    the steps of x, of y and, in F2SA, of s
+    eta_x, ...    the step sizes of x, of y and, in F2SA, of s
     lam           the penalty
     xi, zeta      samples of each client, independent of each other and of all others
 """
@@ -36,20 +36,23 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, then one step of x.
+    """F2SA: n steps of y and s, followed by one step of x.
 
         n times   y -= eta_y (grad_y f + lam grad_y g)(x, y),   s -= eta_s grad_y g(x, s)
         then      x -= eta_x (grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s))),   lam += delta
 
     Args:
-        eta_x, eta_y, eta_s: The step sizes.
-        lam, delta: The first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
-        n: The inner steps of a round.
-        B: The examples of a sample; None for all of a client's.
+        eta_x: The step size of x.
+        eta_y: The step size of y.
+        eta_s: The step size of s.
+        lam: The penalty in the first round.
+        delta: The increase of the penalty in each round. With a constant penalty, the limit has an error of O(1 / lam).
+        n: The number of inner steps per round.
+        B: The batch size. None: all examples of the client.
 
     Unverified: reconstructed without the paper's text. The paper's step size of x decays with the power 5/7; the default here is
     4/7, as in the public code benchmark_bilevel. That code takes the gradients of f at s instead of y and lets lam eta_y grow
-    like t^(1/7), so it must diverge in the end.
+    like t^(1/7), so it must diverge eventually.
     """
 
     eta_x: Schedule
@@ -100,19 +103,23 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class BOME:
-    """BOME: the step (x, y) -= steps (grad f + lam grad q), after n steps from y to y_n.
+    """BOME: n steps from y to y_n, followed by one step of x and y.
 
-    q(x, y) = g(x, y) - g(x, y_n), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2. So q falls at a
-    rate of at least phi. The solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
+        (x, y) -= steps (grad f + lam grad q),    q(x, y) = g(x, y) - g(x, y_n)
+        lam = max(phi - <grad f, grad q>, 0) / |grad q|^2,    phi = eta |grad q|^2
+
+    So q decreases at a rate of at least phi. The solution is not a fixed point: there, grad q = 0, and grad_y f moves y away from
+    y*(x).
 
     Args:
-        eta_x, eta_y: The step sizes; the n steps use eta_y too.
+        eta_x: The step size of x.
+        eta_y: The step size of y, also for the n steps to y_n.
         eta: The factor in phi.
-        n: The steps from y to y_n.
-        B: The examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio
-            in lam is biased.
+        n: The number of steps from y to y_n.
+        B: The batch size. None: all examples of the client, as in the paper, which has no samples. With samples, the ratio in lam
+            is biased.
 
-    It follows the public code benchmark_bilevel, whose phi uses the gradient. It is not compared with the paper's text.
+    It follows the public code benchmark_bilevel, whose phi uses the gradient. It has not been compared with the paper's text.
     """
 
     eta_x: Schedule
@@ -143,7 +150,12 @@ class BOME:
         return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
 
     def penalty(self, f: Vectors, q: Vectors) -> Tensor:
-        """Return lam from the gradients of f and q in (x, y); 0 if grad q is 0."""
+        """Return the penalty lam of BOME, a scalar; 0 if grad q is 0.
+
+        Args:
+            f: The gradients of f with respect to x and y.
+            q: The gradients of q(x, y) = g(x, y) - g(x, y_n) with respect to x and y.
+        """
         square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
         product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)
         return torch.where(square > 0, (self.eta * square - product).clamp(min=0) / square, 0.0)

@@ -2,8 +2,8 @@
 Xiao & Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagréou et al. 2022] and SRBA
 [Dagréou et al. 2024].
 
-A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i
-and g_i. So the iterates equal those of a single machine that has the data of all clients; with one client they are the papers'.
+The server has all variables, and clients answer with derivatives at the points that it sends. All directions are linear in f_i and
+g_i, so the iterates equal those of a single machine with the data of all clients. With one client, they are the papers' methods.
 
 Explained in docs/algorithms/warm_started.md.
 
@@ -40,11 +40,13 @@ from fedopt.toolbox import (
 
 @dataclass(frozen=True)
 class WarmStarted:
-    """What all methods here share.
+    """The common part of all methods in this file.
 
     Args:
-        eta_x, eta_y, eta_v: The step sizes of x, y and v.
-        B: The examples of a sample; None for all of a client's.
+        eta_x: The step size of x.
+        eta_y: The step size of y.
+        eta_v: The step size of v.
+        B: The batch size. None: all examples of the client.
     """
 
     eta_x: Schedule
@@ -55,7 +57,14 @@ class WarmStarted:
     solves: ClassVar = (Bilevel,)
 
     def descended(self, z: Vectors, d: Vectors, problem: Bilevel, r: int) -> Vectors:
-        """Return z after one step of all variables along d, with the step sizes of round r."""
+        """Take one step of all variables along d, and return the new variables.
+
+        Args:
+            z: The variables.
+            d: The directions, with the shapes of z.
+            problem: The problem, which projects y.
+            r: The index of the round, which determines the step sizes.
+        """
         return descend(problem, z, d, [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)])
 
     def output(self, s: "Averaged | Point | Remembering | Recursive") -> Vectors:
@@ -63,21 +72,38 @@ class WarmStarted:
 
 
 def Dx(client: Client, z: Vectors, xi: Sample) -> Tensor:
-    """Return Dx at z on a sample, [dx]. It counts as one gradient call, and one Jacobian-vector product if z has v."""
+    """Return Dx at z on a sample, ``[dx]``.
+
+    It counts as one gradient call, and as one Jacobian-vector product if z has v.
+
+    Args:
+        client: The client.
+        z: The variables.
+        xi: The sample.
+    """
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
-    """Return Dv at z on the client's sample `xi`, [dy]. It counts as one gradient call and one Hessian-vector product."""
+    """Return Dv at z on the client's sample ``xi``, ``[dy]``. It counts as one gradient call and one Hessian-vector product.
+
+    Args:
+        client: The client.
+        z: The variables.
+    """
     (x, y, v), xi = z, client.sample("xi")
     return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
 
 
 class Averaged(NamedTuple):
-    """z: the variables. d: the momentum of Dx, [dx]. point: where Dx was last taken; with order=code that is (x_{t-1}, y_t,
-    v_t).
+    """The state of MA-SOBA and FSLA.
+
+    Attributes:
+        z: The variables.
+        d: The momentum of Dx, ``[dx]``.
+        point: The point at which Dx was last evaluated. With order=code, it is (x_{t-1}, y_t, v_t).
     """
 
     z: Vectors
@@ -87,16 +113,16 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True)
 class AlternatingSOBA(WarmStarted):
-    """MA-SOBA and FSLA: one step of y, one of v and one of x in a round.
+    """MA-SOBA and FSLA: a round takes one step of y, one step of v and one step of x.
 
     Args:
-        order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x
-            along the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of
-            three.
-        rho: The weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d, at most 1 (else ValueError). There is no
-            momentum with rho = 1. MA-SOBA's beta is 1 - rho.
-        storm: Whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
-            It needs order=code (else ValueError).
+        order: ``code``: v moves at the new y, and x moves at the new y and v; the first d is Dx. ``paper``: all variables move at
+            the old point, and x moves along the previous momentum, which is initially 0; Dy, Dv and Dx then share a sample and one
+            exchange instead of three.
+        rho: The weight of the newest Dx in the momentum, d <- rho Dx + (1 - rho) d. It is at most 1 (ValueError otherwise). With 1,
+            there is no momentum. MA-SOBA's beta is 1 - rho.
+        storm: Whether d <- Dx + (1 - rho) (d - Dx at the last point), with the same sample in both terms, as in FSLA, whose eta is
+            rho. It needs order=code (ValueError otherwise).
 
     order=code follows public code: MingruiLiu-ML-Lab for MA-SOBA, benchmark_bilevel for FSLA. order=paper is unverified:
     reconstructed without the papers' text.
@@ -143,14 +169,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class AmIGO(WarmStarted):
-    """AmIGO: n steps of y, then n of v with the same grad_y f, then one of x.
+    """AmIGO: n steps of y, then n steps of v with the same grad_y f, then one step of x.
 
-    With n -> infinity it descends along the hypergradient. grad_x f and grad_y f share a sample.
+    As n grows, the step of x approaches a step along the hypergradient. grad_x f and grad_y f share a sample.
 
     Args:
-        n: The steps of y, and of v, in a round.
+        n: The number of steps of y, and of v, per round.
 
-    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
+    It follows the public code benchmark_bilevel, and has not been compared with the paper's text.
     """
 
     n: PositiveInt
@@ -177,7 +203,12 @@ class AmIGO(WarmStarted):
 
 
 class Remembering(NamedTuple):
-    """z: the variables. memory: each client's table of g, then its table of f, flat."""
+    """The state of SABA.
+
+    Attributes:
+        z: The variables.
+        memory: Each client's tables of stored gradients and products, first of g and then of f, as one vector.
+    """
 
     z: Vectors
     memory: Memory
@@ -188,11 +219,11 @@ class SABA(WarmStarted):
     """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
 
     Args:
-        B: The size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client
-            keeps the last value of each quantity on each of its batches, 0 at first.
+        B: The size of the fixed batches into which each client's examples of g, and of f, are cut in their order. For each batch, a
+            client stores the last value of each quantity, which is initially 0.
 
-    It follows the public code benchmark_bilevel, except for the choice of the batch: here the batch of a uniformly random
-    example is taken, so that a smaller last batch leaves no bias. It is not compared with the paper's text.
+    It follows the public code benchmark_bilevel, except for the choice of the batch: here, the batch that contains a uniformly
+    random example is used, so that a smaller last batch causes no bias. It has not been compared with the paper's text.
     """
 
     def init(self, problem: Bilevel) -> Remembering:
@@ -221,7 +252,13 @@ class SABA(WarmStarted):
         return Remembering(self.descended(s.z, d, problem, fed.r), memory)
 
     def _tables(self, problem: Bilevel) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the shapes (rows, columns) of a client's tables of g and of f."""
+        """Return the shapes (rows, columns) of a client's tables of stored gradients and products, first of g and then of f.
+
+        A table has one row per batch, and one row for their mean.
+
+        Args:
+            problem: The problem.
+        """
         dx, dy = (len(v) for v in problem.start())
         columns = (dx + 2 * dy, dx + dy) if problem.indirect else (dy, dx)
         most = [int(problem.splits[split].sizes.max()) for split in (problem.g_split, problem.f_split)]
@@ -230,13 +267,13 @@ class SABA(WarmStarted):
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
-    """Return the SAGA estimate, [d], and write the batch's new value and the new mean into the table in place.
+    """Return the SAGA estimate, ``[d]``, and store the batch's new value and the new mean in the table in place.
 
     Args:
-        table: [batches + 1, d], a row for each batch, and their mean as the last row.
-        new: [d], the batch's new value.
-        number: The batch's index.
-        share: The batch's share of the client's examples, which is its weight in the mean.
+        table: The stored values: one row for each batch, and their mean as the last row, ``[batches + 1, d]``.
+        new: The batch's new value, ``[d]``.
+        number: The index of the batch.
+        share: The batch's fraction of the client's examples, which is its weight in the mean.
     """
     change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
     estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])
@@ -245,7 +282,13 @@ def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
 
 
 class Recursive(NamedTuple):
-    """z: the variables. previous: z of the last iteration. d: the estimates of (Dx, Dy, Dv) at that point."""
+    """The state of SRBA.
+
+    Attributes:
+        z: The variables.
+        previous: The variables of the previous iteration.
+        d: The estimates of (Dx, Dy, Dv) at that point.
+    """
 
     z: Vectors
     previous: Vectors
@@ -257,10 +300,10 @@ class SRBA(WarmStarted):
     """SRBA: all variables move together along recursive estimates d of the directions D.
 
     Args:
-        period: In every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z)
-            is added to it, both on one sample.
+        period: In every period-th round, d is the mean of D over all data of all clients. In the other rounds, d <- d + D(z) -
+            D(previous z), with the same sample in both terms.
 
-    It follows the public code benchmark_bilevel, and is not compared with the paper's text.
+    It follows the public code benchmark_bilevel, and has not been compared with the paper's text.
     """
 
     period: PositiveInt

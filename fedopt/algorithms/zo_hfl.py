@@ -35,13 +35,13 @@ class ZoHfl:
 
     Args:
         gamma: The server's step size.
-        gamma_local: The clients' step sizes, a schedule of the local step t = 0, 1, ...
+        gamma_local: The clients' step size, a schedule of the local step t = 0, 1, ...
         eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
-        tau: The local work at each of the two points, in steps or epochs.
-        B, B_server: The examples of a local step, and of the server's gradient. None: all of the client's, or of the
-            server's.
-        directions: The number of random unit vectors v for each client and round, whose estimates are averaged. None: the n
-            coordinate axes instead, without randomness.
+        tau: The amount of local work at each of the two points: steps or epochs.
+        B: The batch size of a local step. None: all examples of the client.
+        B_server: The number of examples for the server's gradient. None: all examples of the server.
+        directions: The number of random unit vectors v per client and round, whose estimates are averaged. None: the n coordinate
+            axes are used, without randomness.
     """
 
     gamma: Schedule
@@ -85,7 +85,13 @@ class ZoHfl:
         return (s.x,)
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Round) -> Tensor:
-        """Return the unit vectors v of each client of the cohort S, [cohort, D, n]. D is n if they are the coordinate axes."""
+        """Return the unit vectors v of each client in a cohort, ``[cohort, D, n]``. D = n if they are the coordinate axes.
+
+        Args:
+            x: The point, ``[n]``.
+            S: The indices of the clients.
+            fed: The round.
+        """
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)

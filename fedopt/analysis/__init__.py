@@ -1,4 +1,4 @@
-"""Many runs as numbers: what their folders say, the tidy frame, groups, lines, statistics, tables, comparisons."""
+"""Analysis of many runs: a tidy data frame, groups, lines, statistics, tables and comparisons."""
 
 from fedopt.lazy import exports
 

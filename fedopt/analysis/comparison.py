@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: their tables as files, their figure and their page. Imports no torch."""
+"""Comparison of groups of runs, with its tables, figure and page. This module does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,10 @@ TABLES = ("csv", "latex", "markdown")
 
 
 class Comparison(GroupedRuns):
-    """Groups of runs, with their table, paired tests, figure and page. It takes the arguments of `GroupedRuns`."""
+    """Groups of runs, with their table, paired tests, figure and page.
+
+    The constructor takes the arguments of `GroupedRuns`.
+    """
 
     def __repr__(self) -> str:
         return shown_table(self).cells.to_string(index=False)
@@ -49,15 +52,19 @@ class Comparison(GroupedRuns):
             return cells.to_html(index=False, escape=False)
 
     def report(self) -> Page:
-        """Return the groups as an HTML page, the page that `fedopt report` makes.
+        """Return an HTML page about the groups, as `fedopt report` makes it.
 
-        Its `write(PATH)` writes a file; in a notebook it displays itself.
+        The method `write(PATH)` of the page writes a file. In a notebook the page displays itself.
         """
         runs = [run for members in self.groups.values() for run in members]
         return Page("Comparison", [all_runs(runs), *sections(self)])
 
     def explained(self, how: PlotStyle) -> str:
-        """Return a caption that says what the lines and bands of the figure are. how: the options of the figure."""
+        """Return a caption that says what the lines and bands of the figure are.
+
+        Args:
+            how: The options of the figure.
+        """
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
         logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
@@ -65,20 +72,20 @@ class Comparison(GroupedRuns):
         return explained(*members, self.x, how)
 
     def draw(self, *paths: str | Path, ax: Axes | Sequence[Axes] | None = None, **how_drawn: Any) -> Any:
-        """Write a figure with one picture per problem; in it each group is a line (the mean over runs) with a band.
+        """Write a figure with one picture per problem. Each group is drawn as a line (the mean over its runs) with a band.
 
         Args:
-            paths: The files; their endings choose the formats. Without paths nothing is written.
-            ax: A matplotlib axes to draw on instead, in its current style, or a list with one for each problem. No file is
-                written then.
+            paths: The files to write; their endings choose the formats. Without paths, nothing is written.
+            ax: matplotlib axes to draw on, or a list with one axes per problem; their current style is kept, and no file is
+                written. None: a new figure is made.
             how_drawn: The fields of `PlotStyle`.
 
         Returns:
-            The points drawn, as a DataFrame; with ``ax``, the axes.
+            The points drawn, as a DataFrame. If ``ax`` is given, the axes instead.
 
         Raises:
-            UserError: A field, a limit, a file's ending or a size is not allowed; or ``ax`` has not one axes
-                for each problem.
+            UserError: A field, a limit, a file's ending or a size is not allowed, or the number of axes in ``ax`` is not the
+                number of problems.
         """
         how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
@@ -86,9 +93,7 @@ class Comparison(GroupedRuns):
         if ax is not None:
             all_axes = [*np.ravel(np.array(ax, dtype=object))]
             if count != len(all_axes):
-                raise UserError(
-                    f"ax: the runs are on {count} problems, each of which needs axes; give {count}, as a list"
-                )
+                raise UserError(f"ax: the runs are on {count} problems; give a list of {count} axes")
             for one in all_axes:
                 one.autoscale()  # earlier lines may have fixed the limits
             _draw_on(all_axes, self, how)
@@ -110,23 +115,29 @@ class Comparison(GroupedRuns):
         columns: Sequence[str] = (),
         decimals: int | None = None,
     ) -> list[Path]:
-        """Write the table as compare.csv, .tex or .md into a folder, and the tests, if there are any, as compare_tests. Return
-        the paths.
+        """Write the table of the groups, and the table of the paired tests if there are any, into a folder.
+
+        The files are compare and compare_tests, with the ending .csv, .tex or .md.
 
         Args:
-            folder: The folder, made if missing.
+            folder: The folder. It is created if it does not exist.
             formats: A list of csv, latex and markdown. The CSV has all columns and digits.
-            columns: A list of runs, seeds, status, spent, final, best, to_target and reached. Empty: the ones that are
-                informative.
-            decimals: Decimals of the metric, 0 to 15. None: two significant digits of the standard deviation.
+            columns: A list of runs, seeds, status, spent, final, best, to_target and reached. Empty: the columns that are
+                informative for these runs.
+            decimals: The number of decimals of the metric, 0 to 15. None: as many as give the standard deviation two
+                significant digits.
+
+        Returns:
+            The paths of the written files.
 
         Raises:
-            UserError: A format, a column or the number of decimals is not allowed, or a column needs a target.
+            UserError: A format, a column or the number of decimals is not allowed, or a column needs a target and there is
+                none.
         """
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
                 raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
-        # As a paper's table has it: algo.K is K
+        # Short names as in the table of a paper: K for algo.K
         head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
         shown = shown_table(self, columns, decimals, first=head)
         if len(by_problem(self.groups)) > 1:
@@ -135,13 +146,18 @@ class Comparison(GroupedRuns):
         base, tested = Path(folder) / "compare", self.paired
         written = [write_shown(base, name, self.table, shown) for name in formats]
         if len(tested):
-            # Heads without what the difference is of, which a caption says
+            # Headings without the name of the metric, which is in the caption
             short = Table("", tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0]))
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
     def _across(self, table: pd.DataFrame, missing: str | bool) -> pd.DataFrame:
-        """Return a table of groups with a row per method instead, and its columns for each problem side by side."""
+        """Return the table of groups with one row per method and one column per problem and number.
+
+        Args:
+            table: The table with one row per group.
+            missing: The text for a method that did not run on a problem.
+        """
         legend, parts = legend_labels(self.groups), []
         values = table.iloc[:, 1:].set_axis([*legend.values()])
         for problem, runs in by_problem(self.groups).items():
@@ -152,10 +168,10 @@ class Comparison(GroupedRuns):
 
 
 def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
-    """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
+    """Draw the picture of each problem on its axes, without a legend, and return the points drawn.
 
     Args:
-        all_axes: One per problem.
+        all_axes: One axes per problem.
         c: The comparison.
         how: The options of the figure.
 
@@ -198,16 +214,17 @@ def compared(
     at: float | None = None,
     label: str | None = None,
 ) -> Comparison:
-    """Group runs by the keys in which they differ. Notes on stderr say what makes the comparison unequal.
+    """Group runs by the config keys in which they differ. Warnings on stderr name whatever makes the comparison unequal,
+    such as different costs.
 
     Args:
         runs: At least one run, all read with the same cost axis.
-        metric: The metric to compare. None: the first one of a run's problem that is in metrics.csv, of validation if a run has
-            one; a note says so.
-        target: As in `GroupedRuns`.
-        group_by: Keys to group by, separated by commas. None: those in which the runs differ.
-        names: New names of lines, as 'OLD=NEW', where OLD is a label or a part of one.
-        at: As in `GroupedRuns`.
+        metric: The metric to compare. None: the first metric that a run's problem declares and metrics.csv has. A validation
+            metric is preferred, and a note names it.
+        target: A value of the metric; the table then has the cost to reach it. None: the table has no such column.
+        group_by: The config keys to group by, separated by commas. None: the keys in which the runs differ.
+        names: New names of lines, each as 'OLD=NEW'. OLD is a label or a part of a label.
+        at: The cost at which the groups are compared; later evaluations are ignored. None: all evaluations are used.
         label: A new label for the metric, with its unit. None: its usual label.
 
     Raises:
@@ -220,7 +237,7 @@ def compared(
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
         more = " and ".join(several)
-        note(f"--group-by={','.join(by)}: the runs differ in {more}, by which they are grouped too")
+        note(f"--group-by={','.join(by)}: the runs also differ in {more}, so they are grouped by it as well")
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):
@@ -229,7 +246,7 @@ def compared(
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
     comparison = Comparison(by, groups, metric, runs[0].x, target, at, slots)
-    _ = comparison.table  # whose mistakes come first
+    _ = comparison.table  # so that errors in the table are reported first
     comparison = replace(comparison, slots=_slots(comparison, named=bool(names)))
     if asked is None and validates(metric):
         note(selected(metric))
@@ -239,12 +256,14 @@ def compared(
 
 
 def _slots(c: Comparison, named: bool) -> dict[str, int]:
-    """Return label -> index in the order of looks, one for a method on all problems.
+    """Return label -> index in the order of colours. A method has the same index on all problems.
 
-    If there are more methods than strong lines, those with the best last values come first, by their mean rank on the problems.
+    If there are more methods than coloured lines, the methods with the best last values come first, by their mean rank over
+    the problems.
 
     Args:
-        named: Whether the user has named lines, whose order counts then.
+        c: The comparison.
+        named: Whether the user has named lines. The order of the names is kept then.
     """
     legend = legend_labels(c.groups)
     if named:

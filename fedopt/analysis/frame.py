@@ -1,4 +1,4 @@
-"""A tidy table of runs with one row per evaluation, for pandas and for fedopt's tables."""
+"""The tidy data frame of several runs, with one row per evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,11 +13,11 @@ NAMES = {"algo": "method", "problem": "problem", "seed": "seed"}  # config key -
 
 
 def frame(runs: Sequence[Recorded]) -> pd.DataFrame:
-    """Return a table with one row per evaluation of each run.
+    """Return a data frame with one row per evaluation of each run.
 
-    The columns are run (its folder), method, problem and seed; the other config keys in which the runs differ; round and the
-    cumulative costs; and the metrics. A column of keys is numeric if all its values are numbers. ``attrs["metrics"]`` maps
-    each metric's name to its description, the fields of `Metric`.
+    The columns are the run's folder (``run``), method, problem and seed; the other config keys in which the runs differ; the
+    round and the cumulative costs; and the metrics. A column of config values is numeric if all its values are numbers.
+    ``attrs["metrics"]`` maps the name of each metric to its description, a dictionary of the fields of `Metric`.
 
     Args:
         runs: At least one run.

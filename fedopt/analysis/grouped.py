@@ -1,4 +1,4 @@
-"""Groups of runs that are compared: the table of their numbers and the paired tests."""
+"""Groups of runs, with the table of their results and the paired tests between them."""
 
 import math
 from collections import Counter
@@ -20,12 +20,13 @@ class GroupedRuns:
 
     Args:
         by: The config keys whose values define the groups.
-        groups: label -> runs.
+        groups: label -> runs of the group.
         metric: The metric that is compared.
         x: The cost axis, a key of `COSTS`.
-        target: A value of the metric; the table then has the cost to reach it. None: no such column.
-        at: The value of ``x`` at which the table and the tests compare: later evaluations are ignored. None: all are used.
-        slots: label -> index in the order of colours; by default the index in `groups`.
+        target: A value of the metric; the table then has the cost to reach it. None: the table has no such column.
+        at: The cost on the axis ``x`` at which the groups are compared; later evaluations are ignored. None: all evaluations
+            are used.
+        slots: label -> index in the order of colours. Empty: the order of `groups`.
     """
 
     by: Sequence[str]
@@ -38,13 +39,15 @@ class GroupedRuns:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return the table of compare.csv, one row per group: the values of `by`, the label, and the numbers of its runs.
+        """Return the table of compare.csv with one row per group: the values of the keys `by`, the label, and statistics of
+        the group's runs.
 
-        Standard deviations are over runs, with n - 1. A run without a last value (`Recorded.last`) makes the mean nan. The
-        cost to reach the target is the mean over the runs that reach it, nan if none does.
+        Standard deviations are over the runs of a group, with n - 1. The mean is nan if a run has no last value because it
+        failed or diverged. The cost to reach the target is the mean over the runs that reach it, or nan if no run does.
 
         Raises:
-            UserError: A run has no evaluation up to `at`; or there is a target, but no direction of the metric is better.
+            UserError: A run has no evaluation up to `at`, or there is a target for a metric of which neither lower nor
+                higher values are better.
         """
         rows = []
         for label, runs in self.groups.items():
@@ -54,8 +57,10 @@ class GroupedRuns:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Return tests between the groups, paired by seeds and what else differs within them; for the columns see
-        `fedopt.analysis.stats.tests`.
+        """Return paired t-tests between the groups, as a table with the columns that `fedopt.analysis.stats.tests`
+        describes.
+
+        Runs are paired by their seed and by the other keys that differ within groups.
 
         Raises:
             UserError: A run has no evaluation up to `at`.
@@ -64,7 +69,10 @@ class GroupedRuns:
 
     @property
     def test_metric(self) -> str:
-        """Return the metric over test rows that the table has next to one over rows for validation; '' if there is none."""
+        """Return the test counterpart of a compared validation metric, such as test_rmse for val_rmse.
+
+        It is '' if another metric is compared, or if a run lacks the test counterpart.
+        """
         name = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
         return name if all(name in run.table for runs in self.groups.values() for run in runs) else ""
 
@@ -74,7 +82,7 @@ class GroupedRuns:
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def _numbers(self, runs: Sequence[Recorded]) -> dict[str, Any]:
-        """Return the row of a group without its keys and label."""
+        """Return the statistics of a group's runs: its row of the table without the keys and the label."""
         metric, test_metric, x, target = self.metric, self.test_metric, self.x, self.target
         shown = [run.until(self.at) for run in runs]
         described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)

@@ -10,24 +10,37 @@ from fedopt.console import note
 from fedopt.errors import UserError, among, nearest
 from fedopt.metrics import validates
 
-LONG = 60  # characters of a label in a legend
+LONG = 60  # a label with more characters is shortened in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
-    """Return the first metric that a run's problem describes and its metrics.csv has; '' if there is none. Runs are tried in
-    order, metrics over validation rows first.
+    """Return the first metric that a run's problem declares and its metrics.csv has; '' if there is none.
+
+    Runs are tried in order. Validation metrics are tried before all others.
     """
     firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
     return min(filter(None, firsts), key=lambda name: not validates(name), default="")
 
 
 def repeats(key: str) -> bool:
-    """Return whether a key is a seed, such as dataset.split_seed: runs that differ in seeds alone share a line."""
+    """Return whether a key is a seed, such as dataset.split_seed. Runs that differ only in seeds are in one group.
+
+    Args:
+        key: The dotted config key.
+    """
     return re.fullmatch(r"(.+[._])?seed", key) is not None
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric; a note names the runs left out. Raises UserError if no run has it."""
+    """Return the runs that have the metric. A note names the runs that are left out.
+
+    Args:
+        runs: The runs.
+        metric: A column of metrics.csv.
+
+    Raises:
+        UserError: No run has the metric.
+    """
     kept = [run for run in runs if metric in run.table]
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
@@ -41,13 +54,18 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
 
 
 def default_keys(runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys that differ between the runs, without seeds; ['algo'] if none does."""
+    """Return the config keys in which the runs differ, without seeds; ['algo'] if they differ in none."""
     return [key for key in differing(runs) if not repeats(key)] or ["algo"]
 
 
 def pairing(one: Sequence[Recorded], other: Sequence[Recorded]) -> list[str]:
-    """Return the keys by which the runs of two groups are paired: those in which the runs of a group differ, and of which the
-    groups have a value in common; ['seed'] if there are none.
+    """Return the keys by which the runs of two groups are paired; ['seed'] if there are none.
+
+    These are the keys that vary within a group, such as the seed, and of which at least one value occurs in both groups.
+
+    Args:
+        one: The runs of one group.
+        other: The runs of the other group.
     """
     keys = dict.fromkeys(["seed", *differing(one), *differing(other)])
     values = {key: [{run.keys.get(key, ABSENT) for run in runs} for runs in (one, other)] for key in keys}
@@ -55,10 +73,11 @@ def pairing(one: Sequence[Recorded], other: Sequence[Recorded]) -> list[str]:
 
 
 def differing(runs: Sequence[Recorded]) -> list[str]:
-    """Return the config groups whose chosen option differs, then each other key that differs between runs with the same
-    options, and each departure that differs between runs on a problem.
+    """Return all keys in which the runs differ.
 
-    Another key is left out if it differs only because the options differ. The key `from` is returned only if no other key is.
+    They are, in this order: the config groups with different options; the other keys that differ between runs with the same
+    options; and the departures that differ between runs on the same problem (see `departures`). Keys that differ only
+    because the options differ are left out. The key `from` is returned only if there is no other key.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -72,19 +91,31 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
     without, with_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
     if len(with_data) > len(without):
         others.append(DATA)
-    rest = [key for key in others if key != "from"]  # another start names a line only where nothing else differs
+    rest = [key for key in others if key != "from"]  # `from` names a line only if no other key differs
     return [*chosen, *(rest if chosen or rest else others)]
 
 
 def departures(runs: Sequence[Recorded]) -> list[str]:
-    """Return the departures of any of the runs whose values differ between runs on one problem."""
+    """Return the departures of the runs whose values differ between runs on one problem.
+
+    Departures are keys with other than their default values that determine which clients take part, what is communicated and
+    for how long.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.departures)
     problems = len({run.problem for run in runs})
     return [key for key in keys if len({(run.problem, run.group([key])) for run in runs}) > problems]
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys of --group-by, split at commas. Raises UserError for a key that no run's config has."""
+    """Return the keys that the option --group-by names.
+
+    Args:
+        chosen: The keys, separated by commas.
+        runs: The runs to group.
+
+    Raises:
+        UserError: No run's config has a key.
+    """
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
     present = list(dict.fromkeys(key for run in runs for key in run.keys))
     for key in keys:
@@ -109,8 +140,13 @@ def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the parts of each group's label: chosen options by name, other keys as key=value. Keys that a group lacks, and
-    limits that its budget lacks, are left out.
+    """Return the parts of each group's label: the names of chosen options, and other keys as key=value.
+
+    A key that a group lacks is left out, and so is a limit of the budget that is null.
+
+    Args:
+        by: The keys that define the groups.
+        groups: For each group, one value per key.
     """
     pairs = ([(k, v) for k, v in zip(by, g, strict=True) if v != ABSENT and k[:7] + v != "budget.null"] for g in groups)
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
@@ -120,7 +156,9 @@ def _telling(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collectio
     """Return the values of each group, with `ABSENT` for keys that do not differ between groups with the same chosen options.
 
     Args:
-        stay: Keys whose values are kept.
+        by: The keys that define the groups.
+        groups: For each group, one value per key.
+        stay: Keys whose values are always kept.
     """
     chosen = [tuple(v for k, v in zip(by, group, strict=True) if k in CHOSEN) for group in groups]
     same = [[other for other, its in zip(groups, chosen, strict=True) if its == options] for options in chosen]
@@ -131,11 +169,15 @@ def _telling(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collectio
 
 
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
-    """Return label -> label for figures: methods have their display names, and long labels are shortened.
+    """Return label -> label in figures: methods get their display names, and long labels are shortened.
 
-    If the groups are on several problems, the label of a group does not repeat its problem, which a picture's title has.
-    If a label is long, keys are dropped from the last to the first while the labels stay different, but for departures. If two
-    labels would be equal, all stay unchanged.
+    With several problems, the labels do not repeat the problem, which is the title of the picture. If a label is long, keys
+    are dropped, the last key first, as long as no two labels become equal. Departures (keys that change which clients take
+    part, what is communicated or for how long) are never dropped. If two labels would be equal in the end, all labels stay
+    unchanged.
+
+    Args:
+        groups: label -> runs of the group.
     """
     parts, stay, folders = [], departures([run for runs in groups.values() for run in runs]), with_project()
     problems = [runs[0].problem for runs in groups.values()]
@@ -155,7 +197,12 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 
 
 def _differ(parts: Sequence[Sequence[str]], problems: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether no two groups on one problem have the same label. parts: of each group's label. problems: of each group."""
+    """Return whether no two groups on one problem have the same label.
+
+    Args:
+        parts: The parts of each group's label.
+        problems: The problem of each group.
+    """
     return len({(*part, problem) for part, problem in zip(parts, problems, strict=True)}) == len(parts)
 
 
@@ -164,15 +211,15 @@ def labels_of(
 ) -> dict[str, int]:
     """Return label -> index in the order of colours, for each group.
 
-    A group that ``names`` renames gets the index of its name there. An unmatched name leaves its index unused, and a note
-    says so. So figures with fewer lines keep the colours.
+    A group that ``names`` renames gets the index of its new name in that list. A name that matches no group leaves its index
+    unused, and a note says so. Figures with fewer lines therefore keep their colours.
 
     Args:
         by: The keys that define the groups.
         groups: For each group, the values of these keys.
-        names: New names, as OLD=NEW, where OLD is a label or a part of one.
-        stay: The keys that each label names. None: all; else a label names another key only where it differs between groups with
-            the same chosen options.
+        names: New names, each as OLD=NEW. OLD is a label or a part of a label.
+        stay: The keys that every label names; any other key is named only where it differs between groups with the same
+            chosen options. None: all keys are named.
 
     Raises:
         UserError: A name has no =, or two groups would have the same name.

@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 
     Attributes:
         lines: label -> line.
-        scale: That of the y axis; if it is logarithmic, means are geometric.
+        scale: The scale of the y axis. On a logarithmic axis, means are geometric.
         share: Whether the values are percentages.
     """
 
@@ -36,19 +36,31 @@ class Lines(NamedTuple):
 
     @property
     def drawn(self) -> dict[str, Line]:
-        """Return label -> line as drawn: if the values are percentages, bands are cut to 0 to 100."""
+        """Return label -> line as it is drawn. If the values are percentages, bands are clipped to the range 0 to 100."""
         return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
 
 
 def y_scale(groups: Groups, metric: str, log: bool | None = None) -> ScaleBase:
-    """Return the scale of the y axis of groups on one problem. log: whether it is logarithmic; None: as `scale_of` all values."""
+    """Return the scale of the y axis for groups on one problem.
+
+    Args:
+        groups: label -> runs.
+        metric: The metric on the axis.
+        log: Whether the axis is logarithmic. None: it is chosen by `scale_of` from all values.
+    """
     runs = [run for members in groups.values() for run in members]
     values = np.concatenate([run.values(metric) for run in runs])
     return scale_of(runs[0].metric(metric), values) if log is None else named_scale(log)
 
 
 def is_log(groups: Groups, metric: str, log: bool | None = None) -> bool:
-    """Return whether the y axis of groups on one problem is logarithmic, so that means are geometric. log: as in `y_scale`."""
+    """Return whether the y axis for groups on one problem is logarithmic, so that means are geometric.
+
+    Args:
+        groups: label -> runs.
+        metric: The metric on the axis.
+        log: Whether the axis is logarithmic. None: it is chosen by `scale_of` from all values.
+    """
     return isinstance(y_scale(groups, metric, log), LogScale)
 
 
@@ -69,10 +81,10 @@ def lines_of(groups: Groups, metric: str, x: str = "", how: PlotStyle = USUAL) -
 def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = "", how: PlotStyle = USUAL) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
 
-    The line has a point at each cost at which some run was evaluated. Other runs are interpolated there by a line that is
-    straight on the axes of the picture, which on a logarithmic y axis is geometric. It begins where all runs have begun, and
-    ends where the first finished run ends, so no run drops out by ending. A run that has not finished is averaged up to its
-    latest evaluation.
+    The line has a point at each cost at which some run was evaluated. The other runs are interpolated at this cost, linearly
+    on the axes of the picture; on a logarithmic y axis the interpolation is geometric. The line begins at the cost at which
+    all runs have begun, and ends where the first finished run ends, so that all finished runs are averaged at every point. A
+    run that has not finished is averaged up to its latest evaluation.
 
     Args:
         runs: The runs.
@@ -94,11 +106,13 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
 
 
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
-    """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
+    """Return the line of means over runs, with a band.
 
     Args:
+        x: The costs, [points].
+        values: The values, [runs, points]. Masked values are ignored.
         log: Whether to average logarithms.
-        band: One of `BANDS`.
+        band: The kind of band, one of `BANDS`.
     """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)
@@ -114,7 +128,7 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Return the range of some numbers as text, such as '2 to 5', or '3' if all are equal."""
+    """Return the range of some counts as text, such as '2 to 5', or '3' if all counts are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
@@ -125,9 +139,10 @@ def explained(
 
     Args:
         counts: The number of runs of each line.
-        logs: The kinds of y axes in the figure: True for logarithmic, False for linear.
+        logs: Which kinds of y axes the figure has: True for logarithmic, False for linear.
         member: The noun for a run, such as seed.
-        x: The cost axis. Empty: the caption leaves it out.
+        x: The cost axis. Empty: the caption does not name it.
+        how: The options of the figure.
         how: The options of the figure.
     """
     several, log = max(counts) > 1, logs == {True}

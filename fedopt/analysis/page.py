@@ -1,4 +1,4 @@
-"""Runs as sections of an HTML page: a table of all, then the curves of each problem, its tables, and the partition of the data."""
+"""Sections of an HTML page: a table of all runs, then the curves, tables and data partitions of each problem."""
 
 import math
 from collections import Counter
@@ -25,14 +25,19 @@ from fedopt.files import read_as
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER, RunFolder
 
-LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
+LINES = f"Lines: means over seeds, geometric if the y axis is initially logarithmic. Bands: {BANDS['std']}."
 SPENT = {x: f"{cost.label} (bytes)" if x == "bytes" else cost.label for x, cost in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
-Runs = Mapping[str, list[Recorded]]  # by group
+Runs = Mapping[str, list[Recorded]]  # label -> runs of the group
 
 
 def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
-    """Return one page section per problem. title: a text to put before the problem's name."""
+    """Return one page section per problem.
+
+    Args:
+        comparison: The groups of runs.
+        title: A text to put before the name of the problem.
+    """
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
         legend = legend_labels(runs)
@@ -47,11 +52,11 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
 
 
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
-    """Return the section with a table of runs. The best ended run of each problem is bold.
+    """Return the section with the table of all runs. Of the ended runs of each problem, the best run is bold.
 
     Args:
-        runs: The runs that have values.
-        without_values: Folder of each other run -> why it has none.
+        runs: The runs that have recorded values.
+        without_values: Folder of each run without values -> why it has none.
     """
     rows = []
     for run in runs:
@@ -76,7 +81,12 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
 
 
 def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the first cells of a run's row, why it failed or diverged, and its folder. keys: as of `Recorded`."""
+    """Return column -> text of a run: state, method, problem, seed, why (it failed or diverged; '' otherwise), and folder.
+
+    Args:
+        folder: The run's folder.
+        keys: dotted config key -> value as text.
+    """
     problem = problem_name(tuple(keys.get(key, ABSENT) for key in PROBLEM)) or ABSENT
     names = {"method": display_name(keys.get("algo", ABSENT)), "problem": problem}
     facts = {"state": RunFolder(folder).seen() or ABSENT, **names, "seed": keys.get("seed", ABSENT)}
@@ -84,7 +94,7 @@ def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
-    """Return the interactive chart (every metric against every cost), and metric -> (tables, notes)."""
+    """Return the interactive chart, which shows every metric against every cost, and a mapping metric -> (tables, notes)."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
@@ -112,7 +122,8 @@ def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table],
 def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
     """Return the points of each group's line, rounded to six digits: [x, mean, low, high], or [x, mean] for a single run.
 
-    A group is None if it has no runs, or a run lacks this cost. A value is None if it is not finite.
+    The entry of a group is None if the group has no runs or one of its runs lacks this cost. A value is None if it is not
+    finite.
 
     Args:
         groups: label -> runs.
@@ -131,7 +142,7 @@ def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
 
 
 def _differences(groups: Runs) -> Table:
-    """Return a table of the config keys in which the runs differ: a row per key, a column per group."""
+    """Return a table of the config keys in which the runs differ, with one row per key and one column per group."""
     runs = [run for members in groups.values() for run in members]
     keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])
     apart = [key for key in keys if len({run.group([key]) for run in runs}) > 1]
@@ -143,9 +154,14 @@ def _differences(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map for each distinct partition of the data. Its label is the label of the first run that has it.
+    """Return label -> heat map, for each distinct partition of the data.
 
-    A heat map has the names of clients and classes, and counts [clients, classes]. A broken partition.csv gives a note.
+    The label consists of the label of the first group with this partition and the seeds of the run. A heat map has the names
+    of clients and classes, and the counts of examples, [clients, classes]. For a broken partition.csv a note is printed and
+    the file is left out.
+
+    Args:
+        groups: label -> runs of the group.
     """
     maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):
@@ -162,9 +178,13 @@ def _maps(groups: Runs) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[list[int]]:
-    """Parse partition.csv: a line per client, with the number of its examples of each class.
+    """Parse partition.csv, which has one line per client with the number of its examples of each class.
 
-    Raises ValueError if lines differ in length, or a cell is not a whole number of at least 0.
+    Args:
+        text: The content of the file.
+
+    Raises:
+        ValueError: Lines differ in length, or a cell is not a whole number of at least 0.
     """
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:

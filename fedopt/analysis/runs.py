@@ -1,4 +1,4 @@
-"""Reading runs from their folders. Imports no torch."""
+"""Reading runs from their folders. This module does not import torch."""
 
 import json
 import math
@@ -25,7 +25,7 @@ PROBLEM = ("problem", "dataset")
 DATA = "data"  # the key of the data set's digest
 ABSENT = "-"  # the value of a key that a run does not have
 NO_RUN = "no run in it"  # why a folder is skipped
-NAMED = 3  # of the folders that are skipped for one reason
+NAMED = 3  # the number of folders named per reason for which they are skipped
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Recorded:
 
     Args:
         folder: The run's folder.
-        keys: dotted config key -> value as text; for a config group, the chosen option. ``data`` is the beginning of the
-            data's hash.
+        keys: dotted config key -> value as text; for a config group, the chosen option. The key ``data`` has the first
+            digits of the data's hash.
         apart: The config keys that determine the numbers in metrics.csv, without the seed and `eval`; the keys of `budget` come
             last.
         digits: A fingerprint of the config; runs with the same numbers share it.
@@ -44,10 +44,12 @@ class Recorded:
         x: The cost axis, a key of `COSTS`.
         table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
-        sources: module -> hash of the user's module as the run began.
-        bad: The round of the evaluation at which the run diverged; nan if it did not.
-        departures: The keys without their default that say who takes part, what is exchanged and for how long; see `Composed`.
-        solves: The weights of the clients in the objective that the run solves, or problem.weighting; None if unknown.
+        sources: The user's module -> its hash when the run began.
+        bad: The round of the evaluation at which the run diverged; nan if the run did not diverge.
+        departures: The keys with other than their default values that determine which clients take part, what is
+            communicated and for how long.
+        solves: The weights of the clients in the objective that the run solves, or the name of the weighting, such as
+            uniform. None: unknown.
     """
 
     folder: Path
@@ -65,13 +67,19 @@ class Recorded:
     solves: Hashable = None
 
     def metric(self, name: str) -> Metric:
-        """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
-        better.
+        """Return the description of a column of metrics.csv.
+
+        A column that is not a metric gets a default description, in which lower values are better.
         """
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
-        """Return a copy of the run in which the metric has another label."""
+        """Return a copy of the run in which the metric has another label.
+
+        Args:
+            metric: A column of metrics.csv.
+            label: The new label, with its unit.
+        """
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
@@ -80,26 +88,42 @@ class Recorded:
         return np.where(np.isfinite(values), values, np.nan)
 
     def good(self, metric: str) -> np.ndarray:
-        """Return the values of a metric that can be the best or reach a target, [rows]: nan at the evaluation that diverged."""
+        """Return the values of a metric that may count as the best value or reach a target, [rows].
+
+        The value at the evaluation at which the run diverged is nan.
+        """
         return np.where(self.table["round"] == self.bad, np.nan, self.values(metric))
 
     def last(self, metric: str, at: float | None = None) -> float:
-        """Return the last value of a metric, for means and tests; nan if it is not finite, or if the run diverged or failed.
+        """Return the last value of a metric, which means and tests use; nan if it is not finite, or if the run diverged or
+        failed.
 
         Args:
-            at: A cost; the value is that of the last evaluation up to it, also of a run that diverged later. None: no bound.
-                Raises UserError as `until` does.
+            metric: A column of metrics.csv.
+            at: A cost. The value at the last evaluation up to this cost is returned, even if the run diverged later. None:
+                no bound.
+
+        Raises:
+            UserError: The run has no evaluation up to this cost.
         """
         lost = self.status in LOST and (at is None or at >= self.cost()[-1])
         return math.nan if lost else float(self.until(at).values(metric)[-1])
 
     def cost(self, x: str = "") -> np.ndarray:
-        """Return the cumulative cost at each row, [rows]. x: a key of `COSTS`; empty: the run's x."""
+        """Return the cumulative cost at each evaluation, [rows].
+
+        Args:
+            x: A key of `COSTS`. Empty: the cost axis of the run.
+        """
         columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x].columns)
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
-        """Return whether the run has the columns of this cost, with finite values in all rows."""
+        """Return whether the run has the columns of this cost, with finite values in all rows.
+
+        Args:
+            x: A key of `COSTS`.
+        """
         return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
@@ -107,12 +131,13 @@ class Recorded:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """Return (problem, data set). Runs in which it differs cannot be compared by a metric."""
+        """Return (problem, data set). Metrics of runs with different pairs cannot be compared."""
         return self.group(PROBLEM)
 
     def agrees(self, other: "Recorded") -> bool:
-        """Return whether two runs have the same columns, and equal rows in the rounds that both have. Time columns are not
-        compared.
+        """Return whether two runs have the same columns, and equal rows in the rounds that both runs have.
+
+        Columns that measure time are not compared.
         """
         if {*self.table} != {*other.table}:
             return False
@@ -122,8 +147,9 @@ class Recorded:
         return np.array_equal(rows, others, equal_nan=True)
 
     def until(self, cost: float | None) -> "Recorded":
-        """Return a copy of the run with only the evaluations up to this cost; None keeps all. Raises UserError if there are
-        none.
+        """Return a copy of the run with only the evaluations up to this cost; None keeps all.
+
+        Raise UserError if there is no such evaluation.
         """
         if cost is None:
             return self
@@ -135,11 +161,15 @@ class Recorded:
         return replace(self, table=self.table[reached])
 
 
-Groups = Mapping[str, Sequence[Recorded]]  # by label
+Groups = Mapping[str, Sequence[Recorded]]  # label -> runs of the group
 
 
 def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
-    """Return (problem, data set) -> label -> runs. Each group belongs to the problem of its first run."""
+    """Return (problem, data set) -> label -> runs. The first run of a group determines the problem of the group.
+
+    Args:
+        groups: label -> runs of the group.
+    """
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():
         on.setdefault(runs[0].problem, {})[label] = runs
@@ -147,17 +177,19 @@ def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recor
 
 
 def problem_name(problem: tuple[str, ...]) -> str:
-    """Return (problem, data set) as text, without a data set that the problem lacks."""
+    """Return (problem, data set) as text; the data set is left out if the problem uses none."""
     return ", ".join(part for part in problem if part not in (ABSENT, "none"))
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """Return all runs that can be read, without copies of the same run. Notes name what is left out.
+    """Read all runs in some folders, and return them without copies of the same run. Notes name the folders that are left
+    out.
 
     Args:
         paths: Folders that hold runs, at any depth.
         x: The cost axis, a key of `COSTS`.
-        exclude: Shell patterns. A run is left out if one matches its path, or the name of any folder on the path.
+        exclude: Shell patterns. A run is left out if a pattern matches the path of its folder or the name of any folder on
+            this path.
 
     Raises:
         UserError: A path does not exist, no run is left, or `x` is no cost axis.
@@ -173,9 +205,15 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return (runs, reason -> skipped folders).
+    """Return the runs in some folders without copies of the same run, and reason -> skipped folders.
 
-    The runs are the ones that `usable` returns, but the list may be empty, and no note names the skipped folders.
+    Unlike `usable`, it may return an empty list of runs, and prints no note about the skipped folders.
+
+    Args:
+        paths: Folders that hold runs, at any depth.
+        x: The cost axis, a key of `COSTS`.
+        exclude: Shell patterns. A run is left out if a pattern matches the path of its folder or the name of any folder on
+            this path.
 
     Raises:
         UserError: A path does not exist.
@@ -205,7 +243,11 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used."""
+    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used.
+
+    Args:
+        path: The file or folder, for the note.
+    """
     try:
         yield
     except BROKEN as error:
@@ -214,10 +256,11 @@ def noting(path: Path) -> Iterator[None]:
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
-    """Return the runs without copies, in their order. Notes say how many were left out, and which runs contradict each other.
+    """Return the runs without copies, in their order. Notes say how many copies were left out, and which runs contradict
+    each other.
 
-    Of runs with the same config, seed and data, the longest is kept. A shorter one is kept too if it did not fail and its
-    rows differ from the rows of every run that is kept.
+    Of all runs with the same config, seed and data, the longest run is kept. A shorter run is kept too if it did not fail
+    and its rows contradict the rows of every run that is kept.
     """
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
@@ -237,14 +280,18 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
-    """Print a note on the skipped folders, if there are any. skipped: reason -> folders."""
+    """Print a note on the skipped folders, if there are any.
+
+    Args:
+        skipped: Reason -> folders that were skipped for this reason.
+    """
     reasons = [f"{some(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 
 
 def read(folder: Path, x: str) -> Recorded:
-    """Read the run in a folder. A run that is still going gives its complete rows so far.
+    """Read the run in a folder. Of a run that is still in progress, the complete rows written so far are read.
 
     Args:
         folder: The run's folder.
@@ -258,16 +305,16 @@ def read(folder: Path, x: str) -> Recorded:
     config, card = RunFolder(folder).config(), RunFolder(folder).card()
     metrics = {metric.name: metric for metric in card.get("metrics", ())}
     if not metrics:
-        raise UserError("run.json does not describe its metrics")
+        raise UserError("run.json has no descriptions of the metrics; the file is incomplete or not fedopt's")
     table = read_table(folder / "metrics.csv", growing=True)
     if table.empty:
         raise UserError("metrics.csv has no rows")
-    for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
+    for name in table.select_dtypes(exclude="number"):  # the file may come from somebody else
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x].columns
     if lacking := [name for name in ("round", *columns) if name not in table]:
         raise UserError(f"metrics.csv lacks the column {lacking[0]}")
-    same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
+    same = {key: value for key, value in config.items() if key != "eval"}  # evaluation times do not identify a run
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables
     keys, tuned = _keys(flat(config)), card.get("tuned", Tuned())
@@ -291,12 +338,17 @@ def read(folder: Path, x: str) -> Recorded:
         _solves(card, keys),
     )
     if not np.isfinite(run.cost()).all():
-        raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")
+        raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}; delete or rerun the run")
     return run
 
 
 def _solves(card: Mapping[str, Any], keys: Mapping[str, str]) -> Hashable:
-    """Return `Recorded.solves` of a run."""
+    """Return the weights of the clients in the objective that a run solves, or the name of the weighting; None if unknown.
+
+    Args:
+        card: The content of run.json.
+        keys: dotted config key -> value as text.
+    """
     if "effective_weights" not in card:
         return None
     if (weights := card["effective_weights"]) is None:
@@ -307,8 +359,8 @@ def _solves(card: Mapping[str, Any], keys: Mapping[str, str]) -> Hashable:
 def _keys(config: dict[str, Any]) -> dict[str, str]:
     """Return dotted key -> value as text, from a flat config.
 
-    A node's `_target_` is returned under the node's key, as the class name only. Other keys that begin with an underscore are
-    left out.
+    The value of a key NODE._target_ is returned under the key NODE, as the name of the class without its module. Other keys
+    that begin with an underscore are left out.
     """
     return {
         key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
@@ -318,7 +370,7 @@ def _keys(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: a string unchanged, others as JSON. 1 and 1.0 give the same text."""
+    """Return a value as text: a string unchanged, any other value as JSON. 1 and 1.0 give the same text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)

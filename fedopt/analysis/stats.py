@@ -1,4 +1,4 @@
-"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections.
+"""Statistics of runs: means and standard deviations, t-intervals, paired tests and Holm's correction.
 
 Importing scipy takes half a second, so only the functions that need it import it.
 """
@@ -16,19 +16,19 @@ from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
 from fedopt.console import counted, note
 from fedopt.drawing import spans_decades
 
-EXACT = 2e-9  # beside the values: differences that differ by less are equal, since values have ten digits
-MOST_TESTED = 6  # groups of a problem of which each pair is tested
+EXACT = 2e-9  # relative to the values, which are stored with ten digits: smaller differences count as equal
+MOST_TESTED = 6  # the largest number of groups on a problem of which each pair is tested
 Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the standard deviation (with n - 1) of [n] values.
 
-    Without values the mean is nan. A nan among the values makes both nan. The deviation is nan for fewer than two values, or
-    if the mean is infinite.
+    The mean is nan if there are no values. A nan among the values makes the mean and the deviation nan. The deviation is
+    also nan for fewer than two values, or if the mean is infinite.
     """
     series = pd.Series(values, dtype=float)
-    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
+    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # no rounding errors
         return float(series[0]), 0.0
     mean = series.mean(skipna=False)
     if not math.isfinite(mean):
@@ -51,10 +51,13 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 
 
 def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
-    """Return where a value on a problem is 0 or less, as 'is 0 in LABEL, seed 1', if the other values span decades; else ''.
+    """Return where a value on a problem is 0 or less, such as 'is 0 in LABEL, seed 1', if all other values span decades;
+    else ''.
 
     Args:
-        of: Returns the values of a run, [n].
+        groups: label -> runs, all on one problem.
+        metric: The metric to which the values belong.
+        of: A function that returns the values of a run, [n].
     """
     values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
     every = np.concatenate([its for *_, its in values])
@@ -67,19 +70,20 @@ def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarra
 def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
-    Runs are paired by `pairing`: seeds, data splits and whatever else differs within the groups. Several runs of a group with
-    equal values of these keys are averaged. Two groups with fewer than two pairs have no row. A note counts runs without a
-    partner.
+    Runs are paired by the keys that differ within the groups: the seed, the seed of the data split, or others (`pairing`).
+    If a group has several runs with equal values of these keys, their mean is used. Two groups with fewer than two pairs
+    have no row. A note says how many runs have no partner.
 
-    A row has the mean difference, the number of pairs, the two-sided p-value, p with Holm's correction over the groups of the
-    problem, and the keys that the runs are paired by. p is nan if the difference is the same for all pairs; p and the
-    difference are nan if a run has no last value. If the values of a problem span decades, logarithms are tested, and its rows
-    have the ratio of geometric means instead. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A row has the mean difference, the number of pairs, the two-sided p-value, the p-value with Holm's correction over all
+    pairs of groups on the problem, and the keys by which the runs are paired. The p-value is nan if the difference is the
+    same for all pairs; the p-value and the difference are nan if a run has no last value because it failed or diverged. If
+    the values on a problem span decades, logarithms are tested, and the rows have the ratio of geometric means instead of
+    the difference. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
     Args:
         groups: label -> runs.
         metric: A column of metrics.csv.
-        at: As in `Recorded.last`.
+        at: The cost up to which values are used. None: the last values are tested.
     """
     rows, kinds = list[tuple[Any, ...]](), set[str]()
     for problem, members in by_problem(groups).items():
@@ -93,7 +97,7 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
         its = [row for row in tested if row[3] > 1]
         if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
             note(
-                f"{problem[0]}: the last {metric} {found}, so differences are tested, not ratios; the others span decades"
+                f"{problem[0]}: differences are tested, not ratios, because the last {metric} {found}; other values span decades"
             )
         rows += [(*row[1:], p, row[0]) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
     title = next(iter(groups.values()))[0].metric(metric).title
@@ -105,8 +109,16 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
 def _tested(
     pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
 ) -> tuple[str, str, float, int, float]:
-    """Return (keys, pair, mean difference or ratio, pairs of runs, p) of two groups. pair: labels and runs. log: whether to
-    test logarithms.
+    """Return the result of the paired test of two groups.
+
+    Args:
+        pair: The label and the runs of both groups.
+        log: Whether to test logarithms.
+        metric: A column of metrics.csv.
+        at: The cost up to which values are used. None: the last values are tested.
+
+    Returns:
+        The keys by which the runs are paired, the pair as text, the mean difference or ratio, the number of pairs, and p.
     """
     by = pairing(*(runs for _, runs in pair))
     ends: list[dict[tuple[str, ...], list[float]]] = [{}, {}]  # values of the keys -> last values, or their logarithms
@@ -131,7 +143,11 @@ def _tested(
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return Holm-adjusted p-values, [n] [Holm 1979]. A nan in p stays nan and is not counted as a test."""
+    """Return Holm-adjusted p-values, [n] [Holm 1979]. A nan in p stays nan and is not counted as a test.
+
+    Args:
+        p: The p-values of all tests, [n].
+    """
     order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)

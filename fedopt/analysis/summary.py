@@ -20,7 +20,7 @@ from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
 from fedopt.results import LOST, OVER
 
-# Of the tables that people read
+# For the tables that people read
 COLUMNS = ("runs", "seeds", "status", "spent", "final", "test", "best", "test_at_best", "to_target", "reached")
 
 
@@ -31,15 +31,16 @@ def shown_table(
     short: bool = False,
     first: str = "",
 ) -> Table:
-    """Return the table of a comparison as text. A cell is bold if it is the best on its problem, among groups without a run in
-        progress.
+    """Return the table of a comparison as text. The best value on each problem is bold; groups with a run in progress are
+    not considered.
 
     Args:
         comparison: The comparison.
-        columns: As in `Comparison.write`.
-        decimals: As in `Comparison.write`.
-        short: Whether the heads are short names, such as best, in place of phrases such as best test accuracy (%).
-        first: The head of the column of labels. Empty: the keys that define the groups.
+        columns: The columns to show, such as runs, seeds and final. Empty: the columns that are informative for these runs.
+        decimals: The number of decimals of the metric, 0 to 15. None: as many as give the standard deviation two significant
+            digits.
+        short: Whether the column headings are short names, such as best, instead of phrases, such as best test accuracy (%).
+        first: The heading of the column of labels. Empty: the keys that define the groups.
 
     Raises:
         UserError: The comparison lacks a column, or the decimals are not from 0 to 15.
@@ -52,7 +53,7 @@ def shown_table(
     title, test, cost = metrics[0].title, runs[0].metric(test_metric).title, COSTS[c.x].label
     final = "final" if c.at is None else f"at {amount(c.x, c.at)}:"
     of_metric, of_spent = partial(plus_minus, decimals=decimals), in_bytes if c.x == "bytes" else plus_minus
-    # Head, column of the CSV, how (mean, std) become text, and the sign that makes lower values better (nan: neither are)
+    # Heading, column of the CSV, format of (mean, std), and the sign that makes lower values better (nan: neither direction is)
     measured: dict[str, tuple[str, str, Callable[[float, float], str], pd.Series | float]] = {
         "spent": (cost, f"spent_{c.x}", of_spent, math.nan),
         "final": (f"{final} {title}", f"final_{c.metric}", of_metric, signs),
@@ -98,14 +99,17 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
-    """Return whether each value is the best of its problem, or is shown with the same digits as the best.
+    """Return, for each value, whether it is the best on its problem or is shown with the same digits as the best.
 
-    nan and the only value of a problem give False.
+    The result is False for nan and for the only value on a problem.
 
     Args:
-        show: Formats (mean, std) as text.
+        mean: The mean of each group.
+        std: The standard deviation of each group.
+        show: A function that formats (mean, std) as text.
         problems: The problem of each value.
-        sign: 1 if lower is better, -1 if higher is, nan if neither; of each row, or of all.
+        sign: 1 if lower values are better, -1 if higher values are, nan if neither; one number for all groups or one per
+            group.
     """
     tops = (sign * mean).groupby(problems).transform("min") * sign
     several = problems.map(Counter(problems)) > 1
@@ -124,19 +128,23 @@ def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_by(tested: pd.DataFrame) -> str:
-    """Return by what the runs of the tests are paired, with the numbers of pairs, such as 'paired by seed (5)'."""
+    """Return a text that names the keys by which the runs are paired and the numbers of pairs, such as 'paired by seed (5)'.
+
+    Args:
+        tested: The table of paired tests.
+    """
     each = dict.fromkeys(f"{keys} ({n})" for keys, n in zip(tested["paired by"], tested["pairs"], strict=True))
     return f"paired by {', '.join(each)}"
 
 
 def write_shown(base: Path, name: str, table: pd.DataFrame, shown: Table) -> Path:
-    """Write a table in one format, and return the file's path.
+    """Write a table to a file in one format, and return the path of the file.
 
     Args:
-        base: The path without ending.
+        base: The path of the file without its ending.
         name: The format: csv, latex or markdown.
         table: The values, for CSV.
-        shown: The same as text, for the other formats.
+        shown: The same table as text, for the other formats.
     """
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)

@@ -20,18 +20,19 @@ from fedopt.errors import UserError
 from fedopt.metrics import COSTS
 from fedopt.results import RunFolder, numbers_of
 
-MOST_SHOWN = 50  # rows of the table that is printed
+MOST_SHOWN = 50  # the largest number of rows that are printed
 
 
 def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> int:
     """Write sweep.csv, print a summary, and return the exit code: 1 if a run failed, else 0.
 
-    sweep.csv has a row per run: the keys that were overridden, status, costs, final and best metrics, and the cost to reach
-    the target.
+    sweep.csv has one row per run, with the overridden keys, the status, the costs, the final and best metrics, and the cost
+    to reach the target.
 
     Args:
         folder: The folder of the sweep.
-        refused: run folder -> why its run does not belong to this sweep. Its row has the status refused and no results.
+        refused: run folder -> why its run does not belong to this sweep. Such a run has a row with the status refused and
+            without results.
     """
     rows, configs, lasts = list[dict[str, Any]](), list[dict[str, Any]](), list[tuple[str, float]]()
     swept: dict[str, None] = {}
@@ -43,7 +44,7 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
         with suppress(UserError):  # a config that cannot be read
             config = flat(run.config())
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
-        given.pop("resume", None)  # a run that was killed before it began has another one
+        given.pop("resume", None)  # it may differ for a run that was killed before it began
         swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
         row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in COSTS}
@@ -69,7 +70,10 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
 
 
 def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
-    """Return eval.metric, else the metric that the problem names first, with its last value; '' and nan if there is none."""
+    """Return the name and the last value of the metric in eval.metric or, if it is not set, of the problem's first metric.
+
+    The result is ('', nan) if the run has no metric.
+    """
     metric = str(config.get("eval.metric") or next((metric.name for metric in run.card().get("metrics", ())), ""))
     try:
         return metric, run.last(metric)
@@ -78,11 +82,12 @@ def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: Iterable[str]) -> pd.DataFrame:
-    """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
-        keys. Seeds of data splits are seeds too.
+    """Return a table, as text, of the mean and standard deviation of the last values over seeds, including seeds of data
+    splits. It has one row per combination of the other swept keys.
 
-    A run without a last value leaves its group without a mean; runs that were refused do not count. The table is empty if no row
-    has a metric. A single metric is named in the heading, several in a column. Statuses are shown unless all runs have finished.
+    If a run has no last value because it failed or diverged, the row has no mean. Refused runs are ignored. The table is
+    empty if no run has a metric. A single metric is named in the heading, several metrics in a column. Statuses are shown
+    unless all runs have finished.
 
     Args:
         table: The rows of sweep.csv.
@@ -94,7 +99,7 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
         return pd.DataFrame()
     cells = table.astype(object).where(table.notna(), "-").astype(str)
     keys = [key for key in swept if cells[key].nunique() > 1]
-    if any(repeats(key) and key != "seed" for key in keys):  # splits, which give data of their own
+    if any(repeats(key) and key != "seed" for key in keys):  # data splits, each of which gives other data
         keys = [key for key in keys if key != "data"]
     keys = [key for key in keys if not repeats(key)]
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -112,9 +117,10 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
 
 
 def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
-    """Return a line on differences between runs on the same problem that the sweep did not ask for; '' if there are none.
+    """Return a warning about keys that differ between runs on the same problem although they are not swept; '' if there are
+    none.
 
-    It compares whether tuned values are used, batch sizes, the budget, and when to evaluate.
+    Four things are compared: whether tuned values are used, the batch size, the budget, and the times of evaluation.
 
     Args:
         runs: The configs of the sweep.
@@ -133,7 +139,5 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
         for (problem, key), values in names.items()
         if len(values) > 1 and key not in swept
     ]
-    remedy = (
-        ". preset=none leaves tuned values out for all" if any(key.startswith("tuned values") for key in lines) else ""
-    )
+    remedy = ". preset=none disables all tuned values" if any(key.startswith("tuned values") for key in lines) else ""
     return f"the runs also differ in what is not swept: {'. '.join(lines)}{remedy}" if lines else ""

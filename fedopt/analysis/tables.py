@@ -17,13 +17,14 @@ BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     """Format mean ± std, such as '0.912 ± 0.013'.
 
-    By default std has two significant digits, and the mean has as many decimals. Numbers of 1e5 or more, and tiny std, share
-    one exponent, as in '(1.234 ± 0.056)e+06'. If std is far smaller than the mean, each has its own exponent.
+    By default std has two significant digits, and the mean has as many decimals as std. If the mean is 1e5 or more, or std
+    is tiny, both share one exponent, as in '(1.234 ± 0.056)e+06'. If std is far smaller than the mean, each has its own
+    exponent.
 
     Args:
         mean: The mean.
-        std: The standard deviation; nan leaves it out.
-        decimals: Decimals of both. None: the default above.
+        std: The standard deviation. nan: only the mean is shown.
+        decimals: The number of decimals of the mean and of std. None: the default described above.
     """
     if decimals is not None and math.isfinite(mean):
         return f"{mean:z.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
@@ -42,15 +43,23 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 
 
 def mean_text(mean: float, std: float = math.nan, how: Callable[[float, float], str] = plus_minus) -> str:
-    """Format a mean as ``how`` does, or `ABSENT` if there is none, as of a group in which a run diverged."""
+    """Format a mean and a standard deviation with ``how``; return `ABSENT` if there is no mean, for example because a run
+    diverged.
+
+    Args:
+        mean: The mean; nan if there is none.
+        std: The standard deviation. nan: only the mean is shown.
+        how: The function that formats (mean, std).
+    """
     return how(mean, std) if math.isfinite(mean) else ABSENT
 
 
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a table.csv as text in the paper's layout: 'measured (paper)'.
+    """Return the cells of a table.csv in the layout of the paper's table, each as 'measured (paper)'.
 
     Args:
-        cells: A row per cell, with the columns row, column, mean (not finite: shown as -), std and paper (nan: no number).
+        cells: One row per cell, with the columns row, column, mean (shown as - if it is not finite), std, and paper, the
+            number in the paper (nan: none).
     """
     measured = cells.apply(lambda cell: mean_text(cell["mean"], cell["std"]), axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
@@ -60,20 +69,30 @@ def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_bytes(mean: float, std: float, unit: str = "") -> str:
-    """Format mean ± std in a unit of `BYTES`. unit: '' chooses it as `unit_of_bytes` does."""
+    """Format a mean and a standard deviation of bytes as mean ± std.
+
+    Args:
+        mean: The mean, in bytes.
+        std: The standard deviation, in bytes.
+        unit: The unit to show, one of `BYTES`. Empty: `unit_of_bytes` chooses it.
+    """
     unit = unit or unit_of_bytes([mean])
     return f"{plus_minus(mean / BYTES[unit], std / BYTES[unit])} {unit}"
 
 
 def unit_of_bytes(means: Sequence[float]) -> str:
-    """Return a unit for a column: the largest in which the smallest mean is at least 1, or the largest mean at least 100."""
+    """Return the unit for a column of means in bytes: the largest unit in which the smallest mean is at least 1 or the
+    largest mean is at least 100.
+    """
     finite = [mean for mean in means if math.isfinite(mean)]
     small, large = min(finite, default=0), max(finite, default=0)
     return next((unit for unit, size in BYTES.items() if small >= size or large >= 100 * size), "B")
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Return values as text with `digits` significant digits; if two decimals are enough for all, all get the same decimals."""
+    """Return values as text with `digits` significant digits. If two decimals are enough for all values, all get the same
+    number of decimals.
+    """
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
@@ -83,7 +102,8 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """Return a float as text with seven significant digits; between 1e6 and 1e15 in size, as a whole number.
+    """Return a float as text with seven significant digits, or rounded to a whole number if its size is between 1e6 and
+    1e15.
 
     nan and values of other types are returned unchanged.
     """
@@ -93,15 +113,19 @@ def rounded(value: object) -> object:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV, completely or not at all. Floats are formatted by `rounded`; missing folders are made."""
+    """Write a table to a CSV file, completely or not at all. Floats are formatted by `rounded`; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts, as `console.show_table` does. right: the columns to align right, such as numbers. caption: a text
-    below the table.
+    """Print a table of texts on the terminal.
+
+    Args:
+        table: The table.
+        right: The columns to align right, such as columns of numbers.
+        caption: A text below the table. None: no caption.
     """
     show_table([*map(str, table)], table.to_numpy().tolist(), right)
     if caption:
@@ -109,12 +133,13 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """Return a table of texts as LaTeX for the package booktabs; the first column is aligned left, the others right.
+    """Return a table of texts as LaTeX for the package booktabs. The first column is aligned left, all other columns right.
 
-    Text between two $ is mathematics.
+    Text between two $ is kept as mathematics.
 
     Args:
-        bold: [rows, columns], which cells are bold.
+        table: The texts.
+        bold: Booleans [rows, columns], true for bold cells. None: no cell is bold.
     """
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
@@ -133,7 +158,12 @@ def _typeset(cell: object) -> str:
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """Return a table of texts as Markdown. bold: [rows, columns], which cells are bold."""
+    """Return a table of texts as Markdown.
+
+    Args:
+        table: The texts.
+        bold: Booleans [rows, columns], true for bold cells. None: no cell is bold.
+    """
     cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")

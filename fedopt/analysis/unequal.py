@@ -1,4 +1,4 @@
-"""Warnings about what makes a comparison unequal. Each generator yields one line per finding."""
+"""Warnings about what makes a comparison unequal. Each generator yields one line per warning."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         by: The keys that define the groups.
         groups: label -> runs.
         metric: The metric that is compared.
-        at: The cost at which the groups are compared. None: last values are compared.
+        at: The cost at which the groups are compared. None: the last values are compared.
     """
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
@@ -36,16 +36,16 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
-        yield f"not finished: {'; '.join(labels)}: the table has their values so far; leave them out with --exclude"
+        yield f"not finished: {'; '.join(labels)}: the table has their latest values; leave these runs out with --exclude"
     for problem, its in by_problem(groups).items():
         if found := not_positive(its, metric, lambda run: run.values(metric)):
             axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
-            yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the others span decades"
+            yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the other values span decades"
     yield from _spends(by, groups, runs[0].x, at)
     for label, members in groups.items():
         if worse := sum(_ends_worse(run, metric) for run in members):
             how = f"{worse} of {len(members)} runs end with a worse {metric} than they began with"
-            yield f"{label}: {how}; try smaller steps"
+            yield f"{label}: {how}; try smaller step sizes"
     yield from _versions(runs)
     yield from _weights(groups)
     yield from _tuning(groups)
@@ -53,11 +53,15 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys, other than those in `by`, in which groups on the same problem differ, and all departures but a single
-    key in `by`.
+    """Return the keys in which groups on the same problem differ, other than the keys in `by`.
 
-    Other keys that differ only because the option differs are left out. So are the budget and evaluation times, on which
-    other lines report.
+    All departures (keys that change which clients take part, what is communicated or for how long) are included, unless `by`
+    consists of this one key. Keys that differ only because the chosen option differs are left out, and so are the budget and
+    the evaluation times, on which other lines report.
+
+    Args:
+        by: The keys that define the groups.
+        groups: label -> runs.
     """
     brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
     keys: dict[str, None] = {}
@@ -75,12 +79,13 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield lines on runs that end at different costs, within a group or between groups on a problem. Diverged runs are
-    ignored.
+    """Yield a line for each group, and each problem, on which runs end at different costs. Diverged runs are ignored.
 
     Args:
-        x: The cost axis.
-        at: The cost at which the groups are compared; None: last values are compared.
+        by: The keys that define the groups.
+        groups: label -> runs.
+        x: The cost axis, a key of `COSTS`.
+        at: The cost at which the groups are compared. None: the last values are compared.
     """
     ends = {
         label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
@@ -90,13 +95,13 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
             yield (
-                f"runs of {label} end between {least} and {most}; its line ends where the first ends, and the table "
-                f"has last values"
+                f"runs of {label} end between {least} and {most}; its line ends where the first run ends, and the table "
+                f"has the last value of each run"
             )
         if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
-        yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
+        yield f"--at={at:g}: runs of {', '.join(early)} end earlier; the table has their last values"
         ends = {label: costs for label, costs in ends.items() if label not in early}
     for problem, labels in by_problem({label: groups[label] for label in ends if ends[label]}).items():
         spent = {label: float(np.mean(ends[label])) for label in labels}
@@ -108,20 +113,22 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
 
 
 def _apart(amounts: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the labels of the smallest and the largest amount if their ratio exceeds `UNEQUAL`; else None."""
+    """Return the labels of the smallest and the largest amount if the largest is more than `UNEQUAL` times the smallest;
+    else None.
+    """
     ranked = sorted(amounts, key=lambda label: amounts[label])
     return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > UNEQUAL * amounts[ranked[0]] else None
 
 
 def _ends_worse(run: Recorded, metric: str) -> bool:
-    """Return whether a run that was evaluated at round 0 ends with a worse value than it had there."""
+    """Return whether the last value of a run is worse than its value at round 0; False if it was not evaluated at round 0."""
     first, last = run.values(metric)[[0, -1]]
     described = run.metric(metric)
     return run.table["round"].iloc[0] == 0 and described.better != "neither" and described.sign * (last - first) > 0
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Yield a line for each of the user's modules that changed between runs."""
+    """Yield a line for each module of the user whose content differs between runs."""
     for module in dict.fromkeys(module for run in runs for module in run.sources):
         several = {run.sources[module] for run in runs if module in run.sources}
         if len(several) > 1:
@@ -129,7 +136,9 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _weights(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem whose groups solve it with different weights of the clients, by the runs of one seed."""
+    """Yield a line for each problem that the groups solve with different weights of the clients. Runs of one seed are
+    compared.
+    """
     for problem, labels in by_problem(groups).items():
         seed, solved = next(iter(labels.values()))[0].keys.get("seed"), dict[Hashable, dict[str, None]]()
         for label, run in ((label, run) for label, runs in labels.items() for run in runs):
@@ -154,7 +163,7 @@ def _tuning(groups: Groups) -> Iterator[str]:
 
 
 def _asked(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem whose groups ask unequal numbers of clients in a communication round."""
+    """Yield a line for each problem on which the groups contact unequal numbers of clients per communication round."""
     for problem, labels in by_problem(groups).items():
         asked: dict[str, float] = {}
         for label, runs in labels.items():
@@ -174,6 +183,12 @@ def with_status(label: str, runs: Sequence[Recorded]) -> str:
 
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
-    """Format a cost with its unit, such as '300 communication rounds'. x: a key of `COSTS`. std: nan leaves it out."""
+    """Format a cost with its unit, such as '300 communication rounds'.
+
+    Args:
+        x: A key of `COSTS`.
+        mean: The cost, or the mean of several costs.
+        std: The standard deviation. nan: only the mean is shown.
+    """
     what = COSTS[x].label.removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x].label
     return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

@@ -245,7 +245,7 @@ def _best_of(
                 for method, rows in table[table["task"] == task.name].groupby("method", sort=False)
             }
             figures.draw_lines(axis, lines, ranked)
-            figures.describe(axis, "points of a search", "score by rounds", task.name)
+            figures.describe(axis, "sampled configurations", "score by rounds", task.name)
     return table
 
 

@@ -20,6 +20,8 @@ from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest, n
 if TYPE_CHECKING:
     from fedopt.jobs import Launcher
 
+SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is an alias of fedopt compare
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for invalid arguments.
@@ -137,7 +139,7 @@ def launcher_of(args: argparse.Namespace) -> "Launcher":
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
-    """Execute a command, print errors as one line, and exit if the exit code is not 0.
+    """Execute a command, print errors as one line, and exit the process if the exit code is not 0.
 
     The exit code is the one that the command returns; 2 for invalid input; 1 for a bug, or for runs that did not finish; 130
     after Ctrl-C; and 141 if the reader of the output has closed the pipe. With HYDRA_FULL_ERROR=1 exceptions are raised

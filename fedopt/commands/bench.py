@@ -1,4 +1,4 @@
-"""The command `fedopt bench`: run the benchmark's tasks, rank the methods, enter a new method."""
+"""The command `fedopt bench`: run the tasks of the benchmark, rank the methods, and enter a new method."""
 
 import argparse
 from pathlib import Path

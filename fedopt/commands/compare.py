@@ -67,7 +67,11 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def _alone(comparison: Comparison) -> Iterator[str]:
-    """Yield a line with the metric of clients that train alone, if the runs have it: the mean over the runs of each group."""
+    """Yield a line with the metric of models that clients fit to their own examples, as the mean over the runs of each
+    group.
+
+    Nothing is yielded if the runs do not have this metric.
+    """
     rows, _, score = comparison.metric.partition("_")
     name, by_value = f"alone_{score}", dict[str, list[str]]()
     for label, runs in comparison.groups.items() if rows in ("val", "test", "personal", "common") else ():

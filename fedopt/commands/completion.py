@@ -1,7 +1,8 @@
 """Tab completion of command lines in a shell."""
 
+from fedopt.commands.answer import SUBCOMMANDS
 from fedopt.commands.keys import Key, keys
-from fedopt.commands.list_ import OTHER_TOPICS, TOPICS
+from fedopt.commands.list_ import KEYS, TOPICS
 from fedopt.config import GROUPS, extra_folders, key_of, options, tuned_names, with_project
 from fedopt.errors import UserError
 
@@ -17,11 +18,11 @@ def completions(line: str) -> list[str]:
     name, equals, _ = word.partition("=")
     typed = word[: max(word.rfind("="), word.rfind(",")) + 1]  # the key, and in a sweep its earlier values
     if [*map(str, before[1:])] in (["list"], ["new"]):
-        found = {*TOPICS, *OTHER_TOPICS} if before[1] == "list" else {"algo", "problem"}
+        found = {*TOPICS, *KEYS} if before[1] == "list" else {"algo", "problem"}
     elif not equals:
         ends = {key: key.find(".", len(word)) + 1 for key in described}
         found = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in described), *(f"{g}=" for g in GROUPS)}
-        found |= {"ls", "list", "rm", "new", "export"} if len(before) == 1 else set()
+        found |= {"ls", "list", "rm", "new", "export", *SUBCOMMANDS} if len(before) == 1 else set()
     elif name in GROUPS:
         found = {f"{typed}{option}" for option in options(name, folders)}
     else:

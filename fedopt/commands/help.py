@@ -1,4 +1,4 @@
-"""The overview of commands that `fedopt`, `fedopt help` and `fedopt list commands` print."""
+"""The overview of commands that `fedopt` and `fedopt help` print."""
 
 from fedopt.commands.keys import explain, show_keys
 from fedopt.console import show, show_table

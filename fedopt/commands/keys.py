@@ -91,7 +91,8 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
 
 
 def show_keys(overrides: list[str], folders: list[str]) -> None:
-    """Print the keys of the config groups that a command chooses, or all keys if it chooses an algorithm and a problem.
+    """Print the keys of the config groups from which a command chooses an option, or all keys if it chooses an algorithm and
+    a problem.
 
     Args:
         overrides: The overrides; [] prints the keys that every run has.
@@ -142,6 +143,11 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
 
 def _explain_in_all(group: str, key: str, folders: Folders) -> None:
     """Print each meaning of a key of a config group, with the options that have the key.
+
+    Args:
+        group: The config group, such as algo.
+        key: The dotted key, such as algo.beta.
+        folders: The user's config folders.
 
     Raises:
         UserError: No option has the key.

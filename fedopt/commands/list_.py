@@ -4,7 +4,6 @@ import re
 from textwrap import shorten
 
 from fedopt.commands.answer import Parser
-from fedopt.commands.help import COMMANDS
 from fedopt.commands.keys import show_keys
 from fedopt.config import (
     PROBLEM,
@@ -22,7 +21,7 @@ from fedopt.errors import UserError, nearest
 
 TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
-OTHER_TOPICS = {"keys": "the keys that every run has", "commands": "all commands and options"}
+KEYS = {"keys": "the keys that every run has"}
 CLASSES = {  # class of problems in Python -> its name on pages and in lists, if it is different
     "local_bilevel": "bilevel (local lower level)",
     "two_level": "compositional (two levels)",
@@ -42,7 +41,7 @@ def show_list(arguments: list[str]) -> None:
         UserError: The topic or the class of problems does not exist.
     """
     parser = Parser(prog="fedopt list", description="List algorithms, problems and other options of a command.")
-    topics = [*TOPICS, *OTHER_TOPICS]
+    topics = [*TOPICS, *KEYS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
     which = "only this class of problems, such as minimax, with full titles and the sources of the equations"
     parser.add_argument("kind", nargs="*", metavar="CLASS", help=which)
@@ -54,12 +53,10 @@ def show_list(arguments: list[str]) -> None:
     if args.topic is None:
         counts = {name: f"{len(options(its, args.folders))}, chosen by {its}=NAME" for name, its in TOPICS.items()}
         show("fedopt list TOPIC:")
-        show_table(["", ""], [(f"  {name}", text) for name, text in (counts | OTHER_TOPICS).items()])
+        show_table(["", ""], [(f"  {name}", text) for name, text in (counts | KEYS).items()])
     elif topic not in topics:
         near = nearest(args.topic, topics)
         raise UserError(f"fedopt list {args.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
-    elif topic == "commands":
-        show_table(["", ""], [*COMMANDS.items()])
     elif topic == "keys":
         show_keys([], args.folders)
     elif group in ("algo", "problem"):
@@ -73,8 +70,8 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
 
     Args:
         group: ``algo`` or ``problem``.
-        wanted: A class. All algorithms or problems that fit it are printed, with full titles and the sources of the
-            equations. '': all are printed on one line each, under the first class that they fit.
+        wanted: A class. All algorithms or problems of this class are printed, with full titles and the sources of the
+            equations. Empty: all algorithms or problems are printed on one line each, under the first of their classes.
         folders: The user's config folders.
 
     Raises:
@@ -107,7 +104,15 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
 
 
 def _title(group: str, name: str, full: bool, unchecked: bool, folders: Folders) -> str:
-    """Return the title of an option in a list, shortened to one line unless it must be ``full``."""
+    """Return the title of an option in a list.
+
+    Args:
+        group: The config group.
+        name: The option.
+        full: Whether to return the full title. Otherwise it is shortened to one line.
+        unchecked: Whether to mark the option as experimental.
+        folders: The user's config folders.
+    """
     text = title(group, name, folders)
     if full:
         return f"{text}; {certainty(name, folders) or '-'}" if group == "algo" else text

@@ -62,7 +62,8 @@ def ls(arguments: list[str]) -> None:
 
 
 def rm(arguments: list[str]) -> None:
-    """Delete runs after asking: the runs that the arguments choose, or the failed runs. Runs in progress are kept.
+    """Delete the runs that the arguments choose, or the failed runs, after asking for confirmation. Runs in progress are
+    kept.
 
     Args:
         arguments: The arguments after `fedopt rm`.
@@ -89,7 +90,9 @@ def rm(arguments: list[str]) -> None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete a run's files, and its folder if it is then empty. Return whether this was possible; if not, print a note."""
+    """Delete the files of a run, and its folder if it is empty afterwards. Return whether this was possible; if not, print a
+    note.
+    """
     folder = RunFolder(path)
     with closing(folder):
         try:
@@ -118,7 +121,7 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
 
     Args:
         args: The arguments. This function adds the attributes `paths` and `filters`.
-        sort: A column or config key by which the rows will be sorted.
+        sort: A column or config key by which the rows will be sorted. None: they will not be sorted.
 
     Raises:
         UserError: A folder, a column or a key does not exist.
@@ -167,6 +170,10 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
     """Add the runs below these paths that are in the queue of a cluster to `rows`, in place.
 
     If a queued run already has a row, its status becomes queued, unless it is running or has ended.
+
+    Args:
+        rows: The rows of runs, as `_rows` yields them.
+        paths: The folders.
     """
     known = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
@@ -272,6 +279,11 @@ def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
 
 
 def _below(folder: Path, paths: Sequence[str]) -> Path:
-    """Return the folder directly below one of the paths that contains a run; the run's folder if it is one of the paths."""
+    """Return the folder directly below one of the paths that contains a run; the run's folder if it is one of the paths.
+
+    Args:
+        folder: The run's folder.
+        paths: The folders that the command names.
+    """
     path = next(path for path in paths if folder.is_relative_to(path))
     return Path(path, *folder.relative_to(path).parts[:1])

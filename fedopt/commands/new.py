@@ -1,4 +1,4 @@
-"""The command `fedopt new`: write the files of your own algorithm or problem, ready to run."""
+"""The command `fedopt new`: write the files of your own algorithm or problem, which can be run at once."""
 
 import os
 import sys
@@ -79,9 +79,7 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]}: exists already, and is not overwritten; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
-        raise UserError(
-            f"{name}: is the name of a {kind} of fedopt or of an installed Python module; choose another name"
-        )
+        raise UserError(f"{name}: is the name of a {kind} of fedopt or of an installed module; choose another name")
 
 
 def _camel(name: str) -> str:

@@ -1,7 +1,7 @@
 """The command `fedopt reproduce`: draw the figures of papers, and check whether their claims are supported.
 
 An experiment is a file conf/experiment/<paper>/<name>.yaml (see `published.Published`). Experiments that need the same runs
-share them. torch is imported only in the processes that do the runs.
+share them. torch is imported only in the processes that execute the runs.
 """
 
 import argparse
@@ -76,11 +76,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
-    """Do the missing runs, then draw each experiment's figure and check its claims.
+    """Execute the missing runs, then draw the figure of each experiment and check its claims.
 
     Args:
         plans: The experiments.
-        launcher: Does the runs.
+        launcher: The launcher that executes the runs.
         formats: The formats of the figures, such as png.
 
     Returns:
@@ -102,7 +102,11 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str])
 
 
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
-    """Write runs.csv of each plan, and do the runs that have not ended.
+    """Write runs.csv of each plan, and execute the runs that have not ended.
+
+    Args:
+        plans: The experiments.
+        launcher: The launcher that executes the runs.
 
     Returns:
         The reasons for runs that failed or were refused, by folder.

@@ -14,7 +14,7 @@ from typing import Any
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
+from fedopt.commands.answer import SUBCOMMANDS, Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each, of_folder
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
@@ -25,7 +25,6 @@ from fedopt.running.configured import configured
 from fedopt.running.place import place
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
-SUBCOMMANDS = ("bench", "compare", "report", "reproduce", "tune")  # fedopt-compare is an alias of fedopt compare
 
 
 def main() -> None:
@@ -141,6 +140,10 @@ def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
     """Return a phrase that names the limits of the budget that ended the run.
 
     It is '' if the budget has only one limit, or the run has not finished.
+
+    Args:
+        budget: The budget of the run.
+        summary: The content of summary.json.
     """
     spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
     reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]

@@ -1,4 +1,4 @@
-"""The `fedopt tune` command: search for good hyperparameters of algorithms."""
+"""The command `fedopt tune`: search for good values of each method's keys, with the same number of trials for all methods."""
 
 import argparse
 from pathlib import Path

@@ -61,7 +61,7 @@ def build_target(node: Mapping[str, object], where: str) -> Any:
 
 
 def builder(node: Mapping[str, object], where: str, *supplied: str) -> Callable[..., Any]:
-    """Check the values of a node now, and return a function that builds the object of its `_target_` later.
+    """Check the values of a config node now, and return a function that later builds the object of the node's `_target_`.
 
     Args:
         node: The config node.
@@ -211,13 +211,19 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
             raise UserError(f"{name}={str(raw).lower()}: must be a number, not true or false")
         counts = typed_value if isinstance(typed_value, list) else [typed_value]
         if where != "budget" and name != "seed" and any(isinstance(n, int) and abs(n) > MOST for n in counts):
-            raise UserError(f"{name}: must be at most {MOST}")
+            raise UserError(f"{name}: must be at most {MOST}; choose a smaller number")
         if isinstance(raw, dict) and not isinstance(typed_value, dict):  # an untyped dict is checked when it is built
             _refuse_odd_numbers(raw, typed_value, name)
 
 
 def _meant(key: str, value: object) -> str:
-    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. '' if unclear."""
+    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. It is '' if there is
+    no hint.
+
+    Args:
+        key: The dotted key, for the hint.
+        value: The value that is not a number.
+    """
     if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
         return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
     return "; write null for all or none" if str(value).lower() in ("all", "none") else ""

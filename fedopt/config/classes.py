@@ -33,7 +33,8 @@ class About(TypedDict):
 
 
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
-NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}
+NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false"}
+NAMES |= {"null": "null", "object": "mapping"}
 BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
 # The name of a type with several kinds, by the class of one of its kinds
 SCHEDULES = {"Piecewise": "step size", "Growing": "local work", "Cyclic": "pattern"}
@@ -43,7 +44,7 @@ def about(path: str) -> About:
     """Describe a class that a config names.
 
     Args:
-        path: The dotted path of the class, as in `_target_`.
+        path: The dotted path of the class, such as a value of `_target_`.
 
     Returns:
         A dict with four entries, which are empty if the class cannot be imported:
@@ -137,6 +138,6 @@ def _read() -> dict[str, About]:
 def _file() -> Path | None:
     """Return the file in the user's cache for this version of fedopt and Python; None if the user has no home folder."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    version = f"{import_module('fedopt').__version__} {__file__} {sys.version}"
+    version = f"{import_module('fedopt').__version__} {__file__} {os.stat(__file__).st_mtime_ns} {sys.version}"
     name = f"classes-{hashlib.sha256(version.encode()).hexdigest()[:10]}.json"
     return Path(folder, "fedopt", name) if os.path.isabs(folder) else None

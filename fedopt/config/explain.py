@@ -42,7 +42,13 @@ def explain(error: Exception, overrides: Sequence[str], keys: Mapping[str, str])
 
 
 def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) -> str:
-    """Return the message for a key that the config does not have. The arguments are those of `explain`."""
+    """Return the message for a key that the config does not have.
+
+    Args:
+        key: The unknown key.
+        overrides: The overrides of the command.
+        keys: The existing config groups and dotted keys, each with its comment in the config files.
+    """
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; add one with +{key}=NAME"
     parent, _, leaf = key.rpartition(".")

@@ -37,13 +37,26 @@ def options(group: str, folders: Folders = ()) -> list[str]:
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
-    """Return the file of an existing option. If several folders have one, fedopt's file comes first, then the user's."""
+    """Return the file of an existing option. If several folders have the option, fedopt's file takes precedence.
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
     return next(path for path in paths if path.exists())
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """Return the options of the same group that an option builds on, base first, followed by the option itself."""
+    """Return the options of the same group on which an option is based, the most general one first, followed by the option
+    itself.
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     listed = content(file_of(group, option, folders)).get("defaults") or []
     names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
     known = options(group, folders) if names else []
@@ -52,12 +65,18 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 
 
 def title(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the title of an option: the first comment of its file, or an empty string."""
+    """Return the title of an option: the first comment of its file, or an empty string.
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     return (_head(group, option, folders) or [""])[0]
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return how certain a method's equations are, one of `CHECKED` or `EXPERIMENTAL`; empty if its file does not say."""
+    """Return the label in `CHECKED` or `EXPERIMENTAL` that says how certain a method's equations are; empty if it has none."""
     head = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in head for label in (*CHECKED, *EXPERIMENTAL) if line.startswith(label)), "")
 
@@ -69,7 +88,7 @@ def experimental(algo: str, folders: Folders = ()) -> str:
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the general problem of which a problem is a setting for one data set; empty if it is a problem of its own.
+    """Return the general problem that a problem specialises to one data set; empty if there is none.
 
     The comment below the problem's title names the general problem.
     """
@@ -78,7 +97,7 @@ def setting_of(problem: str, folders: Folders = ()) -> str:
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the comments at the head of an option's file, except those for programs, such as @package."""
+    """Return the comments at the head of an option's file, except comments for programs, such as @package."""
     comments = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in comments if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
@@ -90,7 +109,14 @@ def display_name(algo: str, folders: Folders = ()) -> str:
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the `_target_` of an option, from its file or the nearest file that it builds on; empty if there is none."""
+    """Return the `_target_` of an option, from its file or else from the nearest file on which it is based; empty if there
+    is none.
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     for name in reversed(chain(group, option, folders)):
         file = content(file_of(group, name, folders))
         node = file.get(group) or file.get(name) or file
@@ -100,7 +126,13 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> Node:
-    """Return the values that an option's file sets, by dotted key. Values of files that it builds on are not included."""
+    """Return the values that an option's file sets, by dotted key. Values from files on which it is based are not included.
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     path = file_of(group, option, folders)
     inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
@@ -133,7 +165,11 @@ def text_of(path: Path) -> str:
 
 
 def flat(node: Mapping[Any, Any]) -> Node:
-    """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values."""
+    """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values.
+
+    Args:
+        node: The nested dict.
+    """
     leaves: Node = {}
     for key, value in node.items():
         inner = flat(value) if isinstance(value, dict) else {}

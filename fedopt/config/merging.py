@@ -63,9 +63,7 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
     by_text = dict(zip(overrides, parsed(overrides), strict=True))
     for text, override in by_text.items():
         if override.is_sweep_override():
-            raise UserError(
-                f"{text}: several values need a sweep; add -m, or write a single list value in square brackets"
-            )
+            raise UserError(f"{text}: several values need a sweep; add -m, or put a list into square brackets")
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, overrides) if key != "preset" and any((root / key).is_dir() for root in roots)}
     sets_value = re.compile(r"\w+(\.\w+)*=")  # neither adds nor removes a key
@@ -199,12 +197,12 @@ def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
 
 
 def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
-    """Return the config groups and the dotted keys of a command's config, each with its comment.
+    """Map each config group (to '') and each dotted key of a command's config (to its comment in the config files).
 
-    If the chosen options cannot be composed, only the groups are returned, with empty comments.
+    Keys that begin with an underscore are left out. If the chosen options cannot be composed, only the groups are returned.
 
     Args:
-        overrides: The overrides of the command. Only those that choose an option matter.
+        overrides: The overrides of the command. Only the overrides that choose an option matter.
         folders: The user's config folders.
     """
     choices = tuple(text for text in overrides if key_of(text) in GROUPS and not set(text) & set(", ()[]{}"))
@@ -223,7 +221,7 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
 
     Args:
         config: The config.
-        resolve: Whether to replace references such as ${seed} by their values.
+        resolve: Whether to replace references such as ${seed} with their values.
 
     Raises:
         UserError: A reference cannot be resolved.

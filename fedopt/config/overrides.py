@@ -19,6 +19,9 @@ from fedopt.errors import UserError, first_line
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Parse the overrides of a command.
 
+    Args:
+        overrides: The overrides, such as algo=fedavg.
+
     Raises:
         UserError: A text is not an override, sets a key that was removed, or has a value that is too long or too deeply
             nested.
@@ -62,7 +65,7 @@ def key_of(override: str) -> str:
 def quoted(text: str) -> str:
     """Return a text as the value of an override that means exactly this text, with quotes if they are needed.
 
-    A reference such as ${seed} in the text is still replaced by its value.
+    A reference such as ${seed} in the text is still replaced with its value.
     """
     if re.fullmatch(r"(?!(null|true|false|inf|nan)$)[./]*[a-z_][\w./-]*", text, re.ASCII | re.IGNORECASE):
         return text
@@ -76,7 +79,10 @@ def literal(text: str) -> str:
 
 
 def overrides_of(values: Mapping[str, object], sweep: bool = False) -> list[str]:
-    """Return the overrides that set Python values. A dict stands for dotted keys, unless its own key has a dot.
+    """Return the overrides that set Python values.
+
+    A dict as a value stands for dotted keys: {"algo": {"eta": 1}} gives algo.eta=1. If its key has a dot, the dict itself is
+    the value.
 
     Args:
         values: The values by key.
@@ -110,7 +116,15 @@ def _plain(value: object) -> object:
 
 
 def _written(key: str, value: object) -> str:
-    """Return the text of a Python value in an override. The key is used in the message."""
+    """Return the text of a Python value in an override.
+
+    Args:
+        key: The key, for the message.
+        value: The value.
+
+    Raises:
+        UserError: The value cannot be written as an override.
+    """
     value = _plain(value)
     if value is None or isinstance(value, bool | int | float):
         return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)

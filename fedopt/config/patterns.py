@@ -122,7 +122,8 @@ class Diurnal:
         period: The number of rounds per day.
         groups: The number of groups (such as time zones), or a list with the index of each client's group, from 0. Group g of
             G groups has the phase g / G. None: each client is a group.
-        by: How clients are assigned to groups, as in `Cyclic`.
+        by: How clients are assigned to groups. ``random``: at random. ``label``: clients are sorted by their most frequent
+            class and split into groups of equal size.
     """
 
     share: Shares
@@ -177,7 +178,7 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):
-        raise ValueError("groups must be numbered 0, 1, ..., and each group needs a client")
+        raise ValueError("groups must be numbered 0, 1, ..., and each group needs a client; correct the list")
 
 
 def _refuse_other(value: object) -> object:

@@ -110,6 +110,9 @@ def values(schedule: StepSize) -> list[float]:
 
     They are all values of a piecewise schedule, and the first value of any other schedule: its later values are not larger,
     and none of them is 0 unless the first one is.
+
+    Args:
+        schedule: The schedule of a step size.
     """
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 

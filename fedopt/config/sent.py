@@ -1,4 +1,4 @@
-"""Safety checks of config files and overrides, which may come from somebody else."""
+"""Safety checks of config files and overrides that may come from somebody else."""
 
 import re
 from collections.abc import Hashable, Iterable
@@ -28,6 +28,9 @@ def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
     """Check the YAML files of config folders, and return their paths, times and sizes.
 
     The results of two calls are equal if no file has changed.
+
+    Args:
+        folders: The config folders.
 
     Raises:
         UserError: A folder is missing, or a file has no effect or could run code.
@@ -62,7 +65,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # Hydra reports the error if the file is chosen
         node = content(path)
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(node)):
-        only = "replace it by a value or by a reference to another key, such as ${seed}"
+        only = "replace it with a value or with a reference to another key, such as ${seed}"
         raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
     whole = group == "experiment" or (group in GROUPS and isinstance(node.get(group), dict))
     if whole and node and "@package" not in text_of(path):

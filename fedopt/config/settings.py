@@ -117,14 +117,15 @@ class Participation:
 
     Args:
         cohort: The number of clients that are sampled in a round. None: all clients.
-        cohort_from: With fewer clients than this number, all clients take part and ``cohort`` is ignored.
+        cohort_from: If there are fewer clients than this number, all clients take part and ``cohort`` is ignored.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
         least: The smallest number of local steps or epochs. Each client's number in a round is drawn uniformly between this
             number and the algorithm's number. None: all clients use the algorithm's number.
         work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is drawn once
             for all rounds. None: numbers are drawn in each round.
         stragglers: The fraction of clients, sampled in each round, that are idle: they answer without a local step.
-        pattern: The availability model; the cohort is sampled from the available clients. None: all clients are available.
+        pattern: The availability model (`config.patterns`); the cohort is sampled from the available clients. None: all
+            clients are always available.
         late: The largest delay of a client's answers in rounds; the delay of each client and round is drawn between 0 and this
             number. A list: the fixed delay of each client.
         sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
@@ -201,7 +202,7 @@ class Hardware:
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":
         if self.autocast and self.dtype != "float32":
-            raise ValueError(f"autocast={self.autocast} needs dtype=float32")
+            raise ValueError(f"autocast={self.autocast} needs dtype=float32; set both, or autocast=null")
         return self
 
 

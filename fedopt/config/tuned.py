@@ -27,7 +27,7 @@ class Tuned:
         name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
         pair: '<algorithm> on <problem>' of the run.
         keys: The keys whose tuned value takes effect.
-        beside: Overrides that choose a different data set or model from the one that the values were tuned for.
+        beside: Overrides that choose another data set or model than the one for which the values were tuned.
         left_out: Whether preset=none disables tuned values.
         defaults: Whether the search found nothing better than the defaults.
     """
@@ -147,7 +147,7 @@ def overlap(key: str, other: str) -> bool:
 
 
 def other_model(by_command: Mapping[str, object], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the overrides of a command that choose a different model or data set from the problem's file.
+    """Return the overrides of a command that replace the model or data set given in the problem's config file.
 
     Args:
         by_command: The command's values, by key.

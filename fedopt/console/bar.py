@@ -104,7 +104,9 @@ class Bar:
             self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
-        """Measure the speed of a single job from now on, since its first round is slower. With several jobs, do nothing."""
+        """Measure the speed of a single job from now on, because its first round is slower than the others. With several
+        jobs, do nothing.
+        """
         if self.jobs == 1:
             self._began = None
 
@@ -141,7 +143,7 @@ class Bar:
         return f"{timedelta(seconds=round(left))} left" if 1 <= left < timedelta.max.total_seconds() else ""
 
     def note(self, text: str) -> None:
-        """Show a note, only once for all jobs."""
+        """Show a note. Equal notes of several jobs are shown only once."""
         if text not in self._lines and not self._console.quiet:
             self._lines.add(text)
             note(text)

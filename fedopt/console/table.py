@@ -43,7 +43,13 @@ def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), belo
 
 
 def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int] | None:
-    """Return the widths of the columns; None if the table does not fit the terminal without breaking words."""
+    """Return the widths of the columns; None if the table does not fit the terminal without breaking words.
+
+    Args:
+        heads: The heads of the columns.
+        rows: The cells of each row.
+        right: The heads of the columns that are aligned right and not wrapped.
+    """
     least, most = list[int](), list[int]()
     for head, *cells in zip(heads, *rows, strict=True):
         texts = [printable(cell) for cell in cells]

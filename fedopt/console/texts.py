@@ -58,7 +58,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterat
         rows: The cells of each row, escaped if necessary.
 
     Raises:
-        ValueError: The number of cells of a row differs from that of the head.
+        ValueError: The number of cells of a row differs from the number of cells of the head.
     """
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"

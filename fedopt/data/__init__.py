@@ -1,4 +1,4 @@
-"""Data sets, splits, partitioners."""
+"""Data sets, splits and partitioners."""
 
 from fedopt.lazy import exports
 

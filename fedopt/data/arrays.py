@@ -179,7 +179,7 @@ def checked(
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         of_train, of_test = (f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test))
-        advice = "give both the same shape, and both or neither uint8"
+        advice = "give both the same shape, and make both uint8 or neither"
         raise UserError(f"{path}: x_train has examples {of_train}, and x_test {of_test}; {advice}")
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):

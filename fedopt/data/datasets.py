@@ -30,7 +30,11 @@ DOWNLOADED = {  # torchvision's folder, shape of an image, source of the data
 
 
 def data_folder(root: str | None) -> Path:
-    """Return the folder of data sets: ``root``, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt."""
+    """Return the folder of data sets: ``root``, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt.
+
+    Args:
+        root: The folder. None: it is taken from the environment variable or is the default folder.
+    """
     return expanded(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt")
 
 

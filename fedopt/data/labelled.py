@@ -21,7 +21,7 @@ class Validation(NamedTuple):
     Args:
         x: Inputs, in the layout of `LabelledData`.
         y: Classes or targets, ``[n]``.
-        owners: Client of each example, ``[n]``. None: not known.
+        owners: Name or number of the client that owns each example, ``[n]``. None: the owners are not known.
     """
 
     x: np.ndarray
@@ -39,9 +39,9 @@ class LabelledData:
         y_train, y_test: Class indices ``[n]``, int64; or regression targets ``[n]``, float64.
         pixels: How inputs are scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over
             the training set. ``unit``: the largest magnitude is 1. ``raw``: not scaled.
-        owners, owners_test: Name or number of the client that owns each example, ``[n]``. None: not known.
-        validates: Boolean array ``[n]``, true for training examples that are kept for validation. None: the data do not
-            mark any.
+        owners, owners_test: Name or number of the client that owns each example, ``[n]``. None: the owners are not known.
+        validates: Boolean array ``[n]``, true for training examples that are kept for validation. None: the data do not mark
+            any.
         class_names: Names of the classes, in order; empty if they have none.
         feature_names: Column names of a table; empty if it has none.
         fills: Means that replace missing values of a table, ``[features]`` for each client name; the key ``""`` is for
@@ -134,7 +134,11 @@ class LabelledData:
         return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)
 
     def digest(self) -> str:
-        """Return a hash of everything that the file determines, without the notes. Equal data have equal hashes."""
+        """Return a hash of the data set. Equal data have equal hashes.
+
+        The hash covers all fields except `notes` and the fields that are derived from the file's content: `fills`,
+        `validation` and `numbers`.
+        """
         digest = sha256()
         derived = ("notes", "fills", "validation", "numbers")
         for part in (name for name in self.__dataclass_fields__ if name not in derived):
@@ -215,7 +219,7 @@ class LabelledData:
             why = "dataset.missing=mean uses means of the data set's training rows, which would change"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            why = "only the training or only the test examples name their clients, so that they cannot be pooled"
+            why = "only the training or only the test examples name their clients, so the two sets cannot be pooled"
             raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])

@@ -236,7 +236,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     present = frame.columns.tolist()
     if lacking := [name for name in names if present.count(name) != 1]:
         near = nearest(lacking[0], present)
-        raise UserError(f"column {some(lacking, SHOWN)}: must be in the table once{near}; name it as in training")
+        raise UserError(f"column {some(lacking, SHOWN)}: must occur exactly once{near}; rename it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 

@@ -66,16 +66,22 @@ def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
         few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
-        raise UserError(f"{key}: gives {few}, and must give each client at least {least}")
+        raise UserError(f"{key}: gives {few}; give each client at least {least}")
     rows = np.sort(np.concatenate(arrays))
     if not np.array_equal(rows, np.arange(count)):
         raise UserError(f"{key}: must return each index from 0 to {count - 1} exactly once, for one client")
 
 
 def _check(clients: int, count: int, least: int) -> None:
-    """Raise UserError if there are fewer than ``clients * least`` examples."""
+    """Raise UserError if there are fewer than ``clients * least`` examples.
+
+    Args:
+        clients: Number of clients.
+        count: Number of examples.
+        least: Minimum number of examples per client.
+    """
     if count < clients * least:
-        few = f"{count} examples are fewer than {least} for each client"
+        few = f"{count} examples are too few for {least} per client"
         raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")
 
 

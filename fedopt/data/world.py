@@ -59,7 +59,7 @@ class World:
         Every call returns a fresh generator: the same name always yields the same numbers.
 
         Args:
-            name: What the numbers are for: a `Part`, or any text that you choose.
+            name: What the numbers are for: a `Part`, or any text that you choose. None: an error.
 
         Raises:
             UserError: The name is missing.
@@ -89,7 +89,7 @@ class World:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
         if data.real and not real:
-            what = "y has floating-point numbers, and this problem is about classes; give whole numbers or texts"
+            what = "y has floating-point numbers, but this problem needs class labels; use whole numbers or texts"
             raise UserError(f"{getattr(self.dataset, 'path', 'dataset')}: {what}")
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)

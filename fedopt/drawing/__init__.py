@@ -1,4 +1,4 @@
-"""Figures, their styles and the page of results. Does not depend on runs."""
+"""Figures, their styles and the HTML page of results, independent of runs."""
 
 from fedopt.lazy import exports
 

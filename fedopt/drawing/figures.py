@@ -1,4 +1,4 @@
-"""Figures: their style, axes, lines with bands, and writing them. Does not depend on runs."""
+"""Figures: their style, axes, lines with bands, and files. This module does not depend on runs."""
 
 import logging
 import re
@@ -25,12 +25,12 @@ from fedopt.files import write_atomically
 from fedopt.metrics import COSTS, Metric
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
-STYLE: Any = {  # of a column of a paper, 3.4 inches wide
+STYLE: Any = {  # for the column of a paper, 3.4 inches wide
     "font.size": 8,
     "legend.fontsize": "medium",
     "legend.title_fontsize": "medium",
     "legend.borderaxespad": 0.2,
-    "legend.handlelength": 2.6,  # in which dashes show
+    "legend.handlelength": 2.6,  # long enough to show the dashes
     "figure.titlesize": "medium",
     "axes.titlesize": "medium",
     "axes.prop_cycle": cycler(color=OKABE_ITO),
@@ -38,26 +38,26 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "lines.markersize": 4,
     "hatch.linewidth": 0.5,
     "pdf.fonttype": 42,
-    "svg.hashsalt": "fedopt",  # the same file for the same picture
+    "svg.hashsalt": "fedopt",  # so that the same picture gives the same file
     "savefig.dpi": 300,
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
-PAGE = 7.2  # inches: pages show wider figures smaller, and so their letters
-GAP = 0.06  # inches next to the parts above and below the axes
-FEW = 8  # points of a line, which may have bars instead of a band
+PAGE = 7.2  # inches: on a page, wider figures and their letters would be scaled down
+GAP = 0.06  # inches between the axes and the parts above and below them
+FEW = 8  # a line with at most this many points may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "inside", "none")
-STRONG = 4  # lines of a picture that have colours and bands; all others are grey
-LISTED = 12  # lines of a picture up to which a legend names the grey ones
+STRONG = 4  # the number of lines of a picture with colours and bands; all others are grey
+LISTED = 12  # with more lines in a picture, the legend leaves out the grey lines
 GREY = "#999999"
-MARKERS = "os^Dv<>Ppd*"  # as many as have no divisor in common with the dashes, so that grey looks repeat late
+MARKERS = "os^Dv<>Ppd*"  # no common divisor with the number of dashes, so that grey lines rarely look the same
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no warnings about scripts that the font lacks
 
 
 @contextmanager
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Apply `STYLE` and more matplotlib settings in the `with` block; restore the previous ones afterwards."""
+    """Apply `STYLE` and further matplotlib settings in the `with` block; restore the previous settings afterwards."""
     settings: Any = {**STYLE, **more}
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -67,7 +67,12 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 def scale_of(metric: Metric, values: np.ndarray) -> ScaleBase:
     """Return the scale of an axis: logarithmic if the values span decades (`spans_decades`), else linear.
 
-    If some values are slightly negative, such as a loss minus its minimum, it is symlog: linear around 0, logarithmic beyond.
+    If some values are slightly negative, for example of a loss minus its minimum, the scale is symlog, which is linear
+    around 0 and logarithmic elsewhere.
+
+    Args:
+        metric: The description of the metric on the axis.
+        values: The values.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
@@ -81,10 +86,14 @@ def named_scale(log: bool) -> ScaleBase:
 
 
 def spans_decades(metric: Metric, values: np.ndarray) -> bool:
-    """Return whether the finite values are positive and span decades: a ratio above 10 if the metric's scale is log, else above
-        100.
+    """Return whether the finite values are positive and span decades.
 
-    For a metric that is better when higher, such as an accuracy, it is False unless the metric's scale is log.
+    They do if the ratio of the largest to the smallest value exceeds 10 (if the metric's scale is log) or 100 (otherwise).
+    If the metric's scale is not log and higher values are better, as for an accuracy, the result is False.
+
+    Args:
+        metric: The description of the metric.
+        values: The values.
     """
     finite, asks = values[np.isfinite(values)], metric.scale == "log"
     if not len(finite) or finite.min() <= 0 or (metric.better == "higher" and not asks):
@@ -93,8 +102,13 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
-    """Set the labels, title, ticks and grid of a picture. x: a key of `COSTS`, or a label. y: a label. title: above the
-    picture.
+    """Set the labels, title, ticks and grid of a picture.
+
+    Args:
+        axis: The axes of the picture.
+        x: A key of `COSTS`, or the label of the x axis.
+        y: The label of the y axis.
+        title: The title above the picture. Empty: no title.
     """
     axis.set_xlabel(COSTS[x].label if x in COSTS else cut(x))
     axis.set_ylabel(cut(y))
@@ -108,28 +122,38 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
 
 
 def is_share(title: str, values: np.ndarray) -> bool:
-    """Return whether the finite values are percentages: the metric's title contains % and they lie in 0 to 100. False without
-    values.
+    """Return whether the finite values are percentages, that is, the title contains % and they are between 0 and 100.
+
+    Without finite values it is False.
+
+    Args:
+        title: The title of the metric.
+        values: The values.
     """
     finite = values[np.isfinite(values)]
     return "%" in title and len(finite) > 0 and finite.min() >= 0 and finite.max() <= 100
 
 
 def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
-    """Return (low, high) of the y axis; for percentages (share), cut to 0 to 100."""
+    """Return the limits (low, high) of the y axis.
+
+    Args:
+        axis: The axes.
+        share: Whether the values are percentages. The limits are then clipped to the range 0 to 100.
+    """
     low, high = axis.get_ylim()
     return (max(low, 0), min(high, 100)) if share else (low, high)
 
 
 def look(j: int, rank: int | None = None) -> dict[str, Any]:
-    """Return the colour, dashes and marker of line j of a figure. No two lines have the same ones.
+    """Return the colour, dashes and marker of line j of a figure. No two lines share all three.
 
-    The first `STRONG` lines of a picture have colours of the style, by default a set safe for colour-blind readers. All others
-    are grey.
+    The first `STRONG` lines of a picture have colours of the style, by default colours that colour-blind readers can tell
+    apart. All other lines are grey.
 
     Args:
         j: The line's index among all lines of the figure.
-        rank: Its index among the lines of its picture. None: j.
+        rank: Its index among the lines of its picture. None: the same as j.
     """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
     marker = MARKERS[j % len(MARKERS)] if j < len(MARKERS) * len(DASHES) else f"${j}$"
@@ -139,7 +163,13 @@ def look(j: int, rank: int | None = None) -> dict[str, Any]:
 
 
 class Line(NamedTuple):
-    """A line and the band around it; each array is [points]. low and high are None for a line without a band."""
+    """A line and the band around it; each array has shape [points].
+
+    Attributes:
+        x: The costs.
+        mean: The means.
+        low, high: The ends of the band. None: the line has no band.
+    """
 
     x: np.ndarray
     mean: np.ndarray
@@ -147,7 +177,7 @@ class Line(NamedTuple):
     high: np.ndarray | None = None
 
     def clipped(self) -> "Line":
-        """Return a copy with the band cut to 0 to 100, for percentages."""
+        """Return a copy whose band is clipped to the range 0 to 100, for percentages."""
         return self._replace(low=np.clip(self.low, 0, 100), high=np.clip(self.high, 0, 100))  # type: ignore[arg-type]
 
 
@@ -158,15 +188,16 @@ def draw_lines(
     bars: bool = False,
     diverged: Collection[str] = (),
 ) -> None:
-    """Draw lines with their bands, and set what the y axis, whose scale is set before, has to show (see `_heights`).
+    """Draw lines with their bands, and set the limits of the y axis so that all of them are visible (see `_heights`).
 
-    Markers are shifted between lines, so that lines that coincide can be seen. Grey lines, and those in which a run diverged,
-    have no band. The legend does not name grey lines if there are more than `LISTED` lines.
+    The scale of the y axis must be set before. Markers are shifted along the lines, so that lines that coincide can be told
+    apart. Grey lines, and lines in which a run diverged, have no band. The legend leaves out grey lines if there are more
+    than `LISTED` lines.
 
     Args:
         axis: The axes.
         lines: label -> line.
-        slots: label -> index in the order of looks; by default its place in ``lines``.
+        slots: label -> index in the order of colours. Empty: the order of ``lines``.
         bars: Whether lines of at most `FEW` points get error bars, side by side, instead of bands.
         diverged: The labels of the lines in which a run diverged.
     """
@@ -193,10 +224,11 @@ def draw_lines(
 
 
 def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str]) -> tuple[float, float]:
-    """Return the ends (low, high) of what a picture has to show.
+    """Return the range (low, high) that the y axis of a picture has to show.
 
-    These are the means of lines in which no run diverged and the beginnings of the others. Bands, and what a diverging line
-    does later, add at most half of that on either side. If all lines diverge, all their means count.
+    The range contains the means of the lines in which no run diverged, and the first values of the lines in which a run
+    diverged. Bands, and later values of diverged lines, extend it by at most half of its size on either side. If a run
+    diverged in every line, all means are contained.
     """
     scale = axis.yaxis.get_transform()
 
@@ -216,9 +248,10 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
 
 
 def cut(text: str) -> str:
-    """Return a text as it may appear in a figure: shortened if too long, and with unprintable characters escaped.
+    """Return a text for a figure: shortened if it is too long, and with unprintable characters escaped.
 
-    Text between two $ is drawn as a formula if matplotlib can parse all of it; else each $ is shown as it is.
+    Text between two $ is drawn as a formula if matplotlib can parse the whole text; otherwise each $ is shown as a
+    character.
     """
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
@@ -241,12 +274,13 @@ def pictures(
     Args:
         paths: The files; their endings choose the formats.
         count: The number of pictures.
-        columns: The number of pictures side by side. None: at most three, and two if there are four.
-        width: Inches of the whole figure. None: each picture is as wide as a paper's column, all are at most `PAGE`.
-        height: Inches of the whole figure. None: by the number of rows.
-        settings: matplotlib's settings in addition to `STYLE`.
+        columns: The number of pictures in a row. None: at most three, and two if there are four.
+        width: Inches of the whole figure. None: each picture is as wide as the column of a paper, and the figure is at most
+            `PAGE` wide.
+        height: Inches of the whole figure. None: it follows from the number of rows.
+        settings: matplotlib settings in addition to `STYLE`.
         shared: Options of matplotlib's `subplots`, such as sharex.
-        written: As in `save`: title, note, place, grows.
+        written: The arguments title, note, place and grows of `save`.
 
     Raises:
         UserError: The figure is too small for its axes.
@@ -255,7 +289,7 @@ def pictures(
     rows = -(-count // columns)
     size = width or min(WIDTH * columns, PAGE), height or HEIGHT * rows
     with styled(settings):
-        figure = Figure(size, layout="constrained")  # not pyplot's: no window or notebook shows it, any thread makes it
+        figure = Figure(size, layout="constrained")  # not pyplot's: never shown by itself, usable in any thread
         axes = figure.subplots(rows, columns, squeeze=False, **shared).flat
         for empty in axes[count:]:
             empty.remove()
@@ -270,11 +304,11 @@ def save(
 
     Args:
         figure: The figure. Its texts are broken into lines, and its height may grow, in place.
-        paths: The files; their endings choose the formats. Missing folders are made.
+        paths: The files; their endings choose the formats. Missing folders are created.
         title: A text above the pictures.
         note: A text below the pictures.
         place: Where the legend is placed, one of `LEGENDS`; inside means inside the first picture.
-        grows: Whether the figure grows by the height of title, legend and note, so that the axes keep theirs.
+        grows: Whether the figure grows by the height of title, legend and note, so that the axes keep their height.
 
     Raises:
         UserError: The figure is too small for its axes.
@@ -308,7 +342,7 @@ def save(
             size = f"{width:g} x {figure.get_figheight():.3g} inches"
             why = f"a figure of {size} leaves no space for the axes"
             raise UserError(f"{why}; make it larger, or the font smaller") from None
-        figure.set_layout_engine(None)  # done, once for all formats: it takes longer than drawing
+        figure.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
         for path in paths:
             picture = BytesIO()
             figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -317,10 +351,12 @@ def save(
 
 
 def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
-    """Add a legend above the pictures that is at most as wide as the figure and reads row by row; return it.
+    """Add a legend above the pictures, and return it. It is at most as wide as the figure, and its entries are ordered row
+    by row.
 
     Args:
-        handles: label -> handle.
+        figure: The figure.
+        handles: label -> matplotlib's handle of the line.
         title: The legend's title.
     """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
@@ -339,12 +375,13 @@ def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a matplotlib text, in place, into lines of at most this many inches. What cannot be broken is set smaller, such as
-    a formula.
+    """Break a matplotlib text, in place, into lines of at most this many inches.
+
+    Text that cannot be broken, such as a formula, gets a smaller font.
     """
 
     def width() -> float:
-        """Return the width as a multiple of the limit."""
+        """Return the width of the text as a multiple of the limit."""
         extent = text.get_window_extent()
         return float(extent.height if text.get_rotation() else extent.width) / text.get_figure().dpi / max(inches, 0.1)
 

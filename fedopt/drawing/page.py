@@ -1,4 +1,4 @@
-"""A page of results: one HTML file that needs no network. Does not depend on runs."""
+"""A page of results: one HTML file that needs no network access. This module does not depend on runs."""
 
 import gzip
 import html
@@ -23,10 +23,10 @@ class Table(NamedTuple):
     """A table of texts on a page.
 
     Attributes:
-        title: Its heading.
-        cells: The texts.
-        bold: [rows, columns], which cells are bold; None: no cell.
-        open: Whether it is expanded at first.
+        title: The heading of the table.
+        cells: The texts of the cells.
+        bold: Boolean array [rows, columns], true for bold cells. None: no cell is bold.
+        open: Whether the table is expanded when the page opens.
     """
 
     title: str
@@ -39,16 +39,16 @@ class Section(NamedTuple):
     """A section of a page.
 
     Attributes:
-        title: Its heading.
-        facts: paragraphs.
-        picture: A data URI, or ''.
-        chart: The interactive chart: names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach
-            (targets), and lines (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], [x, mean] without a
-            band, or None.
-        views: y axis -> (tables, notes) shown with it.
-        tables: Tables that do not depend on the y axis.
-        maps: label -> heat map, with clients, classes and counts [clients, classes].
-        notes: Remarks that do not depend on the y axis.
+        title: The heading of the section.
+        facts: Paragraphs below the heading.
+        picture: A picture as a data URI. Empty: no picture.
+        chart: The interactive chart: the names of its axes (xs, ys), whether each y axis is logarithmic at first (logs),
+            target values (targets), lines (name, label, colour, dash), and their points: curves[y][x][line] is [x, mean,
+            low, high], or [x, mean] without a band, or None without points. None: no chart.
+        views: y axis -> (tables, notes) that are shown with this axis.
+        tables: Tables that are shown with every y axis.
+        maps: label -> heat map, with its clients, classes and counts [clients, classes].
+        notes: Remarks that are shown with every y axis.
     """
 
     title: str
@@ -62,14 +62,20 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list of remarks below the first section."""
+    """An HTML page.
+
+    Attributes:
+        title: The title of the page.
+        sections: The sections of the page, in order.
+        notes: Remarks below the first section.
+    """
 
     title: str
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
     def html(self) -> str:
-        """Return the page as HTML. Raises UserError if plotly is not installed."""
+        """Return the page as HTML. Raise UserError if plotly is not installed."""
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
@@ -79,20 +85,25 @@ class Page(NamedTuple):
         return template.render(parts, made=made, data=_packed(json.dumps(data)))
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file and return its path. Missing folders are made.
+        """Write the page to a file, and return the path of the file. Missing folders are created.
 
-        Raises UserError if the path is a folder or plotly is not installed, and OSError if the file cannot be written.
+        Args:
+            path: The file.
+
+        Raises:
+            UserError: The path is a folder, or plotly is not installed.
+            OSError: The file cannot be written.
         """
         path = Path(path)
         if path.is_dir():
-            raise UserError(f"{path}: is a folder; name a file, such as {path / 'report.html'}")
+            raise UserError(f"{path}: this is a folder; give the path of a file, such as {path / 'report.html'}")
         content = self.html().encode(errors="backslashreplace")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
         return path
 
     def _repr_html_(self) -> str:
-        """Return the page in a sandboxed frame, for notebooks."""
+        """Return the page inside a sandboxed HTML frame, for notebooks."""
         style = "width: 100%; height: 45em; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
 
@@ -107,7 +118,7 @@ def _file(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compress a text with gzip and encode it as Base64, which needs no escapes in HTML."""
+    """Return a text compressed with gzip and encoded as Base64, which needs no escapes in HTML."""
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

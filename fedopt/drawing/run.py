@@ -1,4 +1,6 @@
-"""The pictures in a run's folder: the partition of the data, who is available, who gains, and the metrics."""
+"""The pictures in a run's folder: the partition of the data, the availability of clients, the metrics of single clients, and
+the metrics of the run.
+"""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -17,16 +19,17 @@ from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines,
 from fedopt.files import read_text
 from fedopt.metrics import EQUAL, FEW_ROWS, Metric
 
-COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
-NUMBERS = 16  # up to so many clients, and classes, are counted in the cells of a heat map
+COLUMNS = 1000  # the largest number of columns of a heat map, since some runs have more clients than it has pixels
+NUMBERS = 16  # with at most this many clients and classes, the cells of a heat map show numbers
 MODELS = {"own": "with their own model", "common": "with the common model", "alone": "alone"}  # in clients.csv
-INTERVALS = f"thin lines: 95 % intervals by each client's test examples; paler: fewer than {FEW_ROWS} of these"
+INTERVALS = f"thin lines: 95 % intervals from each client's test examples; faded: fewer than {FEW_ROWS} of them"
 PALE, THIN = 0.35, 0.7  # opacity, and width of a line
-NAMES = 40  # clients, or classes: up to so many are named
+NAMES = 40  # with at most this many clients or classes, their names are shown
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
-    """Draw the number of training examples of each class on each client. Names of clients are shown if there is room.
+    """Draw the number of training examples of each class on each client. The names of clients are shown if there is enough
+    space.
 
     Args:
         path: The file to write.
@@ -56,13 +59,13 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 
 @contextmanager
 def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: Any) -> Iterator[Axes]:
-    """Draw a heat map, and yield its axes to describe the rest; write it after the `with` block.
+    """Draw a heat map, and yield its axes, so that the caller can add labels; write the file after the `with` block.
 
     Args:
         path: The file to write.
-        values: ``[rows, columns]``, a column for each client, or for equally spaced ones.
+        values: ``[rows, columns]``, with one column for each client or for each of some equally spaced clients.
         clients: The number of clients.
-        label: What the colours count. Empty: there is no bar of colours.
+        label: The label of the colour bar. Empty: there is no colour bar.
         look: Options of matplotlib's `imshow`.
     """
     every, (rows, _) = -(-clients // COLUMNS), values.shape
@@ -78,16 +81,18 @@ def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: 
 
 
 def clients(path: Path, table: Path, metric: Metric) -> None:
-    """Draw who gains: each client's test metric with its own model, or the common one, against the metric of another model.
+    """Draw which clients gain: the test metric of each client with its own model (or the common model) and with another
+    model.
 
-    It has an interval, and is paler where it rests on fewer than `FEW_ROWS` test examples. With one model there is no gain.
+    The metric is drawn with its confidence interval, in a paler colour if the client has fewer than `FEW_ROWS` test
+    examples. If only one model was evaluated, only its metric is drawn.
 
     Args:
         path: The file to write.
         table: The run's clients.csv. Clients without test examples are left out.
         metric: The description of the metric.
     """
-    import pandas as pd  # not at the top: it takes half a second
+    import pandas as pd  # imported here because it takes half a second
 
     frame = pd.read_csv(StringIO(read_text(table)), converters={"client": str})
     kinds = [kind for kind in MODELS if f"{kind}_{metric.name}" in frame]
@@ -110,7 +115,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
         low, high = (frame.get(f"{column}_{end}", frame[column]).to_numpy() for end in ("low", "high"))
         few = frame.get("test_rows", np.inf + frame[column]).to_numpy() < FEW_ROWS
         _draw_clients(axes, np.array([values[0], values[-1], low, high]), np.sign(gains[-1]), few, words[0])
-        ends = np.concatenate([*values, low[~few], high[~few]])  # intervals by few examples may end outside
+        ends = np.concatenate([*values, low[~few], high[~few]])  # intervals from few examples may exceed it
         margin = 0.05 * np.ptp(ends) or 1
         axes.set_ylim(ends.min() - margin, ends.max() + margin)
         describe(axes, f"client, from the worst to the best {words[-1]}", f"{metric.title}; {metric.better} is better")
@@ -119,14 +124,16 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
 
 
 def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.ndarray, label: str) -> None:
-    """Draw a dot for each client, its interval, and a line from the value of another model.
+    """Draw a dot for the value of each client, its confidence interval, and a line from the value of another model to the
+    dot.
 
     Args:
         axes: The axes.
-        values: ``[4, M]``, the value of each client, the value of the other model, and the ends of the interval.
-        signs: ``[M]``, 1 if the client gains, -1 if it loses.
-        few: ``[M]`` of bool, whether it has few test examples.
-        label: The model, as text.
+        values: ``[4, M]``, for each client the value of its model, the value of the other model, and the ends of the
+            interval.
+        signs: ``[M]``, 1 if the client gains, -1 if it loses, 0 if the values are equal.
+        few: Boolean array ``[M]``, true for clients with few test examples.
+        label: The name of the model, for the legend.
     """
     others = (values[0] != values[1]).any()
     for name, sign, colour in (("better", 1, OKABE_ITO[0]), ("worse", -1, OKABE_ITO[1]), ("equal", 0, "0.4")):
@@ -151,7 +158,8 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
         table: The run's metrics.csv.
         metrics: The descriptions of its metrics.
         title: A text that names the run.
-        source: The run from whose checkpoint this one started; '' if none. Rounds are counted from that start.
+        source: The run from whose checkpoint this run started; rounds are counted from that start. Empty: the run started
+            from scratch.
     """
     rows = list(csv.DictReader(read_text(table).splitlines()))
     continues = f"continues {source} after {rows[0]['round']} rounds" if source else ""
@@ -163,6 +171,7 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
             axis.set_yscale(scale_of(metric, values))
             draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
+            axis.locator_params("x", nbins=4)  # three panels leave no room for more
             axis.set_ylim(within(axis, is_share(metric.title, values)))
 
 

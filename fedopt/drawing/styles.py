@@ -22,11 +22,11 @@ class PlotStyle:
     """How a comparison is drawn.
 
     Args:
-        xlim, ylim: The ends of the axes, (low, high). None: fitted to the values.
-        logy: Whether the y axis is logarithmic. None: it is if the values span decades.
+        xlim, ylim: The limits (low, high) of the axes. None: the limits are fitted to the values.
+        logy: Whether the y axis is logarithmic. None: it is logarithmic if the values span decades.
         title: The text above the figure.
         legend: Where the legend is placed.
-        caption: Whether a text below says what is drawn.
+        caption: Whether a caption below the figure explains its lines and bands.
         band: The band around a mean, one of `fedopt.analysis.lines.BANDS`.
         width, height: Inches of the whole figure, 1 to 20. None: each picture is as wide as a paper's column.
         font: The font size, 4 to 60 points. None: 8 points.

@@ -1,4 +1,4 @@
-"""The simulated network: round, exchange, client, oracles, draws, fence, ledger, engines."""
+"""The simulated network: rounds, exchanges, clients, oracles, draws, the fence, the ledger and the engines."""
 
 from fedopt.lazy import exports
 

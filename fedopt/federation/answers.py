@@ -1,4 +1,7 @@
-"""The answers of an exchange: checked on the client, summed or kept on the server, and the rows that clients remember."""
+"""The answers of the clients in an exchange, and the new rows of their memory.
+
+Answers are checked on the client. The server sums them, or keeps each one for a `combine` function.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +19,12 @@ from fedopt.networks import depth
 
 
 class Answers:
-    """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
+    """The answers of an exchange: either their weighted sum in double precision, or all answers, one row per client.
 
     Args:
-        weights: ``[cohort]``, used as they are.
-        idle: Whether this rank has no client of the cohort, so that no answer counts.
-        apart: Whether each answer is kept, for a server that does not take their mean.
+        weights: The weight of each client's answer, ``[cohort]``. They are not normalised.
+        idle: Whether this rank computes no client of the cohort, so that its answers are ignored.
+        apart: Whether each answer is kept, for a server that combines the answers by a function other than the mean.
     """
 
     def __init__(self, weights: np.ndarray, idle: bool, apart: bool):
@@ -34,8 +37,8 @@ class Answers:
         """Add the answers of a stack of clients.
 
         Args:
-            of_stack: Tensors ``[stack, ...]``.
-            members: The clients' places in the cohort.
+            of_stack: The answers: a (nested) tuple of tensors ``[stack, ...]``.
+            members: The positions of these clients in the cohort, ``[stack]``.
         """
         leaves, self.structure = tree_flatten(of_stack)
         if not self.one:
@@ -57,10 +60,13 @@ class Answers:
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
         """Return the weighted sum of the answers of all ranks, or the result of ``combine``.
 
-        Floating-point tensors get the dtypes of the answers, or of ``like``: if answers are integers, since their mean is
-        not, and in a result of ``combine`` that has another structure than the answers.
+        The sum of floating-point answers has the dtype of the answers. The sum of integer answers has the dtype of ``like``,
+        and so has every floating-point tensor in a result of ``combine`` whose structure differs from that of the answers.
 
-        combine: as in `Round.exchange`; None for the sum.
+        Args:
+            like: A tensor with the dtype and the device of the run.
+            combine: ``combine(answers, weights)``, where each tensor of the answers has the shape ``[cohort, ...]``. None: the
+                weighted sum is returned.
         """
         dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
         values, structure = ranks.total(self.sums), self.structure
@@ -74,11 +80,13 @@ class Answers:
 
 
 def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
-    """Return the weighted sum of a stack's answers in double precision: the order of clients is lost in the rounding.
+    """Return the weighted sum of a stack's answers, ``[...]``.
+
+    It is computed in double precision, so that the order of the clients makes no difference after rounding to float32.
 
     Args:
-        weights: [stack].
-        answers: [stack, ...].
+        weights: The weight of each client, ``[stack]``.
+        answers: The answer of each client, ``[stack, ...]``.
     """
     on_cpu = answers.device.type == "cpu" and depth() == 0
     if on_cpu and answers.dtype in (torch.float32, torch.float64):  # makes no copy in double
@@ -89,8 +97,12 @@ def weighted_sum(weights: np.ndarray, answers: Tensor) -> Tensor:
 def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
     """Return the memory with the new rows of all clients of the cohort. Ranks exchange the rows that they computed.
 
-    mine, rows: the places in the cohort that this rank computed, and their new rows.
-    idle: whether this rank has no client of the cohort, so that its rows do not count.
+    Args:
+        memory: The memory before the exchange.
+        cohort: The indices of the clients.
+        mine: The positions in the cohort of the clients that this rank computed.
+        rows: The new rows of these clients.
+        idle: Whether this rank computes no client of the cohort, so that its rows are ignored.
     """
     if ranks.count() == 1:
         return memory.replaced(cohort[mine], rows)
@@ -104,9 +116,16 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
 
 
 def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
-    """Call a client function, and return what the client sends back.
+    """Call a client function, and return what it returns.
 
-    pairs: whether it must return (answer, new row). Raises UserError if it does not, or returns anything but tensors.
+    Args:
+        client_fn: The client function.
+        pairs: Whether the function must return (answer, new row), because the exchange has a memory.
+        client: The client, the function's first argument.
+        message: The message, the function's second argument.
+
+    Raises:
+        UserError: The function does not return such a pair, or returns anything other than tensors.
     """
     answer = client_fn(client, message)
     if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
@@ -118,5 +137,5 @@ def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: An
 
 
 def versions(message: Any) -> list[int]:
-    """Return a version count of each tensor of a message, which grows each time the tensor is written over."""
+    """Return the version counter of each tensor of a message. PyTorch increases it whenever the tensor is overwritten."""
     return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]

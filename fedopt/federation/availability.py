@@ -1,4 +1,7 @@
-"""Which clients are available in a round, and how late they are: functions of the seed, the client and the round alone."""
+"""Which clients are available in a round, and how late their answers are.
+
+Both depend only on the seed, the client and the round.
+"""
 
 import numpy as np
 
@@ -9,12 +12,12 @@ from fedopt.randomness import Purpose, keyed_rng
 
 
 class Availability:
-    """The clients that are available, and how late their answers are, round by round.
+    """The clients that are available in each round, and how late their answers are.
 
     Args:
-        problem: The problem, for the number of clients and their labels.
+        problem: The problem, which has the number of clients and the labels of their examples.
         seed: The seed of the run.
-        participation: The settings of who takes part. Without a pattern all clients are available.
+        participation: The participation settings. If ``participation.pattern`` is None, all clients are always available.
 
     Raises:
         UserError: The pattern groups clients by label, and the problem has no labels.
@@ -26,7 +29,13 @@ class Availability:
         self._groups = _groups(self.pattern, problem, seed)
 
     def at(self, r: int) -> np.ndarray:
-        """Return the sorted indices of the clients that are available in round r. There is always one, drawn if need be."""
+        """Return the sorted indices of the clients that are available in round r.
+
+        If the pattern makes no client available, one client is drawn uniformly from all clients.
+
+        Args:
+            r: The index of the round, from 0.
+        """
         if self.pattern is None:
             return np.arange(self.clients)
         available = np.flatnonzero(self.pattern.available(r, self._groups, self._uniform))
@@ -35,28 +44,41 @@ class Availability:
         return available
 
     def chances(self) -> list[np.ndarray]:
-        """Return the probability that each client is available, [M], in each of some rounds that represent all rounds."""
+        """Return one period of the availability pattern: for each of its rounds, the probability of each client, ``[M]``.
+
+        The probability is that of being available. For a daily pattern, the period is the rounds of one day.
+        """
         return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
 
     def ages(self, r: int) -> np.ndarray:
-        """Return how many rounds old the message is that each client answers in round r, [M]."""
+        """Return the age in rounds of the message that each client answers in round r, ``[M]``. 0 is the current message.
+
+        Args:
+            r: The index of the round, from 0.
+        """
         if self.late == 0 or isinstance(self.late, list):
             return np.broadcast_to(self.late, self.clients)
         return keyed_rng(self._seed, Purpose.LATE, r + 1).integers(self.late + 1, size=self.clients)
 
     def _uniform(self, r: int) -> np.ndarray:
-        """Return a number in [0, 1) for each client in round r, [M]. A client's does not depend on the number of clients."""
+        """Return a random number in [0, 1) for each client in round r, ``[M]``.
+
+        The number of client i is the same for any number of clients M > i.
+        """
         return keyed_rng(self._seed, Purpose.AVAILABILITY, r + 1).random(self.clients)
 
 
 def _groups(pattern: Pattern | None, problem: Problem, seed: int) -> np.ndarray:
-    """Return the group of each client, [M]. Sizes of groups differ by at most one, unless the pattern lists the groups."""
+    """Return the index of each client's group, ``[M]``. Group sizes differ by at most 1, unless the pattern lists the groups.
+
+    Without a pattern, and for a Markov pattern, each client is a group of its own.
+    """
     M = problem.clients
     if pattern is None or isinstance(pattern, Markov):
         return np.arange(M)
     if isinstance(pattern.groups, list):
         return np.array(pattern.groups)
-    order = keyed_rng(seed, Purpose.AVAILABILITY).permutation(M)  # round 0 is no round's
+    order = keyed_rng(seed, Purpose.AVAILABILITY).permutation(M)  # rounds are numbered from 1 here
     if pattern.by == "label":
         order = np.argsort(_usual_labels(problem), kind="stable")
     groups = np.empty(M, dtype=int)

@@ -1,4 +1,4 @@
-"""What a client function sees: one client, with its examples, draws and memory, and the oracles of its problem."""
+"""The first argument of a client function: one client, with its examples, draws and memory, and the problem's oracles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -19,19 +19,19 @@ Carry = TypeVar("Carry")
 
 
 class Client(Oracles):
-    """One client of an exchange, as a client function sees it: its examples, draws and memory, and the oracles of its problem.
+    """One client, the first argument of a client function. It has the client's examples, draws, memory and oracles.
 
-    `Round.exchange` makes clients. Under ``vmap`` one object represents all clients of a stack.
+    `Round.exchange` creates the clients. Under ``vmap``, one object represents all clients of a stack.
 
     Attributes:
         index: The client's index, 0 to M - 1.
 
     Args:
         problem: The problem.
-        calls: The counter that oracle calls are added to.
+        calls: The oracle calls of the run, to which the calls of this client are added.
         drawn: The draws of the stack, by name.
-        share: The values that differ between clients.
-        stack: The number of clients in the stack; None if clients are run one by one.
+        share: The values that differ between the clients of the stack.
+        stack: The number of clients in the stack. None: clients are run one by one.
     """
 
     def __init__(self, problem: Problem, calls: Calls, drawn: dict[str, Drawn], share: Share, stack: int | None = None):
@@ -41,34 +41,34 @@ class Client(Oracles):
 
     @property
     def memory(self) -> Any:
-        """This client's row of the memory, ``[d]``. A client function may write over it.
+        """This client's row of the memory, such as ``[d]``. A client function may overwrite it.
 
         Raises:
-            UserError: The exchange has no memory; its ``memory=`` is missing.
+            UserError: The exchange was called without ``memory=``.
         """
         return self._given("memory")
 
     @property
     def own(self) -> Any:
-        """The message that the server sent to this client alone.
+        """The part of the message that only this client receives: its row of the argument ``own`` of the exchange.
 
         Raises:
-            UserError: The exchange sends no such message; its ``own=`` is missing.
+            UserError: The exchange was called without ``own=``.
         """
         return self._given("own")
 
     def _given(self, name: str) -> Any:
         if (value := getattr(self._share, name)) is None:
             needed = f"fed.exchange(..., {name}=...)"
-            raise UserError(f"client.{name}: this exchange does not give clients any; add {needed}")
+            raise UserError(f"client.{name}: this exchange does not give clients any; write {needed}")
         return value
 
     def entry(self, values: Any) -> Any:
         """Return this client's value of a hyperparameter.
 
         Args:
-            values: A number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
-                scalar tensor.
+            values: A number, which is returned unchanged, or a list of numbers. From a list of length L, client i gets the
+                number at position i mod L, as a scalar tensor.
         """
         if not isinstance(values, Sequence):
             return values
@@ -76,30 +76,39 @@ class Client(Oracles):
         return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
 
     def own_steps(self, name: str) -> Tensor:
-        """Return this client's number of local steps in the draws called ``name``, as a scalar tensor.
+        """Return this client's number of local steps, as a scalar tensor.
 
-        Raises UserError if there are no draws of that name.
+        Args:
+            name: The name of the draws.
+
+        Raises:
+            UserError: The exchange has no draws of that name.
         """
         # Where `steps` lacks the name, the number is equal for all, so any one will do
         return self._share.steps.get(name, torch.tensor(self._samples.of(name).rising_steps[-1]))
 
     def sample(self, name: str) -> Sample:
-        """Return the sample of the first step of the draws called ``name``.
+        """Return the sample of the first local step, for draws that have only one step.
 
-        It is a list of samples if the draws set ``samples``. Use it for draws of one step. Raises UserError if there are no
-        draws of that name.
+        If the draws set ``samples``, the result is a list of samples.
+
+        Args:
+            name: The name of the draws.
+
+        Raises:
+            UserError: The exchange has no draws of that name.
         """
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return the index of the fixed batch that was drawn, and the fraction of the client's examples that it has.
+        """Return the index of the fixed batch that was drawn, and the fraction of the client's examples that it contains.
 
-        Both are scalar tensors. They are 0 and 1 if every sample is all examples: if B = None, or if no client of the stack has
-        more than B.
+        Both are scalar tensors. They are 0 and 1 if every sample contains all examples of its client: if B is None, or if no
+        client of the stack has more than B examples.
 
         Args:
             name: The name of the draws, which must be ``Steps(1, B, fixed=True)``.
-            split: The split that the batch belongs to.
+            split: The name of the split from which the batch was drawn.
         """
         positions, (_, weight) = self._samples.positions(name, 0)[1], self._share.whole[split]
         if not positions:
@@ -110,30 +119,41 @@ class Client(Oracles):
         return at[0, 0] // width, size_fraction
 
     def steps(self, name: str) -> Iterator[Sample]:
-        """Yield the sample of each local step in the draws called ``name``.
+        """Yield the sample of each local step.
 
-        It is a list of samples if the draws set ``samples``. Use it only if all clients take equally many steps; `scan` also
-        works if their steps differ. Raises UserError if there are no draws of that name.
+        If the draws set ``samples``, each step has a list of samples. Use this method only if all clients take the same number
+        of steps; otherwise use `scan`.
+
+        Args:
+            name: The name of the draws.
+
+        Raises:
+            UserError: The exchange has no draws of that name.
         """
         return (self._of_step(name, k) for k in range(self._samples.of(name).rising_steps[-1]))
 
     def scan(
         self, name: str, step: Callable[..., Carry], carry: Carry, *schedules: Callable[[int], Any], skip: int = 0
     ) -> Carry:
-        """Run the client's local steps, and return the last carry.
+        """Run the client's local steps, and return the carry (the client's variables) after the last step.
 
-        Each step is ``carry = step(carry, sample, *(schedule(k) for schedule in schedules))``, with k = skip, skip + 1, ... A
-        client with fewer steps than the others keeps its last carry. One without steps returns the first carry.
+        For k = skip, skip + 1, ..., the steps are::
+
+            carry = step(carry, sample, *(schedule(k) for schedule in schedules))
+
+        A client that takes fewer steps than other clients keeps the carry of its last step. A client that takes no steps
+        returns the first carry.
 
         Args:
             name: The name of the draws.
-            step: The function of one step. It takes a sample, or a list of samples if the draws set ``samples``.
+            step: The function of one step. It takes the carry, the sample (a list of samples if the draws set ``samples``) and
+                the value of each schedule, and returns the next carry.
             carry: The first carry: a tensor, or a (nested) tuple of tensors. Every step returns the same structure.
-            schedules: Functions of the step's index k, such as step sizes. Their values are further arguments of ``step``.
-            skip: The number of steps that are left out at the beginning.
+            schedules: Functions of the index k of the step, such as a decaying step size.
+            skip: The number of steps to leave out at the beginning.
 
         Raises:
-            UserError: There are no draws of that name, or a step returns another structure, or None.
+            UserError: The exchange has no draws of that name, or a step returns a different structure, or None.
         """
         busy_before, drawn = self._counter.busy, self._samples.of(name)
         fewest, most = drawn.rising_steps[0], drawn.rising_steps[-1]
@@ -151,11 +171,18 @@ class Client(Oracles):
                 raise gives(step, new, "the next carry, of the same structure as its first argument")
             carry = new
         self._counter.busy = busy_before
-        self._overwritable.clear()  # what is returned is not written over
+        self._overwritable.clear()  # the returned carry must not be overwritten
         return carry if finished is None else self._merged(name, most, carry, finished)
 
     def _merged(self, name: str, k: int, carry: Carry, others: Carry) -> Carry:
-        """Return ``carry`` for the clients that take k steps in the draws called ``name``, and ``others`` for the others."""
+        """Return ``carry`` for the clients that take exactly k steps, and ``others`` for all other clients.
+
+        Args:
+            name: The name of the draws.
+            k: The number of steps.
+            carry: The carry after k steps.
+            others: The carries of the clients that take another number of steps.
+        """
         take_k = self._share.steps[name] == k
         return tree_map(lambda a, b: torch.where(take_k, a, b), carry, others)
 
@@ -164,19 +191,23 @@ class Client(Oracles):
         """Project onto the problem's constraint set, and return the projected y.
 
         Args:
-            point: The arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
+            point: The arguments of the problem's ``project``: y, ``[dy]``; in a hierarchical problem x, y and the sample.
         """
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """Return a copy of this client with x fixed, for which parts that depend on x alone are computed only once.
+        """Return a copy of this client with x fixed, for which quantities that depend only on x are computed once.
 
-        Derivatives in x are lost. A problem opts in by two methods; for a problem without them this returns the client itself:
+        The copy gives no derivatives with respect to x. A problem supports this by two methods::
 
             problem.hold(x, sample of all examples) -> held
-            problem.pick(held, rows) -> what replaces a sample
+            problem.pick(held, rows) -> held values of these rows
 
-        The problem's functions must accept both results in place of a sample.
+        The problem's functions must accept the results of both methods in place of a sample. If a problem lacks these methods,
+        the client itself is returned.
+
+        Args:
+            x: The point, ``[dx]``.
         """
         if not hasattr(self._problem, "hold"):
             return self
@@ -192,7 +223,7 @@ class Client(Oracles):
         return self._counter.hand_out(*self._samples.sample(name, k))
 
 
-ClientFn = Callable[[Client, Any], Any]  # what a client computes from its message, and sends back
+ClientFn = Callable[[Client, Any], Any]  # (client, message) -> the client's answer
 
 
 def _cloned(value: Any) -> Any:
@@ -200,6 +231,6 @@ def _cloned(value: Any) -> Any:
 
 
 def _carried_on(carry: Any, new: Any) -> bool:
-    """Tell whether the new carry has as many leaves as the old one, none of them None."""
+    """Return whether the new carry has as many leaves as the old one, and none of its leaves is None."""
     leaves = tree_leaves(new)
     return len(leaves) == len(tree_leaves(carry)) and all(leaf is not None for leaf in leaves)

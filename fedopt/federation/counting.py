@@ -1,4 +1,4 @@
-"""Counts of oracle calls: of one client, or of a stack of clients."""
+"""Count the oracle calls of a client or of a stack of clients."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +12,10 @@ EXAMPLES = "_fedopt_examples"  # the attribute of a sample's first tensor that h
 class Calls:
     """The oracle calls so far: gradients, Hessian-vector products and Jacobian-vector products, summed over clients.
 
-    A Jacobian-vector product is a cross derivative times a vector in bilevel problems. In compositional ones it is a vector
-    times the Jacobian of one level. A call on a sample of B examples adds B to the second count of its kind.
-    Counters of the same calls are equal.
+    In bilevel problems, a Jacobian-vector product is a cross derivative times a vector. In compositional problems, it is a
+    vector times the Jacobian of one level. A call on a sample of B examples adds 1 to the number of calls and B to the number
+    of examples, such as ``grad`` and ``grad_examples``. Two objects are equal if their numbers of calls are; the numbers of
+    examples are not compared.
     """
 
     grad: int = 0
@@ -26,16 +27,16 @@ class Calls:
 
 
 class Counter:
-    """Counts the oracle calls of a stack of clients. All copies of a client share one.
+    """Counts the oracle calls of a stack of clients. All copies of a client share one counter.
 
     Args:
-        calls: What the calls are added to.
+        calls: The oracle calls of the run, to which the calls of the stack are added.
         clients: The number of clients in the stack.
 
     Attributes:
-        busy: The clients that a call counts for, ``[clients]``; the others have taken all their steps.
+        busy: Whether calls of each client count, ``[clients]``. They do not after the client has taken all its steps.
         points: The number of points that each client evaluates in parallel.
-        depth: The number of derivatives that are being taken of what is computed now. Calls inside them do not count.
+        depth: The number of nested derivatives that surround the current computation. Calls count only at depth 0.
     """
 
     def __init__(self, calls: Calls, clients: int):
@@ -43,15 +44,26 @@ class Counter:
         self._latest = np.ones(clients, dtype=np.int64)
 
     def hand_out(self, sample: Any, examples: np.ndarray) -> Any:
-        """Return a sample that knows its numbers of examples, ``[clients]``."""
+        """Attach the numbers of examples to a sample, and return the sample.
+
+        Args:
+            sample: The sample of the stack.
+            examples: The number of examples of each client in it, ``[clients]``.
+        """
         self._latest = _attributes(sample)[EXAMPLES] = examples
         return sample
 
     def count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
-        """Count gradients, Hessian-vector and Jacobian-vector products on a sample.
+        """Count oracle calls on a sample.
 
-        A sample that a client function made counts as the one that was handed out last. A part with the first tensor of a
-        sample counts as the whole sample.
+        If a client function made the sample itself, the numbers of examples are those of the last sample that `hand_out`
+        returned. A part of a sample that contains its first tensor counts as the complete sample.
+
+        Args:
+            sample: The sample. None: the last sample that `hand_out` returned.
+            grad: The number of gradient calls.
+            hvp: The number of Hessian-vector products.
+            jvp: The number of Jacobian-vector products.
         """
         if self.depth:
             return
@@ -67,7 +79,7 @@ class Counter:
 
 
 def _attributes(sample: Any) -> dict[str, Any]:
-    """Return the attributes of the first leaf of a sample, which keeps its numbers of examples."""
+    """Return the attributes of the first leaf of a sample. This leaf stores the sample's numbers of examples."""
     while isinstance(sample, dict | list | tuple) and sample:
         sample = next(iter(sample.values() if isinstance(sample, dict) else sample))
     return getattr(sample, "__dict__", {})

@@ -1,4 +1,4 @@
-"""Derivatives of functions of tensors, counted, for one client or for a stack of clients."""
+"""Derivatives of functions of tensors for one client or a stack of clients. Each derivative counts as oracle calls."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class Derivatives:
-    """Derivatives of any function, each counted as oracle calls.
+    """Derivatives of arbitrary functions. Each derivative counts as oracle calls.
 
     Args:
-        calls: The counter they are added to; None for a new one.
-        stack: The number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
-            itself, for which plain automatic differentiation has less overhead.
+        calls: The oracle calls to which new calls are added. None: a new counter.
+        stack: The number of clients that are vectorised by torch.func.vmap; derivatives are then taken by torch.func. None: a
+            single client; derivatives are then taken by torch.autograd, which has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
@@ -26,13 +26,13 @@ class Derivatives:
         self._counter = Counter(calls or Calls(), stack or 1)
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Return the gradient of ``fn(..., x, sample)``, a scalar, in x, ``[d]``. It counts as one gradient call.
+        """Return the gradient of ``fn(..., x, sample)`` with respect to x, ``[d]``. It counts as one gradient call.
 
-        It does not count in a function that is itself differentiated. If fn does not depend on x, the gradient is zeros.
+        It is not counted inside a function that is itself differentiated. If fn does not depend on x, the gradient is zero.
 
         Args:
-            fn: A function of the problem, such as ``client.f``, or any other.
-            arguments: The function's arguments; the last two are x and the sample.
+            fn: A function that returns a scalar: a function of the problem, such as ``client.f``, or any other function.
+            arguments: The arguments of fn. The last two are x, ``[d]``, and the sample.
         """
         *fixed, x, sample = arguments
         self._counter.count(sample, grad=1)
@@ -41,11 +41,14 @@ class Derivatives:
         return self._grad(lambda x: fn(*fixed, x, sample), x)
 
     def gradients(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Return the gradient of ``fn(..., x, sample)`` in x at each of P points, ``[P, d]``. It counts as P gradient calls.
+        """Return the gradients of ``fn(..., x, sample)`` with respect to x at P points, ``[P, d]``.
+
+        They count as P gradient calls.
 
         Args:
-            fn: As in `grad`.
-            arguments: The function's arguments: the variables, ``[P, d]`` each, and one sample for all points.
+            fn: A function of one point that returns a scalar.
+            arguments: The variables of fn at all points, ``[P, d]`` each, the last of which is x; then one sample for all
+                points.
         """
         *points, sample = arguments
         return self.at_each(lambda *point: self.grad(fn, *point, sample), *points)
@@ -53,27 +56,29 @@ class Derivatives:
     def vjp(
         self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0, sample: Any = None
     ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
-        """Return ``fn(*primals)``, and the map from cotangents v to v'J, a tuple of one vector for each primal.
+        """Return ``fn(*primals)``, and the function v -> v'J, where J is the Jacobian of fn at the primals.
+
+        The returned function gives one tensor for each primal, of its shape. Each call of it is counted.
 
         Args:
             fn: A function that returns a tensor or a tuple of tensors; v has the same structure.
-            primals: The point, one tensor for each argument of fn.
-            grad: The number of gradient calls that each use of the map counts as.
-            hvp: The number of Hessian-vector products that each use counts as.
-            jvp: The number of Jacobian-vector products that each use counts as.
-            sample: The sample that fn uses, whose examples are counted. None: the one that the client got last.
+            primals: The point: one tensor for each argument of fn.
+            grad: The number of gradient calls to count per call of the returned function.
+            hvp: The number of Hessian-vector products to count per call.
+            jvp: The number of Jacobian-vector products to count per call.
+            sample: The sample that fn uses, whose examples are counted. None: the last sample that the client received.
         """
         value, pull = self._vjp(fn, *primals)
         return value, self._counting(pull, sample, grad, hvp, jvp)
 
     def pullback(self, fn: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x, ``[d]``.
+        """Return ``fn(..., x, sample)``, and the function v -> v'J, ``[d]``, where J is the Jacobian of fn with respect to x.
 
-        Each use of the map counts as one Jacobian-vector product.
+        Each call of the returned function counts as one Jacobian-vector product.
 
         Args:
-            fn: As in `grad`, but with a tensor of any shape as its value.
-            arguments: As in `grad`.
+            fn: A function that returns a tensor of any shape. v has the same shape.
+            arguments: The arguments of fn. The last two are x, ``[d]``, and the sample.
         """
         *fixed, x, sample = arguments
         if (pullback := self._form(fn, "pullback")) is None:
@@ -83,7 +88,15 @@ class Derivatives:
         return value, self._counting(pull, sample, jvp=1)
 
     def _counting(self, product: Callable[[Any], T], sample: Any, *each: int, **by_name: int) -> Callable[[Any], T]:
-        """Wrap the map `product` so that each use is counted as `Counter.count` does."""
+        """Return ``product``, wrapped so that each call of it counts oracle calls on ``sample``.
+
+        Args:
+            product: The function.
+            sample: The sample whose examples are counted.
+            each: The arguments of `Counter.count` after the sample: the numbers of gradient calls, Hessian-vector products and
+                Jacobian-vector products per call.
+            by_name: The same numbers, by their names ``grad``, ``hvp`` and ``jvp``.
+        """
 
         def counting(v: Any) -> T:
             self._counter.count(sample, *each, **by_name)
@@ -92,20 +105,24 @@ class Derivatives:
         return counting
 
     def _form(self, fn: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-        """Return a form of fn that was written by hand, such as its gradient; None if it has none.
+        """Return a derivative of fn that was written by hand; None if fn has no such derivative.
 
-        None also inside a derivative, since the form may not be differentiable.
+        None is also returned inside another derivative, since a derivative written by hand may not be differentiable.
+
+        Args:
+            fn: The function.
+            name: The attribute of fn that holds the derivative, such as ``gradient``.
         """
         return getattr(fn, name, None) if self._counter.depth == 0 else None
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
-        """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
+        """Return the values of fn at P points, ``[P, ...]``. Oracle calls in fn count P times.
 
-        In a stack of clients all points are computed in parallel, otherwise one by one.
+        In a stack of clients, all points are computed in parallel; otherwise they are computed one by one.
 
         Args:
-            fn: A function of one point.
-            points: The variables, ``[P, d]`` each.
+            fn: A function of one point, which returns a tensor.
+            points: The variables of fn at all points, ``[P, d]`` each.
         """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])
@@ -116,7 +133,7 @@ class Derivatives:
         return values
 
     def _inside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap fn so that oracle calls made inside it are not counted. The derivative that calls it is counted already."""
+        """Return fn, wrapped so that oracle calls inside it are not counted, since its derivative is already counted."""
 
         def inside(*arguments: Any) -> Any:
             self._counter.depth += 1

@@ -1,6 +1,6 @@
-"""The examples that a client uses in each local step.
+"""Draw the examples that a client uses in each local step.
 
-An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for draws by their name.
+An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`. A client gets its samples by this name.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from fedopt.data import Ragged
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 
-Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
+Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's examples, and their weights
 Stretch = tuple[Weighted, np.ndarray]  # samples of a stack, [clients, samples, B], and the number of examples of each
 Splits = Mapping[str, Ragged]
 # For all clients, [M], or as a function of some clients
@@ -28,7 +28,7 @@ Rngs = list[np.random.Generator]  # of some clients
 # `_by_choice` draws if B > WIDE, or if clients take fewer than FEW samples on average, since it is faster then; and if a client
 # has n > MANY examples, from which `Generator.choice` may draw by another algorithm than Floyd's
 WIDE, MANY, FEW = 64, 10_000, 3
-STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
+STRETCH = 2**20  # positions that are drawn at a time for a stack, which bounds memory
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Steps:
     """Samples for a number of local steps, each drawn independently of the others.
 
     Args:
-        steps: The number of steps: one number for all clients, ``[M]``, or a function of an array of client indices.
-            Fractions are rounded up.
-        B: The number of examples of a sample from each split, drawn without replacement; a client that has fewer takes all.
-            None: always the full local data, and all steps share one sample.
-        samples: The number of samples that a step takes, as a list. None: one sample, not in a list.
-        split: The only split to draw from. None: all splits.
-        replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
-            samples have B.
-        fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order.
-            It is the batch of a uniformly random example, so the smaller last batch comes less often. `Client.batch` says which
-            batch it is.
+        steps: The number of steps: one number for all clients, an array ``[M]`` with one number per client, or a function of an
+            array of client indices that returns their numbers. Fractions are rounded up.
+        B: The batch size: the number of examples that a sample takes from each split, drawn without replacement. A client with
+            fewer examples uses all of them. None: all steps share one sample, which contains all examples of the client.
+        samples: The number of samples per step, which the client gets as a list. None: one sample, which is not in a list.
+        split: The name of the split to draw from. None: all splits.
+        replace: Whether the B examples of a sample are drawn with replacement, which is faster for many steps. All samples then
+            have B examples.
+        fixed: Whether the examples of a client are cut once, in their order, into fixed batches of B, and each sample is one of
+            these batches. The batch that contains a uniformly random example is chosen, so a smaller last batch is chosen less
+            often. `Client.batch` returns the index of the batch.
 
     Raises:
         UserError: B is less than 1, or ``replace`` and ``fixed`` are both set.
@@ -63,14 +63,23 @@ class Steps:
         if self.B is not None and self.B < 1:
             raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
         if self.replace and self.fixed:
-            raise UserError("Steps(replace=True, fixed=True): a sample cannot be both; set one of them")
+            raise UserError("Steps(replace=True, fixed=True): these exclude each other; set at most one of them")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of ``clients``, as whole numbers."""
+        """Return the number of local steps of each client, ``[clients]``, as whole numbers.
+
+        Args:
+            splits: The examples of all clients, by split.
+            clients: The indices of the clients.
+        """
         return np.ceil(exact(_of(self.steps, clients))).astype(np.int64)
 
     def sampler(self, sizes: np.ndarray) -> "Sampler":
-        """Return a sampler for clients with ``sizes`` examples, `full` if every sample is all examples of its client."""
+        """Return the sampler. It is `full` if every sample contains all examples of its client.
+
+        Args:
+            sizes: The number of examples of each client, ``[clients]``.
+        """
         if self.B is None or (not self.replace and (sizes <= self.B).all()):
             return full
         if self.replace:
@@ -80,16 +89,19 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Samples from shuffled passes over a client's examples. The last sample of a pass has the examples that are left.
+    """Samples for a number of local epochs: shuffled passes over a client's examples.
+
+    The last sample of a pass contains the examples that remain, so it may be smaller.
 
     Args:
-        epochs: The number of passes: one number for all clients, ``[M]``, or a function of an array of client indices. A
-            fraction of a pass is rounded up to whole samples.
-        B: The number of examples of a sample from each split; a client that has fewer takes all. None: each pass is one
-            sample of all examples.
-        samples: As in `Steps`.
-        split: As in `Steps`.
-        over: The split whose size decides how many steps a pass has. None: ``split``, or the first split if that is None too.
+        epochs: The number of passes: one number for all clients, an array ``[M]`` with one number per client, or a function of
+            an array of client indices that returns their numbers. A fraction of a pass is rounded up to whole samples.
+        B: The batch size: the number of examples that a sample takes from each split. A client with fewer examples uses all of
+            them. None: each pass is one sample with all examples.
+        samples: The number of samples per step, which the client gets as a list. None: one sample, which is not in a list.
+        split: The name of the split to draw from. None: all splits.
+        over: The name of the split whose size determines the number of steps per pass. None: ``split``, or the first split if
+            ``split`` is None too.
     """
 
     epochs: Amount
@@ -99,40 +111,46 @@ class Epochs:
     over: str | None = None
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of ``clients``, as whole numbers.
+        """Return the number of local steps of each client, ``[clients]``, as whole numbers.
 
-        splits: the splits by name; the size of one split gives the steps of a pass.
+        Args:
+            splits: The examples of all clients, by split. The size of one split determines the number of steps per pass.
+            clients: The indices of the clients.
         """
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(exact(steps)).astype(np.int64)
 
     def sampler(self, sizes: np.ndarray) -> "Sampler":
-        """Return a new sampler for clients with ``sizes`` examples."""
+        """Return a new sampler.
+
+        Args:
+            sizes: The number of examples of each client, ``[clients]``.
+        """
         return full if self.B is None else Shuffled(self.B)
 
 
 class Sampler(Protocol):
-    """Draws the next samples of clients."""
+    """A function that draws the next samples of several clients."""
 
     def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
         """Return the samples of each client, as positions among its examples.
 
         Args:
-            rngs: The generator of each client.
+            rngs: The random generator of each client.
             sizes: The number of examples of each client.
-            counts: The number of samples of each client.
+            counts: The number of samples to draw for each client.
         """
 
 
 class Shuffled:
-    """A `Sampler` of shuffled passes, in samples of B. It keeps the samples of each client's pass that are not used yet."""
+    """A `Sampler` of shuffled passes, cut into samples of B examples. It stores the unused samples of each client's pass."""
 
     def __init__(self, B: int):
         self.B, self._left = B, list[list[np.ndarray]]()
 
     def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-        """Return the next samples, as a `Sampler` does."""
+        """Return the next samples of each client; see `Sampler`."""
         self._left, drawn = self._left or [[] for _ in rngs], list[Samples]()
         for left, rng, n, count in zip(self._left, rngs, sizes, counts, strict=True):
             while len(left) < count:
@@ -144,17 +162,20 @@ class Shuffled:
 
 
 def full(rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Take all examples for each sample."""
+    """Return samples that each contain all examples of their client. This function is a `Sampler`."""
     return [[np.arange(n)] * count for n, count in zip(sizes, counts, strict=True)]
 
 
 def with_replacement(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw the examples of a sample independently of each other. B: the number of examples of a sample."""
+    """Draw the B examples of each sample with replacement. With B fixed, this function is a `Sampler`."""
     return [rng.integers(n, size=(count, B)) for rng, n, count in zip(rngs, sizes, counts, strict=True)]
 
 
 def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw from the batches into which each client's examples are cut: the batch of a uniformly random example."""
+    """Draw each sample from the client's fixed batches of B examples: the batch that contains a uniformly random example.
+
+    With B fixed, this function is a `Sampler`.
+    """
     drawn = list[Samples]()
     for rng, n, count in zip(rngs, sizes, counts, strict=True):
         starts = rng.integers(n, size=count) // B * B if n > B else [0] * count
@@ -163,7 +184,10 @@ def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Se
 
 
 def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw B different examples for each sample, or all of a client that has no more."""
+    """Draw the B examples of each sample without replacement. A client with at most B examples uses all of them.
+
+    With B fixed, this function is a `Sampler`.
+    """
     if min(sizes) > B:
         return _different(B, rngs, sizes, counts)
     drawn = list[Samples]()
@@ -173,7 +197,7 @@ def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence
 
 
 def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
-    """Draw as `uniform` does, where all clients have more than B examples.
+    """Draw the B examples of each sample without replacement, for clients that all have more than B examples.
 
     `_by_choice` and `_by_floyd` consume the same random numbers and return the same samples, so the result does not depend on
     which of the two draws (test_batches_are_those_of_choice).
@@ -191,8 +215,8 @@ def _by_choice(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Seque
 def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[np.ndarray]:
     """Draw the samples of all clients together by Floyd's algorithm, which `Generator.choice` uses too.
 
-    The i-th example of a sample, i = 0, 1, ..., is drawn among the first n - B + i + 1 examples. If it is in the sample already,
-    the last of these examples, n - B + i, takes its place.
+    The i-th example of a sample, i = 0, 1, ..., B - 1, is drawn from the first n - B + i + 1 of the client's n examples. If the
+    sample already contains it, it is replaced with the last of these examples, whose index is n - B + i.
     """
     last = np.array(sizes)[:, None] - B + np.arange(B)  # [clients, B]
     of_clients = zip(rngs, last, counts, strict=True)
@@ -205,10 +229,10 @@ def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequen
 
 
 def Full(split: str | None = None) -> Steps:
-    """Return draws of one sample that is the full local data, or all of one split.
+    """Return draws of a single sample that contains all examples of a client, or all examples of one split.
 
     Args:
-        split: The name of the split. None: all local data.
+        split: The name of the split. None: all splits.
 
     Example:
         >>> fedopt.Full("val") == fedopt.Steps(split="val")
@@ -217,25 +241,27 @@ def Full(split: str | None = None) -> Steps:
     return Steps(split=split)
 
 
-Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; `draw` makes them split by split, then name by name
+# The draws of an exchange by name; `draw` processes them split by split, then name by name
+Draws = Mapping[str, Steps | Epochs]
 
 
 @dataclass(eq=False)
 class Drawn:
-    """The draws of one name for one stack of clients; with `OneByOne` a stack has one client.
+    """The draws of one name for one stack of clients. With `OneByOne`, a stack has one client.
 
-    Samples are made a stretch at a time, which bounds memory. The object keeps the last stretch that was asked for.
+    The samples are drawn in stretches (blocks of consecutive samples), which bounds memory. The object stores the stretch that
+    was requested last.
 
     Args:
-        sizes: For each split that is drawn from the number of examples of each client, [clients].
-        steps: The number of local steps of each client, [clients].
-        samples: The number of samples a step, as in `Steps`.
+        sizes: For each split that is drawn from, the number of examples of each client, ``[clients]``.
+        steps: The number of local steps of each client, ``[clients]``.
+        samples: The number of samples per step. None: one sample, which is not in a list.
         length: The number of samples in a stretch.
-        positions: For each split the positions of each sample in the first stretch and their weights, [clients, length, B].
-            Empty if every sample takes all rows.
-        lengths: For each split the number of examples of each sample in the first stretch, [clients, length].
-        later: If there are more stretches, for each split the function that makes the positions of all of them, and its
-            generators as they were at the start.
+        positions: For each split, the examples of each sample in the first stretch, as positions among the client's examples,
+            and their weights, ``[clients, length, B]`` each. Empty if every sample contains all examples.
+        lengths: For each split, the number of examples of each sample in the first stretch, ``[clients, length]``.
+        later: For each split with more than one stretch, the function that yields all its stretches, and copies of the
+            clients' generators in their state before the first stretch.
     """
 
     sizes: dict[str, np.ndarray]
@@ -247,24 +273,36 @@ class Drawn:
     later: dict[str, tuple[Callable[[Rngs], Iterator[Stretch]], Rngs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._number, self._at_hand = 0, (self.positions, self.lengths)  # the stretch that was asked for last
-        # For each split the iterator over all stretches, which makes the one after `_number` next; empty until it is needed
+        self._number, self._at_hand = 0, (self.positions, self.lengths)  # the stretch that was requested last
+        # For each split the iterator over all stretches, whose next one is `_number` + 1; empty until it is needed
         self._due = dict[str, Iterator[Stretch]]()
 
     @cached_property
     def rising_steps(self) -> list[int]:
-        """The number of local steps of each client, in rising order."""
+        """The numbers of local steps of the clients, in ascending order."""
         return sorted(self.steps.tolist())
 
     def examples(self, k: int) -> np.ndarray:
-        """Return the number of examples in the k-th sample of each client, [clients]: the mean over the splits drawn from."""
+        """Return the number of examples in the k-th sample of each client, ``[clients]``.
+
+        If the sample has examples of several splits, this is the mean of their numbers, rounded to a whole number.
+
+        Args:
+            k: The index of the sample, from 0.
+        """
         first, _, lengths = self.stretch(k)
         of_splits = [of_split[:, k - first] for of_split in lengths.values()] or [*self.sizes.values()]
-        # Whole numbers of each client, so that it makes no difference whether clients are vectorised or run one by one
+        # Rounded for each client, so that the sum is the same whether clients are vectorised or run one by one
         return np.rint(np.mean(of_splits or [0 * self.steps], axis=0)).astype(np.int64)
 
     def stretch(self, k: int) -> tuple[int, dict[str, Weighted], dict[str, np.ndarray]]:
-        """Return the stretch that holds sample k: the index of its first sample, its positions and its lengths."""
+        """Return the stretch that contains sample k: the index of its first sample, its positions and its lengths.
+
+        Positions and lengths have the shapes of the attributes ``positions`` and ``lengths``.
+
+        Args:
+            k: The index of the sample, from 0.
+        """
         if not self.later:
             return 0, self.positions, self.lengths
         number = k // self.length
@@ -284,15 +322,16 @@ def draw(
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """Draw the samples of an exchange for each client of a stack. Every client has its own generator.
 
-    Returns (whole, drawn). whole: for each split that is drawn from, all rows of each client and their weights, [clients, n],
-    padded with weight 0. drawn: the draws by name.
-
     Args:
-        draws: The wanted draws by name.
-        splits: The examples of each client, by split.
-        clients: The indices of the clients.
-        rng_of: Client index -> generator.
-        like: A tensor with the device and dtype that the results get.
+        draws: The requested draws by name.
+        splits: The examples of all clients, by split.
+        clients: The indices of the clients in the stack.
+        rng_of: A function that returns the generator of the client with a given index.
+        like: A tensor with the device and dtype of the results.
+
+    Returns:
+        A pair. First: split -> row indices of all examples of each client and their weights, both ``[clients, n]``, padded
+        with weight 0, for the splits that are drawn from. Second: name -> its `Drawn`.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():
@@ -313,15 +352,21 @@ def draw(
 
 
 def _fill(random_draws: list[tuple[Steps | Epochs, Drawn]], splits: Iterable[str], rngs: Rngs, like: Tensor) -> None:
-    """Fill in the positions of draws. Generators advance split by split, then name by name, by all samples, used or not.
+    """Fill in the positions of draws in place.
 
-    random_draws: the wanted draws of each name, and their `Drawn`. splits: the names of all splits. rngs: each client's generator.
+    The generators advance split by split, then name by name, and past all samples of a name, even past those that no client uses.
+
+    Args:
+        random_draws: For each name, the requested draws and the `Drawn` to fill in.
+        splits: The names of all splits.
+        rngs: The generator of each client.
+        like: A tensor with the device and dtype of the results.
     """
     unfinished: Iterator[Stretch] = iter(())
     for split in splits:
         for wanted, of_name in random_draws:
             if split in of_name.sizes:
-                deque(unfinished, maxlen=0)  # moves the generators on to the end of the draws before
+                deque(unfinished, maxlen=0)  # advances the generators to the end of the previous draws
                 counts = of_name.steps * (wanted.samples or 1)
                 stretches = partial(_stretches, wanted, of_name.sizes[split], counts, of_name.length, like)
                 if counts.max() > of_name.length:
@@ -333,9 +378,15 @@ def _fill(random_draws: list[tuple[Steps | Epochs, Drawn]], splits: Iterable[str
 def _stretches(
     wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
 ) -> Iterator[Stretch]:
-    """Yield the positions of the clients' samples and their weights, `length` samples at a time.
+    """Yield the stretches: the positions of ``length`` samples of each client, their weights and their numbers of examples.
 
-    sizes, counts, rngs: each client's number of examples, number of samples, and generator.
+    Args:
+        wanted: The requested draws.
+        sizes: The number of examples of each client, ``[clients]``.
+        counts: The number of samples of each client, ``[clients]``.
+        length: The number of samples in a stretch.
+        like: A tensor with the device and dtype of the results.
+        rngs: The generator of each client.
     """
     width, sampler = _width(wanted, sizes[counts > 0].max(initial=1)), wanted.sampler(sizes)
     for first in range(0, max(counts.max(), 1), length):
@@ -344,11 +395,16 @@ def _stretches(
 
 
 def _stacked(lists: Sequence[Samples], width: int, like: Tensor) -> Stretch:
-    """Return the samples of clients as one array [clients, samples, width], and their weights, padded as `_padded` says.
+    """Stack the samples of several clients, which may have different sizes.
 
-    Also return the number of examples of each sample, [clients, samples].
+    Args:
+        lists: The samples of each client. If they are one array, it has exactly ``width`` columns.
+        width: The largest number of examples of a sample.
+        like: A tensor with the device and dtype of the results.
 
-    lists: the samples of each client; an array of samples has exactly ``width`` columns.
+    Returns:
+        The positions and their weights, ``[clients, samples, width]`` each, padded with weight 0; and the number of examples of
+        each sample, ``[clients, samples]``.
     """
     sizes, numbers = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64), [np.zeros(0, dtype=np.int64)]
     for c, of_client in enumerate(lists):
@@ -362,9 +418,15 @@ def _stacked(lists: Sequence[Samples], width: int, like: Tensor) -> Stretch:
 
 
 def _padded(numbers: np.ndarray, sizes: np.ndarray, width: int, like: Tensor) -> Weighted:
-    """Return index lists of unequal lengths as one array [..., width], and their weights.
+    """Return index lists of different lengths as one tensor, ``[..., width]``, and a tensor of weights of the same shape.
 
-    Weights are equal within a list and 0 for padding. numbers: all lists, one after another. sizes: [...], their lengths.
+    A list of length n has the weights 1/n; padding has the weight 0.
+
+    Args:
+        numbers: The concatenation of all lists.
+        sizes: The length of each list, ``[...]``.
+        width: The length to which all lists are padded.
+        like: A tensor with the device of both results and the dtype of the weights.
     """
     sizes = sizes[..., None]
     used = np.arange(width) < sizes
@@ -374,13 +436,18 @@ def _padded(numbers: np.ndarray, sizes: np.ndarray, width: int, like: Tensor) ->
 
 
 def _width(wanted: Steps | Epochs, n: int) -> int:
-    """Return the largest number of examples that a sample of a client with n examples has."""
+    """Return the largest number of examples in a sample of a client that has n examples. wanted: the requested draws."""
     B = wanted.B or n
     return B if isinstance(wanted, Steps) and wanted.replace else min(B, n)
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """Return an amount for each of ``clients``: a number holds for all clients, an array is indexed, a function is called."""
+    """Return the amount of each client, ``[clients]``.
+
+    Args:
+        amount: One number for all clients, an array ``[M]``, or a function of an array of client indices.
+        clients: The indices of the clients.
+    """
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

@@ -1,4 +1,4 @@
-"""The weights that clients have in the long run, where the server averages cohorts of unequal clients."""
+"""The expected weights of clients, which differ from the problem's weights if the server averages cohorts of unequal clients."""
 
 from dataclasses import replace
 from math import comb
@@ -8,44 +8,56 @@ import numpy as np
 from fedopt.config import Participation
 from fedopt.federation.round import Federation
 
-EXACT = 12  # clients of whom all cohorts are enumerated; cohorts of more are drawn
-DRAWS = 10**6  # clients that are drawn in all, so that each of 100 is drawn 10,000 times
-MOST = 20_000  # clients above which nothing is computed
+EXACT = 12  # largest number of clients for which all cohorts are enumerated; beyond it, cohorts are sampled
+DRAWS = 10**6  # total number of clients that are sampled: each of 100 clients is then sampled 10,000 times
+MOST = 20_000  # largest number of clients for which weights are computed
 CLOSE = 0.002  # the total variation below which weights count as equal
 
 
 def effective_weights(federation: Federation, kind: str = "mean") -> list[float] | None:
-    """Return the clients' expected weights in a round, ``[M]``, with the sum 1 and six digits.
+    """Return the clients' expected weights in a round, ``[M]``, normalised to the sum 1 and rounded to six digits.
 
-    In a round with the clients S, a client of S has the weight ``p_i / p(S)``, and others have 0. The expectation is over
-    cohorts, dropouts and the pattern's rounds. It is exact for at most `EXACT` clients.
+    In a round in which the clients S take part, let client i have the weight::
+
+        w_i = p_i / sum_{j in S} p_j    if i is in S, else 0
+
+    The function computes the expectation of w_i over cohorts, dropouts and the rounds of the availability pattern. It is exact
+    for at most `EXACT` clients, and otherwise estimated by sampling.
 
     Args:
-        federation: The clients, and who of them takes part.
-        kind: The algorithm's ``cohort_weights``. ``mean``: as above. ``unbiased``: weights in a round are ``p_i M / |S|``.
-            ``corrected``: the algorithm needs no weights of cohorts.
+        federation: The clients and their participation settings.
+        kind: The algorithm's ``cohort_weights``. ``mean``: the weights above. ``unbiased``: the weights ``p_i M / |S|``.
+            ``corrected``: the algorithm corrects for partial participation itself.
 
     Returns:
-        The weights; None if they are the problem's weights, or if there are more than `MOST` clients.
+        The weights. None if they equal the problem's weights, if ``kind`` is ``corrected``, or if there are more than `MOST`
+        clients.
     """
     p, who = federation.problem.weights, federation.participation
     if kind == "corrected" or len(p) > MOST or (who.pattern is None and np.ptp(p) < 1e-12):
         return None
     q = np.full_like(p, 1 / len(p)) if kind == "unbiased" and who.sampling == "uniform" else p
-    if who.sampling == "by_weight":  # shares of draws have the expectation p_i / p(A), if the clients A are available
+    if who.sampling == "by_weight":  # with available clients A, the expected share of draws is p_i / p(A)
         who = replace(who, cohort=None, dropout=0.0)
     chances = federation.availability.chances()
     inverse = (_enumerated if len(p) <= EXACT else _drawn)(q, chances, who)
-    nobody = np.mean([np.prod(1 - chance) for chance in chances])  # then one of all clients takes part
+    # If nobody is available, one of all clients takes part
+    nobody = np.mean([np.prod(1 - chance) for chance in chances])
     w = p * (inverse + nobody / len(p) / np.maximum(q, 1e-300))
     w /= w.sum()
     return None if np.abs(w - p).sum() / 2 < CLOSE else [float(f"{w_i:.6g}") for w_i in w]
 
 
 def _enumerated(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.ndarray:
-    """Return E[1(i in S) / q(S)] of each client, [M], over all sets S of clients that may take part.
+    """Return the following expectation for each client i, ``[M]``, by enumerating all sets S of clients that may take part::
 
-    q: [M]. chances: the clients' independent probabilities of being available, in each of some rounds, [M] each.
+        E[1(i in S) / sum_{j in S} q_j]
+
+    Args:
+        q: The weights of the clients, ``[M]``.
+        chances: For each round of one period of the availability pattern, the probability that each client is available,
+            ``[M]``, independently of the others.
+        who: The participation settings: cohort and dropout.
     """
     M = len(q)
     masks = (np.arange(2**M)[:, None] >> np.arange(M) & 1).astype(bool)
@@ -64,9 +76,9 @@ def _enumerated(q: np.ndarray, chances: list[np.ndarray], who: Participation) ->
 
 
 def _drawn(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.ndarray:
-    """Estimate what `_enumerated` returns by draws.
+    """Estimate the result of `_enumerated`, which has the same arguments, by sampling.
 
-    In a draw, the available clients are put into a random order and cut into sets: a client's S is its set.
+    In each sample, the available clients are shuffled and cut into sets. The set S of a client is the set that contains it.
     """
     rng, total = np.random.default_rng(0), np.zeros_like(q)
     draws = -(-DRAWS // sum(map(np.count_nonzero, chances)))

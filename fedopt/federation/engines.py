@@ -1,4 +1,4 @@
-"""How the clients of an exchange are run: in parallel, stacked by vmap, or one by one. The results agree up to rounding."""
+"""Run the clients of an exchange in parallel, vectorised by vmap, or one by one. The results agree up to rounding."""
 
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from fedopt.federation.draws import Drawn
 from fedopt.federation.samples import Share
 from fedopt.problems import Problem
 
-# Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
+# Total size of the messages in a stack: bounds memory; larger stacks are not faster (scripts/bench stacks)
 STACK_BYTES = 64 * 2**20
 LARGEST_STACK = 256
-# What a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
+# The overhead of a step of a stack, as a number of clients that take as long: 4 (MLP) to 9 (softmax), measured on one thread
 STEP_OVERHEAD = 8
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 3 * 2**19, 4 * 2**20  # bytes, with one thread and with several
 LARGEST_CONVOLUTIONAL = 24 * 2**20  # bytes, on a GPU
@@ -26,9 +26,9 @@ class Stack(NamedTuple):
     """The n clients that are computed in parallel.
 
     Attributes:
-        clients: Their indices.
-        drawn: Their draws.
-        share: What differs between them, tensors with a leading dimension [n].
+        clients: The indices of the clients, ``[n]``.
+        drawn: The draws of the clients, by name.
+        share: The values that differ between the clients: tensors with a leading dimension ``[n]``.
     """
 
     clients: np.ndarray
@@ -40,19 +40,26 @@ class OneByOne:
     """Computes one client after the other, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into stacks, and return each stack's places in the cohort. Here each stack has one client.
+        """Cut a list of clients into stacks, and return the positions of each stack's clients in the cohort.
+
+        This engine makes stacks of one client.
 
         Args:
-            clients: The clients' places in the cohort.
-            steps: The local steps of each, in falling order.
-            message_bytes: The bytes of one message.
+            clients: The positions of the clients in the cohort.
+            steps: The number of local steps of each client, in descending order.
+            message_bytes: The size of a message to one client, in bytes.
         """
         return list(clients[:, None])
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
-        """Return the answers of one stack, tensors with a leading dimension [n]. Oracle calls are added to `calls`.
+        """Run the client function on a stack of n clients, and return the answers, tensors with a leading dimension ``[n]``.
 
-        client_fn, message: as in `Round.exchange`.
+        Args:
+            client_fn: ``client_fn(client, message)``, which returns one client's answer.
+            message: The message to every client.
+            problem: The problem.
+            stack: The clients.
+            calls: The oracle calls of the exchange, to which the calls of these clients are added.
         """
         first: Share = tree_map(lambda t: None if t is None else t[0], stack.share)
         share = first._replace(client=int(stack.clients[0]))
@@ -63,7 +70,7 @@ class Vectorised:
     """Computes the clients of a stack in parallel, under torch.func.vmap.
 
     Args:
-        stack: The number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
+        stack: The largest number of clients in a stack. None: it depends on the size of a message, which bounds memory.
     """
 
     def __init__(self, stack: int | None = None):
@@ -91,12 +98,12 @@ def largest_stack(message_bytes: int) -> int:
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:
-    """Return the places at which to cut clients into stacks so that all stacks together take the least time.
+    """Return the indices at which to cut clients into stacks so that the total time is as short as possible.
 
-    In a stack all wait for the busiest client, and every step of a stack has its overhead.
+    Larger stacks have less overhead, but all clients of a stack wait for the client with the most steps.
 
     Args:
-        steps: The local steps of each client, in falling order.
+        steps: The number of local steps of each client, in descending order.
     """
     n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
     costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))
@@ -107,10 +114,16 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
 
 def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:
-    """Return the engine of that name: one_by_one, vectorised, or auto, the faster one by `vectorising_wins`.
+    """Return an engine.
 
-    stack: as in `Vectorised`. cohort: the number of clients in a cohort. Raises UserError if `vectorised` is asked for and
-        the problem cannot be vectorised.
+    Args:
+        engine: ``one_by_one``, ``vectorised``, or ``auto`` for the one that `vectorising_wins` expects to be faster.
+        stack: The largest number of clients in a stack. None: it depends on the size of a message.
+        problem: The problem.
+        cohort: The number of clients in a cohort.
+
+    Raises:
+        UserError: ``engine`` is ``vectorised``, and the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.one_by_one:
         raise UserError(
@@ -123,12 +136,17 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Tell whether a cohort is computed faster in parallel than one by one. cohort: its number of clients.
+    """Return whether the clients of a cohort are expected to run faster in parallel than one by one.
 
-    It is False for a problem that vmap cannot run (``alone``). Stacking saves the cost of a call for each client. On a CPU it
-    loses if grouped convolutions take over, if one client's vectors fill the cache, or if the cohort is tiny (scripts/bench
-    engines; measured in scripts/engines.txt). On a GPU it loses for large convolutional networks alone: an H200 took twice as
-    long for stacked VGG-11s, 37 MB, and three quarters of the time for networks of 19 MB.
+    The result is False for a problem that vmap cannot run. Otherwise, vectorising saves the overhead of separate calls for each
+    client. On a CPU it is slower for convolutional networks, if the vectors of one client fill the cache, or if the cohort has
+    at most two clients (measured by scripts/bench engines, see scripts/engines.txt). On a GPU it is slower only for large
+    convolutional networks: an H200 took twice as long for vectorised VGG-11 networks (37 MB), and three quarters of the time
+    for networks of 19 MB.
+
+    Args:
+        problem: The problem.
+        cohort: The number of clients in a cohort.
     """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)

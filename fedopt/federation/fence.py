@@ -1,4 +1,4 @@
-"""The fence between server and clients: a client function knows what it was sent, and nothing else of the server's."""
+"""The fence between server and clients: a client function may use only the data in its message, no other data of the server."""
 
 import dis
 import gc
@@ -17,36 +17,42 @@ from fedopt.errors import UserError
 from fedopt.federation.varied import Varied
 
 NUMBERS = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device, Varied)
-NAMED = (type, ModuleType)  # what is the same on the server and on the clients
+NAMED = (type, ModuleType)  # classes and modules are the same on the server and on the clients
 REFUSED = (np.random.Generator, np.random.BitGenerator, torch.Generator, Random, torch.UntypedStorage, array, bytearray)
 
 
 def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
-    """Refuse a client function that carries data of the server's: a tensor, an array or a random generator.
+    """Check that a client function uses no data of the server other than its message: no tensor, array or random generator.
 
-    It looks at the variables of enclosing functions, and at the module variables that the function and the functions it calls
-    use. It also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are
-    allowed: they are hyperparameters.
+    The check covers the variables of enclosing functions, the module variables that the function and the functions that it
+    calls use, default arguments, attributes, the object of a method, and everything that these contain. Python numbers are
+    allowed, since they are hyperparameters.
 
-    Raises UserError, which names the variable. It is also raised if the message holds such data in anything but a tensor.
+    Args:
+        client_fn: The client function.
+        message: The message to the clients. It may contain such data only as tensors, whose bytes are counted.
+
+    Raises:
+        UserError: The function uses such data, or the message contains such data as another type. The message of the error
+            names the variable.
     """
     for name, value in variables(client_fn):
         if carries(value, set()):
             function = getattr(client_fn, "__name__", "of the exchange")
             raise UserError(
-                f"the client function {function} uses the server's data through the variable {name}; send them in the "
-                f"message. A client's own "
-                "data, draws and memory come with its first argument"
+                f"the client function {function} uses data of the server through the variable {name}; send them in the "
+                f"message. The client's "
+                "data, draws and memory are attributes of its first argument"
             )
     if any(not isinstance(leaf, torch.Tensor) and carries(leaf, set()) for leaf in tree_leaves(message)):
         raise UserError(
-            "a message must be a tensor or (nested) tuples of tensors, since the bytes of other objects "
-            "would not be counted"
+            "a message must be a tensor or a (nested) tuple of tensors, since the bytes of other objects "
+            "are not counted; convert them to tensors"
         )
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each thing that a function brings along besides its arguments.
+    """Yield the name and value of each variable that a function uses besides its arguments.
 
     Args:
         function: A function, a method or a partial function.
@@ -60,28 +66,30 @@ def variables(function: Any) -> Iterator[tuple[str, Any]]:
     brought = [*zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)]
     brought += [*(function.__kwdefaults__ or {}).items(), *vars(function).items()]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        brought += [(name, cell.cell_contents)] if gc.get_referents(cell) else []  # else it is not assigned yet
+        brought += [(name, cell.cell_contents)] if gc.get_referents(cell) else []  # an empty cell: not assigned yet
     brought += [(name, function.__globals__.get(name)) for name in _globals(code)]
     for name, value in brought:
         foreign = isinstance(value, FunctionType) and value.__globals__ is not function.__globals__
         yield name, value.__closure__ if foreign else value
         if isinstance(value, type) and value.__module__ == function.__module__:
-            # A NamedTuple's lead to all that module `typing` uses
+            # The `__orig_bases__` of a NamedTuple lead to everything that the module `typing` uses
             yield from ((name, attribute) for key, attribute in vars(value).items() if key != "__orig_bases__")
 
 
 @cache
 def _globals(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the module's variables that a function and the functions nested in it use."""
+    """Return the names of the module variables that a function uses, including the functions nested in it. code: its code."""
     own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _globals(constant)]
     return tuple(dict.fromkeys([*own, *inner]))
 
 
 def carries(value: Any, seen: set[int]) -> bool:
-    """Tell whether a value is, or holds, a tensor, an array or a random generator.
+    """Return whether a value is or contains a tensor, an array or a random generator.
 
-    seen: ids of objects that were checked before; the ids of this value are added.
+    Args:
+        value: The value.
+        seen: The ids of the objects that were already checked. The ids of the objects in this value are added in place.
     """
     kind: Any = type(value)
     known = _verdict(kind)
@@ -94,7 +102,7 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Tell whether all values of a type are data of the server's: True or False; None if that depends on what they hold."""
+    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain."""
     if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

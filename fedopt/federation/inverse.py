@@ -1,23 +1,25 @@
-"""Estimates of H^-1 b, for a Hessian H that is known only by its products with vectors."""
+"""Estimates of H^-1 b that use only products of the Hessian H with vectors."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for, n = 0, 1, ..., may be of another sample
+Product = Callable[[Tensor, int], Tensor]  # (v, n) -> H v; the n-th product, n = 0, 1, ..., may use a sample of its own
 
 
 def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
-    """Return (1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b as N grows [LocalBSG eq. 3.3].
+    """Return the first N + 1 terms of the Neumann series for H^-1 b, ``[d]`` [LocalBSG eq. 3.3]::
 
-    H must be positive definite. The sum has the N + 1 terms n = 0, ..., N.
+        (1/l) sum_{n = 0}^{N} (I - H/l)^n b
+
+    It tends to H^-1 b as N grows. H must be positive definite.
 
     Args:
-        product: ``product(v, n)``, the n-th product H v, n = 0, ..., N - 1.
+        product: ``product(v, n)``, which returns H v. It is called for n = 0, ..., N - 1, and each call may use another sample.
         b: The vector, ``[d]``.
         N: The number of products.
-        l: A number that no eigenvalue of H exceeds.
+        l: An upper bound of the eigenvalues of H.
 
     Example:
         >>> fedopt.neumann_sum(lambda v, n: 0.5 * v, torch.tensor([1.0]), N=1, l=1.0)  # H = 0.5
@@ -31,16 +33,18 @@ def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
 
 
 def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
-    """Return (N/l) (I - H/l)^chosen b, one term of the Neumann series times N [FedNest Alg. 3].
+    """Return N times one term of the Neumann series for H^-1 b, ``[d]`` [FedNest Alg. 3]::
 
-    If ``chosen`` is uniform in 0, ..., N - 1, its expectation is the sum of the first N terms, `neumann_sum` with N - 1
-    products.
+        (N/l) (I - H/l)^chosen b
+
+    If ``chosen`` is uniform in 0, ..., N - 1, the expectation is the sum of the first N terms, the same as `neumann_sum` with
+    N - 1 products.
 
     Args:
-        product: As in `neumann_sum`.
+        product: ``product(v, n)``, which returns H v. It is called for n = 0, ..., ``chosen`` - 1.
         b: The vector, ``[d]``.
         N: The number of terms of the sum.
-        l: As in `neumann_sum`.
+        l: An upper bound of the eigenvalues of H.
         chosen: The index of the term, which is also the number of products.
 
     Example:
@@ -54,14 +58,14 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
 
 
 def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
-    """Return an estimate of H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
+    """Return an estimate of H^-1 b, ``[d]``, by N steps of the conjugate gradient method from 0.
 
-    If a step would divide by 0 or meets negative curvature, it and all later steps leave the estimate as it is.
+    If a step would divide by 0 or meets negative curvature, this step and all later steps leave the estimate unchanged.
 
     Args:
-        product: As in `neumann_sum`, with the same H in all of them.
+        product: ``product(v, n)``, which returns H v. H is positive definite and the same for all n.
         b: The vector, ``[d]``.
-        N: The number of steps, each with a product.
+        N: The number of steps. Each step needs one product.
 
     Example:
         >>> fedopt.conjugate_gradients(lambda v, n: 2 * v, torch.tensor([4.0]), N=1)  # H = 2
@@ -81,4 +85,4 @@ def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
     return solution
 
 
-Inverse = Callable[[Product, Tensor], Tensor]  # an estimate of H^-1 b from products with H and from b
+Inverse = Callable[[Product, Tensor], Tensor]  # (product, b) -> an estimate of H^-1 b

@@ -1,4 +1,4 @@
-"""The messages of the last rounds, which late clients answer."""
+"""The messages of recent rounds, to which late clients respond."""
 
 from typing import Any
 
@@ -8,19 +8,26 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 
 class Sent:
-    """The messages of the last rounds.
+    """The messages of recent rounds.
 
-    Each message belongs to an exchange: the names of its draws, and how many exchanges with these names the round made before.
+    An exchange is identified by the names of its draws and the number of earlier exchanges with these names in the round.
 
     Attributes:
-        tensors: All tensors, by names that begin with late.ROUND.EXCHANGE, as a checkpoint stores them.
+        tensors: The tensors of all messages. Their names begin with late.ROUND.EXCHANGE, as in a checkpoint.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     def keep(self, message: Any, exchange: str, r: int, since: int) -> None:
-        """Keep the message of an exchange in round r, and forget rounds before ``since``."""
+        """Store the message of an exchange, and delete the messages of old rounds.
+
+        Args:
+            message: The message: a tensor or a (nested) tuple of tensors and numbers.
+            exchange: The identifier of the exchange within its round.
+            r: The index of the round.
+            since: The first round whose messages are kept.
+        """
         self.tensors = {name: t for name, t in self.tensors.items() if int(name.split(".")[1]) >= since}
         for k, leaf in enumerate(tree_leaves(message)):
             if isinstance(leaf, Tensor):
@@ -28,10 +35,17 @@ class Sent:
                 self.tensors[f"late.{r}.{exchange}.{k}"] = kept
 
     def message(self, today: Any, exchange: str, r: int, since: int) -> Any:
-        """Return the first message of an exchange since a round; if there is none before round r, today's, which is r's.
+        """Return the oldest message of an exchange from the rounds ``since`` to r - 1, or the message of round r.
 
-        A message with another shape than today's belongs to another exchange. So do messages of round 0, in which
-        many methods begin differently. Numbers in a message are always today's: they are hyperparameters.
+        Messages of another shape than the message of round r are skipped, since they belong to another exchange. Messages of
+        round 0 are skipped too, since many methods start differently. Numbers in a message are hyperparameters, so they are
+        always taken from round r.
+
+        Args:
+            today: The message of round r.
+            exchange: The identifier of the exchange within its round.
+            r: The index of the current round.
+            since: The first round whose message may be returned.
         """
         leaves, structure = tree_flatten(today)
         for q in range(max(since, 1), r):

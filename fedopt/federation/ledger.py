@@ -1,4 +1,4 @@
-"""Counts of what a run has communicated and computed so far, and the messages that late clients still answer."""
+"""The costs of a run so far: bytes, communication rounds and oracle calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,24 +13,34 @@ from fedopt.federation import ranks
 from fedopt.federation.counting import Calls
 from fedopt.federation.late import Sent
 
-OF_CLIENTS = "down", "up", "lost", "rounds"  # the counts of each client
+OF_CLIENTS = "down", "up", "lost", "rounds"  # the counts per client
 
 
 def size_in_bytes(message: object) -> int:
-    """Return the bytes of all tensors in a (nested) message. Numbers cost nothing: they are hyperparameters, which all know."""
+    """Return the total size in bytes of all tensors in a (nested) message.
+
+    Numbers cost nothing, since they are hyperparameters, which the server and all clients know.
+    """
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 
 
 @dataclass
 class Ledger:
-    """Counts what a run communicates and computes.
+    """The costs of a run so far.
 
     Args:
-        comm_rounds: The number of exchanges server -> clients -> server.
-        visits: The clients that took part, summed over exchanges.
-        calls: The oracle calls. down, up: the bytes to and from each client, [M] int64. lost: the bytes to each client that
-            dropped out after it had the message, [M] int64; not in `down`. rounds: the number of rounds in which each client
-            took part, [M] int64. sent: the messages of the last rounds, if answers may be late.
+        clients: The number of clients, M.
+        comm_rounds: The number of communication rounds (server -> clients -> server).
+        visits: The number of clients that took part, summed over all communication rounds.
+        calls: The oracle calls, summed over all clients.
+
+    Attributes:
+        down: The bytes sent to each client, ``[M]`` int64.
+        up: The bytes sent by each client, ``[M]`` int64.
+        lost: The bytes sent to each client in exchanges from which it then dropped out, ``[M]`` int64. ``down`` does not include
+            these bytes.
+        rounds: The number of rounds in which each client took part, ``[M]`` int64.
+        sent: The messages of recent rounds, which are stored only if answers may be late.
     """
 
     clients: int
@@ -43,36 +53,52 @@ class Ledger:
         self.sent = Sent()
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
-        """Add one exchange with the clients of a cohort. down, up: the bytes to and from each one of them."""
+        """Add the cost of one communication round.
+
+        Args:
+            cohort: The indices of the clients.
+            down: The number of bytes sent to each of these clients.
+            up: The number of bytes sent by each of these clients.
+        """
         self.comm_rounds += 1
         self.visits += len(cohort)
         self.down[cohort] += down
         self.up[cohort] += up
 
     def count(self, calls: Calls) -> None:
-        """Add the oracle calls of all ranks' clients. All ranks must call it, each with the calls of its own clients."""
-        counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()  # on the CPU: no GPU waits
+        """Add oracle calls of all ranks. Every rank must call this method.
+
+        Args:
+            calls: The oracle calls of the clients that this rank computed.
+        """
+        # On the CPU, so that no GPU is synchronised
+        counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()
         self.calls = Calls(*map(add, vars(self.calls).values(), counted))
 
     def columns(self) -> dict[str, int]:
-        """Return the totals over all clients, by their column names in metrics.csv."""
+        """Return the total costs over all clients, keyed by column of metrics.csv."""
         totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}
         calls = {k if k.endswith("_examples") else f"{k}_calls": n for k, n in vars(self.calls).items()}
         return {"comm_rounds": self.comm_rounds, **totals, **calls, "client_visits": self.visits}
 
     def _counts(self) -> dict[str, int]:
-        """Return the counts that are one number for all clients, by their names in checkpoints."""
+        """Return the counts that are a single number, keyed by their names in checkpoints."""
         return {"comm_rounds": self.comm_rounds, **vars(self.calls), "visits": self.visits}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the counts as tensors, each by its name, for a checkpoint; without `sent`."""
+        """Return all counts as tensors, keyed by their names in checkpoints. The messages in `sent` are not included."""
         counts = {f"ledger.{name}": torch.tensor(n) for name, n in self._counts().items()}
         return counts | {f"ledger.{name}": torch.from_numpy(getattr(self, name)) for name in OF_CLIENTS}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the counts, and the messages, from a dict of tensors as a checkpoint has it.
+        """Set all counts and the messages in `sent` to the stored values.
 
-        Raises ValueError if they are of a different number of clients, not whole, or negative; KeyError if one is missing.
+        Args:
+            tensors: The tensors of a checkpoint by name.
+
+        Raises:
+            ValueError: The counts are for a different number of clients, not whole numbers, or negative.
+            KeyError: A count is missing.
         """
         for name, like in self.tensors().items():
             if tensors[name].shape != like.shape or tensors[name].dtype != like.dtype or (tensors[name] < 0).any():

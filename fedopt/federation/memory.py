@@ -1,4 +1,4 @@
-"""What clients keep from round to round."""
+"""Per-client state: the tensors that clients keep from round to round."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -11,26 +11,26 @@ from torch.utils._pytree import register_pytree_node
 
 from fedopt.errors import UserError
 
-GROUP = 1024  # clients whose rows are in one list
+GROUP = 1024  # number of clients whose rows are in one list
 EXAMPLE = "make it with a row for each client, such as Memory(x.new_zeros(problem.clients, len(x)))"
 
 
 class Memory:
-    """A row for each client, ``[M, ...]``. It is a value, as tensors are: no method changes it.
+    """Per-client state: one row (a tensor) for each client, ``[M, ...]``. A memory is immutable.
 
-    `replaced` returns a new memory that shares all unchanged rows with this one. So the cost of a round depends on its cohort
-    alone, and clients that never took part share one row.
+    `replaced` returns a new memory, which shares all unchanged rows with this one. The cost of a round therefore depends only on
+    the size of its cohort, and clients that have never taken part can share one row.
 
     Args:
-        rows: A tensor for each client, all of one shape and dtype: vectors, numbers or matrices. Or one tensor of all rows,
-            such as ``[M, d]``.
+        rows: One tensor per client, all of the same shape and dtype, or a single tensor that contains all rows, such as
+            ``[M, d]``. The rows are not copied.
 
     Raises:
-        UserError: There is no row, or rows differ in shape or dtype.
+        UserError: There are no rows, or rows differ in shape or dtype.
     """
 
     def __init__(self, rows: Sequence[Tensor] | Tensor):
-        """Keep the rows as they are, not copied. rows: a tensor for each client, or one of all rows, [M, ...]."""
+        """Store the rows without copying them. rows: one tensor per client, or a single tensor, ``[M, ...]``."""
         if len(rows) == 0 or not isinstance(rows[0], Tensor):
             raise UserError(f"a Memory needs a tensor for each client; {EXAMPLE}")
         self._like = first = rows[0]
@@ -42,28 +42,28 @@ class Memory:
         return self.shape[0]
 
     def rows(self, clients: np.ndarray) -> Tensor:
-        """Return the rows of these clients, ``[n, ...]``.
+        """Return the rows of some clients as one tensor, ``[n, ...]``.
 
         Args:
-            clients: The indices of n clients.
+            clients: The indices of the clients, ``[n]``.
 
         Raises:
-            UserError: A client has no row: its index is M or more.
+            UserError: An index is M or more.
         """
         self._check(clients)
         rows = [self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist()]
         return torch.stack(rows) if rows else self._like.new_empty(0, *self._like.shape)
 
     def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
-        """Return a memory with new rows for these clients; this one stays as it is.
+        """Return a new memory in which the rows of some clients are replaced. This memory does not change.
 
         Args:
-            clients: The indices of the clients.
-            rows: A tensor for each of them, or one tensor ``[clients, ...]``.
+            clients: The indices of the clients, ``[n]``.
+            rows: The new row of each of these clients: n tensors, or a single tensor ``[n, ...]``.
 
         Raises:
-            UserError: A client has no row, or a new row has a different shape or dtype.
-            ValueError: There are more or fewer rows than clients.
+            UserError: An index is M or more, or a new row has a different shape or dtype than this memory's rows.
+            ValueError: The number of rows differs from the number of clients.
         """
         self._check(clients)
         self._refuse_others(rows)
@@ -77,8 +77,8 @@ class Memory:
         return new
 
     def _refuse_others(self, rows: Sequence[Tensor] | Tensor) -> None:
-        """Raise UserError if a row has another shape or dtype than the memory's rows."""
-        some = rows[:1] if isinstance(rows, Tensor) else rows  # the rows of a tensor are alike
+        """Raise UserError if a row has a different shape or dtype than the memory's rows."""
+        some = rows[:1] if isinstance(rows, Tensor) else rows  # all rows of one tensor have the same shape and dtype
         for shape, dtype in {(row.shape, row.dtype) for row in some} - {(self._like.shape, self.dtype)}:
             raise UserError(
                 f"a Memory's rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}; {EXAMPLE}"
@@ -93,7 +93,11 @@ class Memory:
             )
 
     def changed(self, since: "Memory") -> np.ndarray:
-        """Return the indices of clients whose rows were replaced since an earlier memory of the same clients."""
+        """Return the sorted indices of the clients whose rows were replaced after ``since``.
+
+        Args:
+            since: An earlier memory of the same clients.
+        """
         groups = enumerate(zip(self._groups, since._groups, strict=True))
         others = ((GROUP * k, zip(now, before, strict=True)) for k, (now, before) in groups if now is not before)
         clients = [first + place for first, rows in others for place, (a, b) in enumerate(rows) if a is not b]
@@ -105,10 +109,10 @@ class Memory:
 
 
 def _from_leaves(leaves: Iterable[Any], context: None) -> Any:
-    """Return the memory with these rows. torch.func.vmap puts numbers in place of tensors, and gets them back."""
+    """Return the per-client state with these rows. torch.func.vmap replaces tensors by numbers, which are returned as they are."""
     (rows,) = leaves
     return Memory(rows) if isinstance(rows, Tensor) else rows
 
 
-# To functions of trees it is one tensor
+# For PyTorch's tree functions, a memory is one tensor
 register_pytree_node(Memory, lambda memory: ([memory.tensor()], None), _from_leaves)

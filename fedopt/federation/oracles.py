@@ -1,4 +1,4 @@
-"""What can be asked of a problem: its functions, their gradients, Hessian-vector and Jacobian-vector products, counted."""
+"""The oracles of a problem: its functions, gradients, Hessian-vector and Jacobian-vector products. Each derivative is counted."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimis
 from fedopt.problems import name as class_name
 
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
-Step = float | Tensor  # a number, or each client's own
-Term = Tensor | None  # of a sum, None for none
-OWN = 8  # tensors that a client remembers as its own
+Step = float | Tensor  # a number, or a scalar tensor that differs between clients
+Term = Tensor | None  # a term of a sum; None leaves it out
+OWN = 8  # number of a client's latest tensors that may be overwritten
 
 
 def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
     """Return ``point - step * direction``.
 
     Args:
-        point: A vector, ``[d]``.
+        point: The point, ``[d]``.
         direction: The direction, ``[d]``.
-        step: A number, or a client's own as a scalar tensor.
+        step: The step size: a number, or a scalar tensor with the client's step size.
 
     Example:
         >>> fedopt.moved(torch.tensor([1.0]), torch.tensor([2.0]), step=0.5)
@@ -42,7 +42,11 @@ def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
 
 
 def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
-    """Mark a method of `Oracles` as one for problems of these classes. The method then raises UserError on other problems."""
+    """Return a decorator of a method of `Oracles`, which then raises UserError on problems of other classes.
+
+    Args:
+        classes: The problem classes that the method supports.
+    """
 
     def marked(oracle: Oracle) -> Oracle:
         @wraps(oracle)
@@ -57,9 +61,10 @@ def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
 
 
 class Function:
-    """A function of a problem, as a client calls it: `client.f(x, sample)`.
+    """A descriptor that gives a client access to a function of the problem, as in `client.f(x, sample)`.
 
-    classes: the classes of problems that have it. On others it raises UserError.
+    Args:
+        classes: The problem classes that have the function. On problems of other classes, access raises UserError.
     """
 
     def __init__(self, *classes: Any):
@@ -72,23 +77,31 @@ class Function:
         if oracles is None:
             return self  # type: ignore[return-value]
         oracles._check(self._name, self.classes)
-        function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)  # bound once: a step is short
+        # Bound only once, since a step is short
+        function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)
         return function
 
 
 def offered(kind: type, cls: type[Problem]) -> list[str]:
-    """Return the names that `Oracles` or `Client` (kind) offers on problems of class `cls`, and not on all problems."""
+    """Return the names of the oracles that exist for a problem class, without those that exist for all problems.
+
+    Args:
+        kind: The class that defines the oracles: `Oracles` or `Client`.
+        cls: The problem class.
+    """
     return [name for name in dir(kind) if issubclass(cls, getattr(getattr(kind, name), "classes", ()))]
 
 
 class Oracles(Derivatives):
-    """The functions of a problem and their derivatives at a point, on a sample.
+    """The functions of a problem and their derivatives at a point, evaluated on a sample.
 
-    x and y are flat vectors, [dx] and [dy]. A client gets samples by `Client.scan`, `Client.steps` or `Client.sample`.
+    The variables x and y are flat vectors, ``[dx]`` and ``[dy]``. A client gets samples by `Client.scan`, `Client.steps` or
+    `Client.sample`.
 
     Args:
-        problem: The problem. An oracle raises UserError if it is not of a class that the oracle is for.
-        calls, stack: As in `Derivatives`.
+        problem: The problem. An oracle raises UserError if it does not support the problem's class.
+        calls: The oracle calls to which new calls are added. None: a new counter.
+        stack: The number of clients that are vectorised by torch.func.vmap. None: a single client.
     """
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
@@ -99,21 +112,36 @@ class Oracles(Derivatives):
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
         self._problem = problem
-        self._overwritable = deque[Tensor](maxlen=OWN)  # what the last steps returned; the next steps may overwrite it
+        # The results of the last steps, which the next steps may overwrite
+        self._overwritable = deque[Tensor](maxlen=OWN)
 
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Sample) -> Tensor:
-        """Return grad f_i(x), [d], of a minimisation problem. It counts as one gradient call."""
+        """Return the gradient of the client's objective, grad f_i(x), [d], of a minimisation problem.
+
+        It counts as one gradient call.
+
+        Args:
+            x: The point, ``[d]``.
+            sample: The sample on which f_i is evaluated.
+        """
         return self.grad(self.f, x, sample)
 
     @for_problems(Minimisation)
     def gradient_step_(self, x: Tensor, sample: Sample, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
         """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
-        It counts as one gradient call, or two with an anchor. If x is a tensor that such a step returned, it may be
-        overwritten: do not use it afterwards. Other tensors are never overwritten.
+        This is the new point after a gradient step with the step size eta.
 
-        eta: the step size, a number, or this client's own as a scalar tensor. plus, anchor: [d]; None leaves the term out.
+        It counts as one gradient call, or two with an anchor. If x was itself returned by such a step, it may be
+        overwritten, so do not use it afterwards. Other tensors are never overwritten.
+
+        Args:
+            x: The point, ``[d]``.
+            sample: The sample on which f_i is evaluated, at both points.
+            eta: The step size: a number, or a scalar tensor with this client's step size.
+            plus: A vector that is added to the gradient, ``[d]``. None: no such term.
+            anchor: The point whose gradient is subtracted, ``[d]``. None: no such term.
         """
         return self._owned(self._stepped(self.f, (x, sample), eta, plus, anchor))
 
@@ -121,10 +149,20 @@ class Oracles(Derivatives):
     def inner_step_(
         self, x: Tensor, y: Tensor, sample: Sample, beta: Step, plus: Term = None, anchor: Term = None
     ) -> Tensor:
-        """Return the projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem.
+        """Return P_Y(y - beta (grad_y g_i(x, y) - grad_y g_i(x, anchor) + plus)), [dy], of a bilevel problem.
 
-        It may overwrite y as `gradient_step_` may overwrite x. beta, plus, anchor: as eta, plus and anchor there. It counts
-        as one gradient call, or two with an anchor. If the problem has no y, it returns y, and counts as none.
+        This is the new y after a projected gradient step on the inner objective. P_Y is the projection onto the constraint set.
+
+        It counts as one gradient call, or two with an anchor. If y was itself returned by such a step, it may be
+        overwritten, so do not use it afterwards. If the problem has no y, y is returned, and nothing is counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which g_i is evaluated, at both points.
+            beta: The step size: a number, or a scalar tensor with this client's step size.
+            plus: A vector that is added to the gradient, ``[dy]``. None: no such term.
+            anchor: The point whose gradient is subtracted, ``[dy]``. None: no such term.
         """
         if not self._problem.nested:
             return y
@@ -132,18 +170,35 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_step_(self, x: Tensor, y: Tensor, sample: Sample, eta: Step) -> tuple[Tensor, Tensor]:
-        """Return x - eta grad_x f(x, y), [dx], and grad_y f(x, y), [dy], of a bilevel or minimax problem.
+        """Return x - eta grad_x f_i(x, y), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
 
-        It counts as one gradient call, and may overwrite x as `gradient_step_` does. eta: the step size, as there.
+        The first vector is the new x after a gradient step, and the second one is the gradient in y at the old point.
+
+        It counts as one gradient call. If x was itself returned by such a step, it may be overwritten, so do not use it
+        afterwards.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which f_i is evaluated.
+            eta: The step size: a number, or a scalar tensor with this client's step size.
         """
         g_x, g_y = self.outer_gradients(x, y, sample)
         return self.moved_(x, g_x, eta), g_y
 
     @for_problems(Hierarchical)
     def lower_step_(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        """Return the projection of y - gamma grad_y h(x, y) at each of P points, [P, d], of a hierarchical problem.
+        """Return the projection of y - gamma grad_y h_i(x, y) at each of P points, [P, d], of a hierarchical problem.
 
-        It counts as P gradient calls, and may overwrite y as `gradient_step_` may overwrite x. gamma: the step size.
+        This is the new y at each point after a projected gradient step on the lowest level h_i.
+
+        It counts as P gradient calls. If y was itself returned by such a step, it may be overwritten, so do not use it afterwards.
+
+        Args:
+            x: The upper variables, ``[P, d]``.
+            y: The lower variables, ``[P, d]``.
+            sample: The sample on which h is evaluated.
+            gamma: The step size.
         """
         if self._owns(y) and hasattr(self.h, "steps"):
             self._counter.count(sample, grad=len(y))
@@ -153,17 +208,22 @@ class Oracles(Derivatives):
         return self._owned(self._problem.project(x, y, sample))
 
     def moved_(self, point: Tensor, direction: Tensor, step: Step) -> Tensor:
-        """Return point - step * direction, [d].
+        """Return ``point - step * direction``, ``[d]``.
 
-        It may overwrite the point as `gradient_step_` may overwrite x. step: the step size, as there.
+        If the point was itself returned by this method or by another step, it may be overwritten, so do not use it afterwards.
+
+        Args:
+            point: The point, ``[d]``.
+            direction: The direction, ``[d]``.
+            step: The step size: a number, or a scalar tensor with this client's step size.
         """
         if self._owns(point) and not isinstance(step, Tensor):
             return point.sub_(direction, alpha=step)
         return self._owned(moved(point, direction, step))
 
     def _owned(self, point: Tensor) -> Tensor:
-        # A point that is the same for all clients of a stack has no memory for what each of them writes. In-place products
-        # are not for a vmap inside another
+        # A point that all clients of a stack share has no storage of its own for each client, so it must not be overwritten.
+        # Inside a second vmap, nothing is overwritten
         if depth() < 2 and not self._owns(point) and (not self._stacked or differs_by_client(point)):
             self._overwritable.append(point)
         return point
@@ -172,10 +232,16 @@ class Oracles(Derivatives):
         return any(point is own for own in self._overwritable)
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
-        """Return x - eta (gradient - gradient at the anchor + plus), where x is the last variable of the arguments.
+        """Return x - eta (grad fn(x) - grad fn(anchor) + plus), where x is the last variable of the arguments.
 
-        If x is the result of a step, the function's `step` may overwrite it. fn: the function. arguments: the
-        variables and the sample.
+        If x was returned by a step, it may be overwritten.
+
+        Args:
+            fn: The function.
+            arguments: The variables and the sample. The gradient is with respect to the last variable, x.
+            eta: The step size: a number, or a scalar tensor with this client's step size.
+            plus: A vector that is added to the gradient. None: no such term.
+            anchor: The value of x whose gradient is subtracted. None: no such term.
         """
         *fixed, x, sample = arguments
         if self._owns(x) and not isinstance(eta, Tensor) and hasattr(fn, "step"):
@@ -188,9 +254,15 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph.
+        """Return grad_x f_i(x, y), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
 
-        It counts as one gradient call. If the problem has ``direct = False``, grad_x f is zeros.
+        It counts as one gradient call, since both are computed by one backward pass. If the problem has ``direct = False`` (f
+        does not depend on x directly), grad_x f_i is zero.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which f_i is evaluated.
         """
         if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x), self.outer_gradient_y(x, y, sample)
@@ -198,9 +270,15 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_x f(x, y), [dx], of a bilevel or minimax problem.
+        """Return grad_x f_i(x, y), [dx], of a bilevel or minimax problem.
 
-        It counts as one gradient call. If the problem has ``direct = False``, it is zeros, and counts as none.
+        It counts as one gradient call. If the problem has ``direct = False`` (f does not depend on x directly), it is zero and
+        is not counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which f_i is evaluated.
         """
         if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x)
@@ -210,22 +288,39 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_y f(x, y), [dy], of a bilevel or minimax problem. It counts as one gradient call."""
+        """Return grad_y f_i(x, y), [dy], of a bilevel or minimax problem. It counts as one gradient call.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which f_i is evaluated.
+        """
         return self.grad(self.f, x, y, sample)
 
     @for_problems(Nested)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        """Return grad_y g(x, y), [dy], of a bilevel problem.
+        """Return grad_y g_i(x, y), [dy], of a bilevel problem.
 
-        It counts as one gradient call. If the problem has no y, it is zeros, and counts as none.
+        It counts as one gradient call. If the problem has no y, the result is zero and is not counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which g_i is evaluated.
         """
         return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
     @for_problems(Nested)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return (grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph.
+        """Return grad_x g_i(x, y), [dx], and grad_y g_i(x, y), [dy], of a bilevel problem.
 
-        It counts as one gradient call. If the problem has no y, both are zeros, and it counts as none.
+        It counts as one gradient call, since both are computed by one backward pass. If the problem has no y, both are zero
+        and are not counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which g_i is evaluated.
         """
         if not self._problem.nested:
             return torch.zeros_like(x), torch.zeros_like(y)
@@ -241,9 +336,15 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Sample) -> Callable[[Tensor], Tensor]:
-        """Return the map v -> grad^2_yy g(x, y) v, [dy], of a bilevel problem, from one graph of the gradient.
+        """Return the function v -> grad^2_yy g_i(x, y) v, [dy], of a bilevel problem.
 
-        Each use counts as one Hessian-vector product. If the problem has no y, the map returns v, and counts as none.
+        Each use counts as one Hessian-vector product. All products reuse one graph of the gradient.
+        If the problem has no y, the function returns v and nothing is counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: The sample on which g_i is evaluated.
         """
         if not self._problem.nested:
             return lambda v: v
@@ -254,10 +355,16 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_second(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (grad_y g, grad^2_yy g v, grad^2_xy g v) at (x, y) of a bilevel problem, [dy], [dy], [dx], from one graph.
+        """Return (grad_y g_i, grad^2_yy g_i v, grad^2_xy g_i v) at (x, y), with shapes [dy], [dy] and [dx], of a bilevel problem.
 
-        It counts as one gradient call, one Hessian-vector and one Jacobian-vector product. If the problem has no y, it is (0,
-        v, 0), and counts as none.
+        It counts as one gradient call, one Hessian-vector and one Jacobian-vector product, all from one graph.
+        If the problem has no y, the result is (0, v, 0) and is not counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            v: The vector, ``[dy]``.
+            sample: The sample on which g_i is evaluated.
         """
         if not self._problem.nested:
             return torch.zeros_like(y), v, torch.zeros_like(x)
@@ -272,9 +379,15 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
-        """Return grad^2_xy g(x, y) v, [dx], of a bilevel problem.
+        """Return grad^2_xy g_i(x, y) v, [dx], of a bilevel problem.
 
-        It counts as one Jacobian-vector product. If the problem has no y, it is zeros, and counts as none.
+        It counts as one Jacobian-vector product. If the problem has no y, the result is zero and is not counted.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            v: The vector, ``[dy]``.
+            sample: The sample on which g_i is evaluated.
         """
         if not self._problem.nested:
             return torch.zeros_like(x)
@@ -286,20 +399,24 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Sample], inverse: Inverse) -> Tensor:
-        """Return one client's hypergradient of a bilevel problem, [dx] [FedNest Alg. 5, LocalBSG eq. 3.3].
+        """Return the client's hypergradient of a bilevel problem, [dx] [FedNest Alg. 5, LocalBSG eq. 3.3].
 
-        It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,
-        one Jacobian-vector product and the Hessian-vector products of the inverse. If the problem has ``indirect = False``,
-        it is grad_x f alone, and counts as `outer_gradient_x`. If it has ``identity = True``, p is grad_y f, without
-        products.
+        It is::
+
+            grad_x f_i - grad^2_xy g_i p,    where p estimates [grad^2_yy g_i]^-1 grad_y f_i
+
+        It counts as one gradient call, one Jacobian-vector product and the Hessian-vector products of ``inverse``. If the
+        problem has ``indirect = False`` (grad_y f is zero at the solution), the result is grad_x f_i, which counts as one
+        gradient call, or as none if ``direct`` is also False. If the problem has ``identity = True`` (grad^2_yy g is the
+        identity), p is grad_y f_i, without Hessian-vector products.
 
         Args:
             x: The outer variable, ``[dx]``.
             y: The inner variable, ``[dy]``.
-            samples: A list of ``problem.hypergradient_samples(products)`` samples. The first is for the gradients of f, the next
-                for the Hessian-vector products in their order. The cross derivative uses the first too, or a further last one
-                if ``problem.shares_examples``.
-            inverse: ``inverse(product, b)``, an estimate of H^-1 b, such as a partial of `neumann_sum`.
+            samples: A list of ``problem.hypergradient_samples(products)`` samples. The first sample is for the gradients of f_i,
+                and the following ones are for the Hessian-vector products, in their order. The cross derivative uses the last
+                sample if ``problem.shares_examples`` is True, otherwise the first sample.
+            inverse: ``inverse(product, b)``, which returns an estimate of H^-1 b. It is typically a partial of `neumann_sum`.
         """
         problem = self._problem
         xi, *zetas = samples
@@ -307,7 +424,7 @@ class Oracles(Derivatives):
         if not problem.indirect:
             return self.outer_gradient_x(x, y, xi)
         grad_x, b = self.outer_gradients(x, y, xi)
-        hessians: dict[int, Callable[[Tensor], Tensor]] = {}  # a sample that comes again keeps its graph
+        hessians: dict[int, Callable[[Tensor], Tensor]] = {}  # samples that are used repeatedly share a graph
 
         def product(v: Tensor, n: int) -> Tensor:
             zeta = zetas[n]
@@ -319,7 +436,12 @@ class Oracles(Derivatives):
         return grad_x - self.cross_product(x, y, p, crossed)
 
     def _check(self, oracle: str, classes: tuple[type[Problem], ...]) -> None:
-        """Raise UserError, which names the oracle, unless the problem is of one of these classes."""
+        """Raise UserError unless the problem belongs to one of these classes.
+
+        Args:
+            oracle: The name of the oracle, for the message.
+            classes: The problem classes that the oracle supports.
+        """
         if isinstance(self._problem, classes):
             return
         kind, wanted = class_of(self._problem), " or ".join(class_name(c) for c in CLASSES if issubclass(c, classes))

@@ -1,4 +1,4 @@
-"""What the ranks of one run tell each other by torch.distributed. With one rank these functions do nothing."""
+"""Communication between the ranks (processes) of one run by torch.distributed. With one rank, these functions do nothing."""
 
 import multiprocessing
 import os
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# torch.func imports it too. Its functions have the group of that moment as a default: if it were imported after `start`, the
-# group, and gloo's threads with it, would outlive `stop`, and such a thread can abort the process as it exits.
+# torch.func imports this module too. Its functions take the current process group as a default argument. If it were imported
+# after `start`, the group and gloo's threads would outlive `stop`, and such a thread can abort the process when it exits.
 import torch.distributed.nn.functional
 from torch import Tensor
 
@@ -24,32 +24,33 @@ from fedopt.machine import number_of
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
-MOST_TOLD = 5  # differences in a message
+PATIENCE = timedelta(hours=2)  # a rank may wait while another rank evaluates
+MOST_TOLD = 5  # largest number of differences in a message
 
-_store: dist.Store | None = None  # by which the ranks find each other
-_first: bool | None = None  # whether this rank was the first to ask; None before it asks
+_store: dist.Store | None = None  # the store through which the ranks find each other
+_first: bool | None = None  # whether this rank called `first` before all others; None before the call
 _left = Event()  # set when this process no longer depends on torchrun
 
 
 def start() -> None:
-    """Join the other ranks if WORLD_SIZE, as torchrun sets it, is 2 or more. Otherwise, or if they are joined already, do
-    nothing.
+    """Join the process group if the environment variable WORLD_SIZE, which torchrun sets, is 2 or more.
 
-    Tensors on the CPU are exchanged by gloo, tensors on GPUs by nccl. Until `finish` or `stop`, this process ends when
-    torchrun does. If nothing shows that the others were started, a note says that it waits for them.
+    If WORLD_SIZE is less than 2, or if this process has already joined, nothing happens. Tensors on the CPU are exchanged by
+    gloo, and tensors on GPUs by nccl. Until `finish` or `stop` is called, this process ends when torchrun ends. If the process
+    was not started by torchrun, a note says that it waits for the other processes.
 
-    Raises UserError if the others cannot be reached.
+    Raises:
+        UserError: The other ranks cannot be reached.
     """
     global _store, _first, _left
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
         return
     if multiprocessing.parent_process() is not None:
-        pass  # whoever started it, as by torch.multiprocessing, sees to that
+        pass  # the parent process, such as torch.multiprocessing, ends this process
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         _left = end_with(lambda: os.getppid() == fedopt.PARENT)
     elif "MASTER_ADDR" in os.environ:
-        console.speaks = True  # nobody may have started rank 0
+        console.speaks = True  # rank 0, which usually prints, may not have been started
         note(
             f"WORLD_SIZE={size}: waiting for the other processes at {os.environ['MASTER_ADDR']}; unset WORLD_SIZE to run alone"
         )
@@ -57,7 +58,7 @@ def start() -> None:
     _first = None
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
-        # Where torchrun was killed already there is nobody to reach
+        # If torchrun was already killed, no rank can be reached
         _store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
         _store.set_timeout(PATIENCE)
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=PATIENCE)
@@ -66,7 +67,7 @@ def start() -> None:
 def finish() -> None:
     """Wait for the other ranks at the end of a run.
 
-    A rank that leaves while another still writes may break the connections.
+    A rank that leaves earlier could break the connections of a rank that still writes its files.
     """
     _left.set()
     agree(False, torch.device("cpu"))
@@ -83,28 +84,28 @@ def stop() -> None:
 
 @contextmanager
 def _reaching_others() -> Iterator[None]:
-    """Turn a broken connection to the other ranks into UserError."""
+    """Convert errors of a broken connection to the other ranks, within the context, to UserError."""
     try:
         yield
-    except ValueError as error:  # what torchrun sets is missing
+    except ValueError as error:  # a variable that torchrun sets is missing
         raise UserError(
             f"the other processes cannot be reached ({first_line(error)}); check MASTER_ADDR and "
-            f"MASTER_PORT, or unset WORLD_SIZE to run alone"
+            f"MASTER_PORT, or unset WORLD_SIZE to run a single process"
         ) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-            raise  # memory, or what a GPU reports late
+            raise  # out of memory, or a delayed error of a GPU
         raise UserError(
-            "another process of the run ended or cannot be reached; resume with the same command and resume=true, nothing that was "
+            "another process of the run ended or cannot be reached; resume with the same command and resume=true; nothing "
             "recorded is lost"
         ) from error
 
 
 def first() -> bool:
-    """Tell whether this rank is the first of all ranks that called this function. Later calls return the same.
+    """Return whether this rank was the first of all ranks to call this function. Later calls return the same value.
 
-    Torchrun keeps a store from the beginning, so that ranks can ask before they have joined. Without a store, every rank is
-    told that it is the first. If the store has ended, rank 1 is.
+    The function works before `start`, since torchrun provides a store from the beginning. Without a store, the result is True
+    on every rank. If the process with the store has ended, the result is True on rank 1 only.
     """
     global _first
     if _first is None:
@@ -113,7 +114,7 @@ def first() -> bool:
             if store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                 store = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))[0]
             _first = store is None or store.add("fedopt/first", 1) == 1
-        except RuntimeError:  # it ended with the process that kept it: torchrun, or rank 0
+        except RuntimeError:  # the process with the store has ended: torchrun, or rank 0
             _first = rank() == 1
     return _first
 
@@ -123,14 +124,18 @@ def count() -> int:
 
 
 def rank() -> int:
-    """Return this process's rank, 0 to count() - 1, also before `start`."""
+    """Return the rank of this process, from 0 to count() - 1. This also works before `start`."""
     if dist.is_initialized():
         return dist.get_rank()
     return number_of("RANK", 0) if number_of("WORLD_SIZE", 1) > 1 else 0
 
 
 def total(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sums of these tensors over all ranks, by one collective. They must have one dtype, and any shapes."""
+    """Return the sums of tensors over all ranks, computed by one collective operation.
+
+    Args:
+        tensors: Tensors of the same dtype and of any shapes. Each rank passes tensors of the same shapes.
+    """
     if count() == 1 or not tensors:
         return list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -141,7 +146,12 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(flag: bool, device: torch.device) -> bool:
-    """Tell whether the flag is set on any rank. It waits for all ranks. device: where the flags are exchanged."""
+    """Return whether the flag is set on any rank. Every rank must call this function, which waits for all of them.
+
+    Args:
+        flag: The flag of this rank.
+        device: The device of the tensors by which the flags are exchanged.
+    """
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)
@@ -151,7 +161,11 @@ def agree(flag: bool, device: torch.device) -> bool:
 
 
 def refuse_different(facts: Mapping[str, Any]) -> None:
-    """Raise UserError, on every rank, if the ranks differ in one of these facts. facts: name -> value, compared as texts."""
+    """Raise UserError on every rank if the ranks differ in one of these facts.
+
+    Args:
+        facts: The values by name. They are compared as text.
+    """
     if count() == 1:
         return
     gathered: list[Any] = [None] * count()
@@ -168,7 +182,11 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
 
 
 def from_main(decide: Callable[[], T]) -> T:
-    """Call `decide` on rank 0, and return its result on every rank. What it raises, every rank raises."""
+    """Call a function on rank 0, and return its result on every rank. If it raises an exception, every rank raises it.
+
+    Args:
+        decide: The function.
+    """
     outcome: list[Any] = [None, None]
     if rank() == 0:
         try:

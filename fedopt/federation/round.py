@@ -1,4 +1,4 @@
-"""The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
+"""The simulated federation, and its rounds: cohorts, random draws, and exchanges between the server and clients."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,11 +33,14 @@ Answer = TypeVar("Answer")
 
 
 class Exchange(NamedTuple):
-    """What the clients of an exchange get besides the message.
+    """The values that the clients of an exchange get in addition to the message.
 
     Attributes:
-        number: The index of the exchange in its round.
-        cohort, memory, own, draws: As in `Round.exchange`.
+        number: The index of the exchange in its round, from 1.
+        cohort: The indices of the clients.
+        memory: The per-client state. None: the exchange has none.
+        own: The part of the message that differs between clients, ``[cohort, ...]``. None: there is no such part.
+        draws: The requested samples by name.
     """
 
     number: int
@@ -51,18 +54,21 @@ class Exchange(NamedTuple):
 class Federation:
     """M clients and a server.
 
-    With several ranks (``torch.distributed``), each computes some clients of every exchange, and all hold the same server.
+    With several ranks (processes of ``torch.distributed``), each rank computes some of the clients of every exchange, and every
+    rank has a copy of the server.
 
     Attributes:
-        ledger: The counts of bytes, exchanges and oracle calls so far, and the messages that late clients still answer.
-        availability: The clients that are available in each round, and how late they are.
+        ledger: The costs so far: bytes, communication rounds and oracle calls. It also stores the messages to which late clients
+            respond.
+        availability: Which clients are available in each round, and how late their answers are.
 
     Args:
         problem: The problem.
-        engine: How a client function runs over the clients of an exchange: one by one, or in parallel.
-        seed: The seed of all draws.
-        participation: Which clients take part in a round, and how uneven their local work is. By default all do, evenly.
-        first_order: Whether second derivatives of problems with an inner objective are refused.
+        engine: The engine, which runs the clients of an exchange one by one or in parallel.
+        seed: The seed of all random draws.
+        participation: Which clients take part in a round, and how much their amounts of local work differ. By default, all
+            clients take part and do the same amount of work.
+        first_order: Whether second derivatives of bilevel problems are refused.
     """
 
     problem: Problem
@@ -76,15 +82,19 @@ class Federation:
         self.availability = Availability(self.problem, self.seed, self.participation)
 
     def at(self, r: int) -> "Round":
-        """Return round r = 0, 1, ... Its draws depend on the seed and on r alone."""
+        """Return a round. Its random draws depend only on the seed and on r.
+
+        Args:
+            r: The index of the round, from 0.
+        """
         return Round(self, r)
 
 
 @final
 class Round:
-    """A round of the server: its clients, its draws and its exchanges.
+    """One round of a method: it samples cohorts, draws random numbers and exchanges messages with clients.
 
-    Made again for the same r, it draws the same numbers.
+    A second object for the same r draws the same numbers.
 
     Args:
         federation: The clients and the server.
@@ -94,34 +104,33 @@ class Round:
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
-        self._made = Counter[str]()  # exchanges so far, by the names of their draws
+        self._made = Counter[str]()  # number of exchanges so far, by the names of their draws
         self._by_weight = self.participation.sampling == "by_weight"
         self._asked = False  # whether `weights` was called
-        self._shares = list[tuple[np.ndarray, np.ndarray]]()  # the cohorts that were drawn by weight, and their shares
-        self._dropped = dict[int, tuple[np.ndarray, np.ndarray]]()  # id -> cohort without exchange, who dropped out
+        self._shares = list[tuple[np.ndarray, np.ndarray]]()  # cohorts sampled by weight, and their shares
+        # id -> (cohort that has not exchanged yet, clients that dropped out)
+        self._dropped = dict[int, tuple[np.ndarray, np.ndarray]]()
         self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
-        raise UserError(
-            f"{cls.__name__}: fedopt.Round cannot be subclassed; write what differs in the client functions"
-        )
+        raise UserError(f"{cls.__name__}: fedopt.Round cannot be subclassed; change the client functions instead")
 
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None
     ) -> np.random.Generator:
-        """Return a generator for the server's draws of this round, or for draws that the server makes for a client.
+        """Return a random generator for draws of the server in this round.
 
-        The same arguments give a generator of the same numbers: use a different name for each kind of draw.
+        Generators with the same arguments give the same numbers, so use a different name for each random quantity.
 
         Args:
-            name: Your name for the quantity that is drawn.
-            exchange: An index that tells draws of one name apart, such as the index of an exchange in this round.
-            client: The index of the client. None: the draws are the server's.
+            name: A name for the random quantity.
+            exchange: An index that distinguishes several draws of this quantity in a round.
+            client: The index of the client for which the server draws. None: the draw does not concern a single client.
 
         Raises:
             UserError: The name is missing.
         """
-        who = 0 if client is None else client + isinstance(name, str)  # 0 is the server in streams with a user's name
+        who = 0 if client is None else client + isinstance(name, str)  # with a user's name, 0 is the server
         return keyed_rng(self._federation.seed, name, self.r + 1, exchange, who)
 
     def everyone(self) -> np.ndarray:
@@ -130,25 +139,28 @@ class Round:
 
     @cached_property
     def available(self) -> np.ndarray:
-        """The sorted indices of the clients that are available in this round: all, unless ``participation`` has a pattern."""
+        """The sorted indices of the available clients in this round. Without ``participation.pattern``, these are all clients."""
         return self._federation.availability.at(self.r)
 
     @property
     def cohort_size(self) -> int:
-        """The number of clients in a cohort before any drop out: at most those that are available."""
+        """The number of clients in a cohort before dropout. It is at most the number of available clients."""
         return min(self.participation.cohort or self.problem.clients, len(self.available))
 
     @property
     def complete(self) -> bool:
-        """Whether every cohort is all clients, on time: ``participation`` has no cohort, dropout, pattern or lateness."""
+        """Whether every cohort contains all clients, and all answers are on time.
+
+        This is true if ``participation`` sets no cohort, dropout, pattern or lateness.
+        """
         who = self.participation
         return self.cohort_size == self.problem.clients and not (who.dropout or who.pattern) and who.punctual
 
     def cohort(self) -> np.ndarray:
-        """Return the sorted indices of the clients of the round's cohort, the same ones at each call.
+        """Return the sorted indices of the clients in the round's cohort. Every call returns the same clients.
 
-        They are sampled at the first call, as `new_cohort` samples. If `new_cohort` was called before, the round's cohort is
-        independent of the cohorts that it returned.
+        The first call samples the cohort by `new_cohort`. The round's cohort is independent of all other cohorts that
+        `new_cohort` returns in this round.
         """
         return self._cohort
 
@@ -157,11 +169,12 @@ class Round:
         return self.new_cohort()
 
     def new_cohort(self) -> np.ndarray:
-        """Sample another cohort at each call, independent of all others of the round, and return its sorted indices.
+        """Sample a new cohort, independent of the other cohorts of this round, and return the sorted indices of its clients.
 
-        A method whose exchanges are to reach different clients within one round needs it. `cohort_size` clients are drawn
-        from `available`, uniformly without replacement; with ``participation.sampling=by_weight`` as `drawn` does, by the
-        problem's weights. Some may drop out, but never all. All clients are returned if `complete`.
+        Use this method if the exchanges of one round should reach different clients. It samples `cohort_size` of the `available`
+        clients uniformly without replacement. With ``participation.sampling=by_weight``, it samples them with replacement, with
+        the problem's weights as probabilities (see `drawn`). Some clients may drop out, but never all. If `complete` is True, all
+        clients are returned.
         """
         if self.complete:
             return self.everyone()
@@ -173,17 +186,16 @@ class Round:
         return self._without(chosen, self._staying(chosen, np.ones_like(chosen), number))
 
     def weights(self, cohort: np.ndarray, *, unbiased: bool = False) -> np.ndarray:
-        """Return the weights of a cohort's clients, ``[cohort]``, for a server that weights answers itself.
+        """Return the weights of the clients in a cohort, ``[cohort]``, for a server that weights answers itself.
 
         Args:
-            cohort: The clients: a cohort that this round sampled, or all clients.
-            unbiased: Whether a sum with these weights has, over uniform cohorts of a fixed size, the weighted mean over all
-                clients as its expectation. They need not sum to 1 then.
+            cohort: The indices of the clients: a cohort that this round sampled, or all clients.
+            unbiased: Whether to scale the weights such that the expectation of the weighted sum over a uniformly sampled cohort
+                of a fixed size is the weighted sum over all clients. The scaled weights need not sum to 1.
 
         Returns:
-            The problem's weights ``p_i``; if ``unbiased``, ``p_i M / |cohort|``. For cohorts that were sampled by weight,
-            both are the clients' shares of the draws, whose sum is 1.
-
+            The problem's weights ``p_i``, or ``p_i M / |cohort|`` if ``unbiased``. If the cohort was sampled by weight, the
+            result is in both cases each client's share of the draws; these shares sum to 1.
         """
         self._asked = True
         return self._weights(cohort, unbiased)
@@ -196,15 +208,20 @@ class Round:
         return p * self.problem.clients / len(cohort) if unbiased else p
 
     def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of clients that take part, each once, and their shares of the draws, with the sum 1.
+        """Sample clients with replacement from `available`, and return their indices and their shares of the draws.
 
-        There are `cohort_size` draws with replacement from `available`, new ones at each call. If these are as many, nothing
-        is drawn, except for ``by_weight`` with dropout: clients of probability 0 are left out, and the shares are the
-        probabilities. If all that are available have probability 0, they count equally. With dropout each draw is lost by
-        itself, so that the shares that are left keep their expectation, but at least one stays.
+        Each call makes `cohort_size` new draws. A client that was drawn several times is returned once. Its share is the
+        fraction of the draws that chose it; the shares sum to 1.
+
+        If `cohort_size` is the number of available clients, nothing is drawn (except with ``by_weight`` and dropout): all
+        available clients of positive probability take part, and the shares are the probabilities. If all available clients have
+        probability 0, they are equally likely. Dropout removes each draw independently, but at least one draw remains.
 
         Args:
-            probabilities: ``[M]``. They are divided by their sum.
+            probabilities: The probability of each client, ``[M]``. They are divided by their sum over the available clients.
+
+        Returns:
+            The sorted indices of the clients, ``[n]``, and their shares, ``[n]``.
         """
         number, available = next(self._cohorts), np.isin(self.everyone(), self.available)
         possible = probabilities * available if probabilities[available].any() else available
@@ -218,15 +235,23 @@ class Round:
         return self._without(chosen, left), shares[left > 0] / shares[left > 0].sum()
 
     def _without(self, chosen: np.ndarray, left: np.ndarray) -> np.ndarray:
-        """Return the clients of whom a draw is left, and note the others, who get the first message to them. left: [chosen]."""
+        """Return the clients that did not drop out. Store the other clients, since the first message to them is billed as lost.
+
+        Args:
+            chosen: The indices of the sampled clients.
+            left: The number of draws of each of these clients that did not drop out, ``[chosen]``.
+        """
         cohort = chosen[left > 0]
         self._dropped[id(cohort)] = cohort, chosen[left == 0]
         return cohort
 
     def _staying(self, chosen: np.ndarray, times: np.ndarray, number: int) -> np.ndarray:
-        """Return how many draws of each client do not drop out, [chosen], at least one in all.
+        """Return the number of draws of each client that do not drop out, ``[chosen]``. At least one draw remains in total.
 
-        times: how often each was drawn. number: the cohort's index in this round.
+        Args:
+            chosen: The indices of the sampled clients.
+            times: The number of times each of these clients was drawn, ``[chosen]``.
+            number: The index of the cohort within the round.
         """
         dropout = self.participation.dropout
         if not dropout:
@@ -247,19 +272,20 @@ class Round:
         replace: bool = False,
         times: int = 1,
     ) -> Steps | Epochs:
-        """Return the draws for local work. Participation may make the amount differ between clients.
+        """Return the draws for local work, whose amount may differ between clients if ``participation`` says so.
 
         Args:
-            work: The number of steps or epochs, which may depend on the round. It also says which of the two they are.
-            B: As in `Steps`.
-            samples: As in `Steps`.
-            split: As in `Steps`.
-            over: As in `Epochs`, and ignored for steps.
-            replace: As in `Steps`, and ignored for epochs.
+            work: The number of local steps or epochs, with its unit. It may depend on the round.
+            B: The batch size. None: each sample contains all examples of the client.
+            samples: The number of samples per step, which the client gets as a list. None: one sample, which is not in a list.
+            split: The name of the split to draw from. None: all splits.
+            over: For epochs, the name of the split whose size determines the number of steps per epoch. None: ``split``, or the
+                first split. Ignored for steps.
+            replace: For steps, whether the examples of a sample are drawn with replacement. Ignored for epochs.
             times: A factor by which ``work`` is multiplied.
 
         Returns:
-            `Epochs` if the unit of ``work`` is epochs, else `Steps`.
+            `Epochs` if the unit of ``work`` is epochs, otherwise `Steps`.
         """
         most = times * work(self.r, self.problem.clients)
         uneven = self.participation.uneven
@@ -269,15 +295,15 @@ class Round:
         return Steps(amount, B, samples, split, replace)
 
     def work(self, most: float | np.ndarray, clients: np.ndarray | None = None) -> float | np.ndarray:
-        """Return the amount of local steps, or epochs, of each client in this round.
+        """Return each client's amount of local work (steps or epochs) in this round.
 
-        It is ``most`` itself if clients are even, else one number for each client. Uneven clients have their entry of
-        ``participation.work``, or a draw from ``participation.least`` to ``most``. With ``work=once`` the same random numbers
-        are used in all rounds. Stragglers have 0.
+        If all clients do the same amount of work, this is ``most`` itself. Otherwise there is one number per client, which
+        comes from the list ``participation.work`` or is drawn between ``participation.least`` and ``most``. With
+        ``participation.work=once``, all rounds use the same random numbers. Stragglers do no work, so their number is 0.
 
         Args:
-            most: The amount that the algorithm asks for, one number or ``[M]``.
-            clients: The indices of the clients. None: all.
+            most: The amount that the algorithm requests: one number, or one number per client, ``[M]``.
+            clients: The indices of the clients. None: all clients.
         """
         who, M = self.participation, self.problem.clients
         if not who.uneven:
@@ -285,7 +311,7 @@ class Round:
         clients = self.everyone() if clients is None else clients
         work = np.broadcast_to(who.work if isinstance(who.work, list) else most, M)[clients]
         if who.least is not None:
-            r = 0 if who.work == "once" else self.r + 1  # 0 is no round's
+            r = 0 if who.work == "once" else self.r + 1  # rounds are numbered from 1 here
             rngs = [keyed_rng(self._federation.seed, Purpose.WORK, r, client=int(i)) for i in clients]
             work = np.array([rng.integers(who.least, int(exact(m)) + 1) for rng, m in zip(rngs, work, strict=True)])
         if who.stragglers:
@@ -294,23 +320,28 @@ class Round:
         return work
 
     def _keys(self, exchange: int, clients: np.ndarray) -> Tensor:
-        """Return a key for each of these clients, [n], from which the problem's functions draw in this exchange."""
+        """Return a key for each client, ``[n]``. The problem's functions derive their random numbers in this exchange from it.
+
+        Args:
+            exchange: The index of the exchange in this round.
+            clients: The indices of the clients, ``[n]``.
+        """
         return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
-        """Return ``grad f1(x)`` of a hierarchical problem, ``[d]``. It is not counted as an oracle call.
+        """Return the gradient of the server's objective, ``grad f1(x)``, ``[d]``, for a hierarchical problem.
 
-        All calls in one round use the same examples.
+        It is not counted as an oracle call. All calls in one round with the same B use the same examples.
 
         Args:
             x: The point, ``[d]``.
-            B: The number of the server's examples, drawn with replacement. None: all.
+            B: The number of the server's examples to draw with replacement. None: all examples.
 
         Raises:
             UserError: The problem is not hierarchical.
         """
         if not isinstance(self.problem, Hierarchical):
-            why = f"needs a hierarchical problem, and {type(self.problem).__name__} is not one; choose another problem"
+            why = f"needs a hierarchical problem, but {type(self.problem).__name__} is not one; choose another problem"
             raise UserError(f"fed.server_gradient {why}")
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).grad(self.problem.f1, x, xi)
@@ -339,40 +370,45 @@ class Round:
         combine: Callable[[Any, Tensor], Any] | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
-        """Send a message to the cohort, run a function on each client, and return the weighted mean of the clients' answers.
+        """Send a message to a cohort, run a function on each client, and return the weighted mean of the clients' answers.
 
-        It bills one communication round. Messages and answers are tensors, or (nested) tuples of them.
+        It counts as one communication round. Messages and answers are tensors or (nested) tuples of tensors. A message may also
+        contain numbers (hyperparameters), which cost no bytes.
 
         Args:
-            client_fn: ``client_fn(client, message)``, which computes and returns one client's answer.
-            message: The message to every client of the cohort. Clients must not write over it.
-            cohort: The indices of the clients, each once.
-            weights: ``[cohort]``, the weights of the answers in the mean, used as they are. None: `weights` of the cohort,
-                divided by their sum.
-            memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this
-                returns (mean, new memory).
-            own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
-            combine: ``combine(answers, weights)``, which the server calls in place of the mean, such as a median. Each tensor
-                of ``answers`` has a leading dimension ``[cohort]``, in double precision. What it returns, this returns: any
-                structure, with floating-point tensors in the type of the run.
-            draws: The samples that clients take. ``local=Steps(5, B=32)`` makes draws that a client gets by the name
+            client_fn: ``client_fn(client, message)``, which returns one client's answer.
+            message: The message to every client of the cohort. Clients must not overwrite it.
+            cohort: The indices of the clients. Each client occurs once.
+            weights: The weights of the answers in the mean, ``[cohort]``, which are not normalised. None: the method `weights`
+                gives the weights, which are divided by their sum.
+            memory: Per-client state, one row per client; a client reads its row as `Client.memory`. ``client_fn`` must then
+                return (answer, new row), and this method returns (mean, new memory). None: no state.
+            own: A part of the message that differs between clients, ``[cohort, ...]``; a client reads its row as `Client.own`.
+                None: no such part.
+            combine: ``combine(answers, weights)``, which replaces the mean, for example by a median. Each tensor of ``answers``
+                has the shape ``[cohort, ...]`` and double precision. Its result, of any structure, is returned in place of the
+                mean, with floating-point tensors converted to the dtype of the run. None: the weighted mean.
+            draws: The samples that clients use, by name. With ``local=Steps(5, B=32)``, a client gets its samples by the name
                 ``local``.
 
+        Returns:
+            The mean of the answers, with the structure of one answer. With ``memory``, the pair (mean, new memory).
+
         Raises:
-            UserError: ``client_fn`` uses data of the server's that are not in the message, writes over the message, or
-                returns anything but tensors. Or ``memory`` is not a `Memory`, or second derivatives are taken that
-                ``first_order`` refuses.
+            UserError: ``client_fn`` uses data of the server that are not in the message, overwrites the message, or returns
+                anything other than tensors; ``memory`` is not a `Memory`; or an algorithm with ``first_order = True`` takes
+                second derivatives.
         """
         fence.check(client_fn, message)
         sampled = any(S is cohort for S, _ in self._shares) and (weights is None or self._asked)
         if self._by_weight and not sampled and len(cohort) < self.problem.clients:
-            remedy = "take fed.cohort() as it is and fed.weights(cohort), or set participation.sampling=uniform"
+            remedy = "pass fed.cohort() unchanged with fed.weights(cohort), or set participation.sampling=uniform"
             raise WrongFunction(
                 client_fn,
-                f"is exchanged with a cohort or weights= that ignore how often each client was drawn; {remedy}",
+                f"uses a cohort or weights= that ignore how often each client was drawn; {remedy}",
             )
         if not isinstance(memory, Memory | None):
-            remedy = "make one, Memory(x.new_zeros(problem.clients, d))"
+            remedy = "create one, such as Memory(x.new_zeros(problem.clients, d))"
             raise WrongFunction(client_fn, f"is exchanged with a memory= that is not a fedopt.Memory; {remedy}")
         calls, rows = Calls(), list[Tensor]()
         if weights is None:
@@ -397,14 +433,19 @@ class Round:
         self._bill(cohort, message if own is None else (message, own[0]), answers.one, Calls() if idle else calls)
         self._refuse_hidden(client_fn, calls)
         if before != versions(messages):
-            raise WrongFunction(client_fn, "writes over its message; write x = x - 1 in place of x -= 1")
+            raise WrongFunction(client_fn, "writes over its message; write x = x - 1 instead of x -= 1")
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
     def _by_age(self, message: Any, draws: Draws, ages: np.ndarray) -> dict[int, Any]:
-        """Return the message that clients answer, by how many rounds late they are, in rising order. Keep today's for later.
+        """Return the messages that clients answer, keyed by their age in rounds, in ascending order.
 
-        draws: of the exchange; those with the same names are counted. ages: how many rounds late each client is.
+        If answers may be late, the current message is stored for later rounds.
+
+        Args:
+            message: The current message.
+            draws: The draws of the exchange, whose names identify the exchange.
+            ages: The age in rounds of the message that each client answers.
         """
         if self.participation.punctual:
             return {0: message}
@@ -416,11 +457,19 @@ class Round:
         return {age: sent.message(message, exchange, self.r, self.r - age) for age in np.unique(ages).tolist()}
 
     def _mine(self, cohort: np.ndarray, ages: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return which clients of the cohort this rank computes, the total steps of each, and whether the rank has none.
+        """Choose the clients of the cohort that this rank computes.
 
-        Clients are listed by their places in the cohort: the least late first, and among them the ones with the most steps,
-        since stacks of equally busy clients waste the least. A rank without clients computes one that does not count, for the
-        shapes of the answers.
+        Clients are sorted by age, and clients of the same age by their number of steps, largest first, so that a stack has
+        clients with similar numbers of steps. A rank without clients computes one client, only to know the shapes of the
+        answers; this client's answer is ignored.
+
+        Args:
+            cohort: The indices of the clients.
+            ages: The age in rounds of the message that each client answers, ``[cohort]``.
+            draws: The draws of the exchange, which determine the numbers of steps.
+
+        Returns:
+            The positions of the chosen clients in the cohort, their total numbers of steps, and whether this rank has no client.
         """
         steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((self.problem.sizes()[cohort], steps, -ages))[::-1]
@@ -432,9 +481,13 @@ class Round:
     def _stacks(
         self, exchange: Exchange, mine: np.ndarray, steps: np.ndarray, message: Any
     ) -> Iterator[tuple[np.ndarray, Stack]]:
-        """Yield the stacks of clients that are computed in parallel, each with the clients' places in the cohort.
+        """Yield the stacks of clients that are computed in parallel, each with the positions of its clients in the cohort.
 
-        mine, steps: as `_mine` returns them. message: to these clients.
+        Args:
+            exchange: The exchange.
+            mine: The positions in the cohort of the clients that this rank computes.
+            steps: The total number of local steps of each of these clients.
+            message: The message to these clients.
         """
         problem, memory, own = self.problem, exchange.memory, exchange.own
         rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange.number), problem.start()[0]
@@ -458,9 +511,13 @@ class Round:
             yield members, Stack(clients, drawn, share)
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
-        """Bill one communication round: the bytes that each client of the cohort gets and sends back, and the clients' calls.
+        """Add the cost of one communication round to the ledger.
 
-        sent, answer: the message to one client, and its answer.
+        Args:
+            cohort: The indices of the clients.
+            sent: The message to one client.
+            answer: The answer of one client.
+            calls: The oracle calls of the clients that this rank computed.
         """
         ledger, size = self._federation.ledger, size_in_bytes(sent)
         ledger.bill(cohort, size, size_in_bytes(answer))
@@ -470,15 +527,13 @@ class Round:
         ledger.lost[self._dropped.pop(id(cohort), (cohort, cohort[:0]))[1]] += size
 
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
-        """Raise UserError if clients did what their method may not.
-
-        That is, if they took second derivatives in a first-order method, or stored a tensor where only the server looks.
+        """Raise UserError if a client took second derivatives in a first-order method, or stored a tensor on the server.
 
         Args:
             client_fn: The client function.
             calls: The oracle calls of the exchange.
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
-            why = "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order"
+            why = "takes second derivatives, but its algorithm sets first_order = True; remove one of the two"
             raise WrongFunction(client_fn, why)
-        fence.check(client_fn)  # again: a client may have put its answer where only the server looks
+        fence.check(client_fn)  # again: a client may have stored its answer in a variable of the server

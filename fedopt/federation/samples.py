@@ -1,4 +1,4 @@
-"""The samples of a client, or of a stack of clients, fetched when the client asks for them."""
+"""The samples of a client, or of a stack of clients, which are loaded when the client requests them."""
 
 from copy import copy
 from typing import Any, NamedTuple
@@ -12,22 +12,23 @@ from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.problems import Problem
 
-Sample = Any  # what a problem makes of examples, or a list of such samples
-SMALL, AT_ONCE = 16, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
+Sample = Any  # the result of `Problem.sample`, or a list of such results
+SMALL, AT_ONCE = 16, 256  # a stack loads batches of fewer than SMALL examples together, which saves overhead
 
 
 class Share(NamedTuple):
-    """The values that differ between clients; of a stack, tensors with a leading dimension.
+    """The values that differ between clients. For a stack, each tensor has an additional leading dimension.
 
     Args:
         client: The client's index, 0 to M - 1.
-        place: The client's place in the stack.
-        whole: For each split all rows of the client and their weights, ``[n]``.
-        positions: For each name of draws the positions in the first stretch, as `Drawn.positions`.
-        steps: The client's number of steps, for each name of draws in which clients take unequally many.
-        memory: The client's row of the memory; None if the exchange has none.
-        own: The message to the client alone; None if there is none.
-        key: The key of the client's random numbers; None if the problem draws none.
+        place: The client's position in the stack.
+        whole: For each split, the row indices of all examples of the client and their weights, ``[n]`` each.
+        positions: For each name of draws and each split, the examples of each sample in the first stretch, as positions among
+            the client's examples, and their weights, ``[length, B]`` each.
+        steps: The client's number of steps, for each name of draws in which the numbers of steps differ between clients.
+        memory: The client's row of the memory. None: the exchange has no memory.
+        own: The part of the message that only this client receives. None: there is no such part.
+        key: The key of the client's random numbers. None: the problem draws no random numbers.
     """
 
     client: int | Tensor
@@ -45,9 +46,9 @@ class ClientSamples:
 
     Args:
         problem: The problem.
-        share: The values of this client.
+        share: The values of this client that differ from those of other clients.
         drawn: The draws of the stack, by name.
-        stacked: Whether one object stands for every client of a stack.
+        stacked: Whether this object represents all clients of a stack.
     """
 
     def __init__(self, problem: Problem, share: Share, drawn: dict[str, Drawn], stacked: bool):
@@ -57,29 +58,35 @@ class ClientSamples:
         self._fetched: dict[str, dict[int, tuple[Any, np.ndarray]]] = {}
 
     def held(self, x: Tensor) -> "ClientSamples":
-        """Return the samples for a fixed x, as `Client.hold` says. The problem must have ``hold``.
+        """Return a copy whose samples come from the problem's ``hold`` and ``pick``; see `Client.hold`.
 
-        The copy begins with no fetched samples, since its samples come from ``hold`` and ``pick``. It shares `_at_hand`:
-        positions do not depend on x.
+        The copy starts without loaded samples. It shares `_at_hand`, since positions do not depend on x.
+
+        Args:
+            x: The fixed point, ``[dx]``.
         """
         held = copy(self)
         all_examples = self._problem.sample(self._share.client, self._share.whole)
-        # The key gets the index len(drawn), which no draws have
+        # The key uses the index len(drawn), which no draws have
         held._held = self._problem.hold(x, self._keyed(all_examples, len(self._drawn)))  # type: ignore[attr-defined]
         held._fetched = {}
         return held
 
     def of(self, name: str) -> Drawn:
-        """Return the draws called ``name``. Raises UserError if there are none."""
+        """Return the draws called ``name``. Raises UserError if the exchange has no draws of this name."""
         if name not in self._drawn:
-            asked = f"a client asks for the draws {name!r}, and the exchange has {', '.join(self._drawn) or 'none'}"
-            raise UserError(f"{asked}; add fed.exchange(..., {name}=Steps(...))")
+            asked = f"a client uses the draws {name!r}, but the exchange has {', '.join(self._drawn) or 'no draws'}"
+            raise UserError(f"{asked}; write fed.exchange(..., {name}=Steps(...))")
         return self._drawn[name]
 
     def sample(self, name: str, k: int) -> tuple[Any, np.ndarray]:
-        """Return the k-th sample of the draws called ``name``, k = 0, 1, ..., and the number of examples of each client in it.
+        """Return a sample, and the number of examples of each client in it, ``[clients]``.
 
-        With full local batches all samples are the same object, unless the problem is random.
+        If samples contain all examples, all samples are the same object, unless the problem draws random numbers.
+
+        Args:
+            name: The name of the draws.
+            k: The index of the sample, from 0.
         """
         k = k if self._share.positions[name] or self._problem.random else 0
         if k not in self._fetched.get(name, {}):
@@ -89,7 +96,12 @@ class ClientSamples:
         return self._fetched[name][k]
 
     def positions(self, name: str, k: int) -> tuple[int, dict[str, Weighted]]:
-        """Return the index of the first sample in the stretch that holds sample k, and this client's positions in that stretch."""
+        """Return the stretch that contains a sample: the index of its first sample, and its positions and weights by split.
+
+        Args:
+            name: The name of the draws.
+            k: The index of the sample, from 0.
+        """
         first, positions = self._at_hand[name]
         if positions and not first <= k < first + self._drawn[name].length:
             first, of_stack, _ = self._drawn[name].stretch(k)
@@ -99,16 +111,24 @@ class ClientSamples:
         return first, positions
 
     def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
-        """Attach the key of the client's random numbers to a sample, if the problem draws any.
+        """Attach the key of the client's random numbers to a sample, if the problem draws random numbers.
 
-        draws, k: the index of the draws in the exchange, and of the sample in the draws; together they make keys distinct.
+        Args:
+            sample: The sample.
+            draws: The index of the draws in the exchange. Together with k, it makes the keys of all samples distinct.
+            k: The index of the sample in the draws.
         """
         if self._share.key is None:
             return sample
         return self._problem.keyed(sample, self._share.key + (draws << 32) + k)
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
-        """Return samples from the k-th on by their index: one, or several if they are small and clients are stacked."""
+        """Load sample k, and return it by its index. For a stack with small samples, some of the following samples are included.
+
+        Args:
+            name: The name of the draws.
+            k: The index of the first sample.
+        """
         first, positions = self.positions(name, k)
         if not positions:
             return {k: self._all_examples(name)}

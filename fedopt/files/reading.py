@@ -55,7 +55,7 @@ def opened(path: Path, links: bool = False) -> BinaryIO:
         UserError: The path is a link, or not a regular file.
     """
     if path.is_symlink() and not links:
-        raise UserError(f"{path}: is a symbolic link, which is not followed; replace it by the file itself")
+        raise UserError(f"{path}: is a symbolic link, which is not followed; replace it with the file itself")
     if path.exists() and not path.is_file():  # opening a pipe would block
         raise UserError(f"{path}: must be a regular file, not a folder, pipe or device")
     return path.open("rb")

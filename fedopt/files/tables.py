@@ -9,6 +9,10 @@ import pandas as pd
 
 from fedopt.files.reading import LARGEST, REMEDY, read_as
 
+# pandas before 3.1 rounds the last digit of some numbers unless asked
+OLD = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
+EXACT: dict[str, Any] = {"float_precision": "round_trip"} if OLD else {}
+
 
 def read_table(
     path: Path,
@@ -38,7 +42,7 @@ def read_table(
         if growing and not text:
             return pd.DataFrame()
         # pandas reads the text and not the path, in which it would replace a ~ by the home folder
-        table = pd.read_csv(StringIO(text), low_memory=False, **how)
+        table = pd.read_csv(StringIO(text), low_memory=False, **(EXACT | how))
         if lacking := [name for name in columns if name not in table]:
             raise ValueError(f"the column {lacking[0]} is missing")
         if not table.index.equals(pd.RangeIndex(len(table))):  # pandas has taken the first cells for names of rows

@@ -1,4 +1,4 @@
-"""Do many runs: sweeps, jobs in processes on this machine, and jobs in the queue of a cluster."""
+"""Execute many runs: sweeps, jobs in processes on this machine, and jobs in the queue of a cluster."""
 
 from fedopt.lazy import exports
 

@@ -1,4 +1,4 @@
-"""A job: a run to do in a folder. It is skipped if the run has ended, and resumed if the run was interrupted."""
+"""A job is a run to execute in a folder. It is skipped if the run has ended, and resumed if the run was interrupted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to do in a folder.
+    """A run to execute in a folder.
 
     Args:
         folder: The run's folder.
         composed: The config.
         title: The name of the run in the progress output.
-        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops.
+        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops. None: no function.
         computed: The outcome of the run, if it was computed together with others.
     """
 
@@ -74,10 +74,10 @@ class Job:
         say_changed(folder, self.composed.nodes)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Do the run without drawing figures. A run that has started before is resumed, and a run that has ended is checked.
+        """Execute the run without drawing figures. If the run has started before, resume it; if it has ended, check it.
 
         Errors are not raised but printed and returned, and a failure is recorded in the folder. A run that failed before is
-        done again. The config is not checked here; for a sweep, `plan` checks it.
+        executed again. The config is not checked here; for a sweep, `plan` checks it.
 
         Args:
             processes: The number of processes that share the machine.

@@ -1,4 +1,4 @@
-"""Do jobs on this machine: one after another in this process, or several in parallel in separate processes."""
+"""Run jobs on this machine: one after another in this process, or several in parallel in separate processes."""
 
 import os
 import sys
@@ -21,9 +21,9 @@ Done = tuple[Job, Outcome, float | None]  # the number is the seconds of the run
 
 
 class Launcher(Protocol):
-    """A way to do jobs.
+    """A function that runs jobs.
 
-    Calling a launcher with jobs and a progress bar does the jobs, and yields (job, outcome, seconds) when a job has ended.
+    A launcher is called with jobs and a progress bar. It runs the jobs, and yields (job, outcome, seconds) when a job has ended.
 
     Attributes:
         stopped: The line to print after Ctrl-C.
@@ -37,10 +37,10 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """A `Launcher` that does jobs on this machine.
+    """A `Launcher` that runs jobs on this machine.
 
     Args:
-        at_once: The number of jobs in parallel.
+        at_once: The number of jobs that run in parallel.
         stopped: The line to print after Ctrl-C.
     """
 
@@ -54,11 +54,11 @@ class Local:
 
 
 def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
-    """Do jobs with one progress bar, and print a line when a job ends.
+    """Run jobs with one progress bar, and print a line when a job ends.
 
     Args:
         jobs: The jobs. Jobs that have already ended are only checked.
-        launcher: Does the jobs that have not ended.
+        launcher: The launcher of the jobs that have not ended.
         shared: A progress bar that also counts other jobs, and that stays open. None: a new one.
 
     Returns:
@@ -87,7 +87,7 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
 
 
 def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-    """Do jobs in this process, one after another."""
+    """Run jobs in this process, one after another."""
     for job in jobs:
         began = time.monotonic()
         outcome = job.do(processes=1, bar=bar)
@@ -97,7 +97,7 @@ def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
 
 
 class _Worker:
-    """A process that does one job after another.
+    """A process that runs one job after another.
 
     Args:
         at_once: The number of processes that share the machine.
@@ -117,7 +117,7 @@ class _Worker:
 
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    """Do jobs in several processes, each of which does one job after another. A process that is killed is replaced."""
+    """Run jobs in several processes, each of which runs one job after another. A process that was killed is replaced."""
     waiting, at_once = deque(jobs), min(at_once, len(jobs))
     resource_tracker.ensure_running()  # must start before Ctrl-C is blocked, since it unblocks Ctrl-C
     places, workers = deque(range(at_once)), list[_Worker]()  # the indices of processes to start; the running processes
@@ -168,7 +168,7 @@ def program_hidden() -> Iterator[None]:
 
 
 def _work(pipe: connection.Connection, at_once: int, place: int) -> None:
-    """Do the jobs that arrive through a pipe until it is closed or the command is gone. Only the command receives Ctrl-C.
+    """Run the jobs that arrive through a pipe until it is closed or the command has ended. Only the command receives Ctrl-C.
 
     Args:
         pipe: The end of a pipe through which jobs are received and outcomes are sent.

@@ -1,4 +1,4 @@
-"""Do jobs on a cluster with Slurm, by means of submitit.
+"""Run jobs on a cluster with Slurm, using submitit.
 
 Each submission has a folder, in which runs.json lists the runs, and <id>_submitted.pkl exists until a job has ended. submitit
 pickles the jobs, which contain only strings.
@@ -38,7 +38,7 @@ POLL = 1.0  # seconds
 class Work:
     """A run as a job of submitit, which consists of strings that can be pickled.
 
-    Calling it composes the config again, and does or resumes the run.
+    Calling it composes the config again, and executes or resumes the run.
 
     Args:
         folder: The run's folder.
@@ -53,7 +53,7 @@ class Work:
     digits: str
 
     def __call__(self) -> tuple[str, str]:
-        """Do the run.
+        """Execute the run.
 
         Shortly before the time limit, the run stops after its current round and the job is queued again. A cancelled job
         exits without a result.
@@ -127,7 +127,7 @@ class Queued(NamedTuple):
             return Outcome(*self.job.result())
         except Exception:  # raised by submitit, or by an incomplete pickle
             return Outcome(
-                "failed", f"job {self.job.job_id} ended without a result; see its log {self.job.paths.stderr}"
+                "failed", f"job {self.job.job_id} ended without a result; see the log {self.job.paths.stderr}"
             )
 
     def forget(self) -> None:

@@ -42,7 +42,7 @@ def sweep(overrides: Sequence[str], folders: Sequence[str], launcher: Launcher) 
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
-        launcher: Does the runs.
+        launcher: The launcher of the runs.
 
     Returns:
         The exit code: 1 if a run failed or was refused, 130 after Ctrl-C, otherwise 0.
@@ -90,7 +90,11 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], launche
 
 
 def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
-    """Do the runs of sweeps with one progress bar, and write and print the table of each sweep.
+    """Execute the runs of sweeps with one progress bar, and write and print the table of each sweep.
+
+    Args:
+        sweeps: The sweeps.
+        launcher: The launcher of the runs.
 
     Returns:
         The outcomes of the runs that neither finished nor diverged.
@@ -127,7 +131,7 @@ def _head(planned: Sweep) -> list[str]:
         tuned[str(one.tuned)] = None
         clients = getattr(one.parts["partitioner"], "clients", None)
         participants = [] if clients is None else [one.settings.participation.described(clients)]
-        data[", ".join([*participants, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
+        data[", ".join([*participants, *[f"dataset={one.chosen['dataset']}"] * ("dataset" in one.parts)])] = None
     what = "; ".join(f"{', '.join(names)} on {problem}" for problem, names in methods.items())
     over = f" over {', '.join(planned.swept)}" if planned.swept else ""
     head = f"{what}: {counted(len(planned.jobs), 'run')}{over}"
@@ -141,8 +145,8 @@ def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Comp
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
-        taken: The configs of the runs of other sweeps that start together, by folder. The runs of this sweep are added in
-            place.
+        taken: Folder -> config of the runs that other sweeps of the same command will write. The runs of this sweep are
+            added, so that no two runs get the same folder.
 
     Returns:
         The sweep.

@@ -58,7 +58,7 @@ class Dense:
 
         sum_j  w_j CE(scale * logits_j + shift, y_j)
 
-    The derivatives equal those of automatic differentiation.
+    The derivatives equal the derivatives computed by automatic differentiation.
 
     Args:
         shapes: Shapes of the parameters, in the order of the vector.
@@ -124,7 +124,7 @@ class Dense:
     ) -> Tensor:
         """Take a gradient step in place and return the parameters.
 
-        ``flat`` is overwritten by::
+        ``flat`` is overwritten with::
 
             keep * flat - eta * (gradient(flat) - gradient(anchor) + plus)
 
@@ -218,7 +218,7 @@ def _difference(one: Pass, other: Pass) -> Pass:
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, keep: float = 1, factor: float = 1) -> None:
-    """Overwrite a matrix by ``keep * into + factor * left @ right``. With ``keep = 0``, its old content is ignored.
+    """Overwrite a matrix with ``keep * into + factor * left @ right``. With ``keep = 0``, its old content is ignored.
 
     Args:
         into: The matrix, ``[..., rows, columns]``.

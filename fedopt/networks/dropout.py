@@ -37,11 +37,11 @@ class Dropout(TorchFunctionMode):
         return self._keyed.get(function, function)(*args, **(kwargs or {}))
 
     def of_numbers(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Replace `F.dropout`: drop single numbers."""
+        """Drop single numbers, as a replacement of `F.dropout` with the same arguments."""
         return self._dropped(input, p, input.shape) if training and p else input
 
     def of_channels(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Replace `F.dropout1d` to `F.dropout3d`: drop whole channels."""
+        """Drop whole channels, as a replacement of `F.dropout1d` to `F.dropout3d` with the same arguments."""
         ones = (1,) * (input.ndim - 2)
         return self._dropped(input, p, (*input.shape[:2], *ones)) if training and p else input
 

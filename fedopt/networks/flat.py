@@ -217,7 +217,7 @@ def build(
     if min(height, width) < least:
         needs = f"images of {least} x {least} pixels or more"
         raise UserError(
-            f"problem.model={name} needs {needs}, and examples here are {list(input_shape)}; use mlp or linear"
+            f"problem.model={name} needs {needs}, but these examples are {list(input_shape)}; use mlp or linear"
         )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):

@@ -54,7 +54,9 @@ def at_once(function: Function) -> Function:
 
 
 def differs_by_client(tensor: Tensor) -> bool:
-    """Return whether, under vmap, a tensor has a different value for each client; False if this version of torch cannot tell."""
+    """Return whether, under vmap, a tensor has a different value for each client; False if the installed version of torch
+    cannot tell.
+    """
     return READS_VMAP and is_batchedtensor(tensor)
 
 
@@ -98,7 +100,7 @@ def _level(tensor: Tensor) -> int:
 
 
 def _unbatched(value: Any, level: int) -> Any:
-    """Replace the tensors of one client by the stacked tensors of all clients of one vmap level.
+    """Replace the tensors of one client with the stacked tensors of all clients of one vmap level.
 
     Args:
         value: A tensor, or nested lists and tuples of tensors.
@@ -119,7 +121,7 @@ def _unbatched(value: Any, level: int) -> Any:
 
 
 def _batched(value: Any, level: int, n: int) -> Any:
-    """Replace stacked tensors by the batched tensors that vmap works with.
+    """Replace stacked tensors with the batched tensors that vmap works with.
 
     Args:
         value: A tensor ``[n, ...]`` or ``[1, ...]``, or nested lists and tuples of such tensors.

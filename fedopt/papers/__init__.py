@@ -1,4 +1,4 @@
-"""Published experiments: set-up, claims, figures, and reduced copies of results."""
+"""Published experiments: set-ups, claims, figures, and small copies of the results."""
 
 from fedopt.lazy import exports
 

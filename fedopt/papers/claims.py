@@ -1,8 +1,8 @@
-"""Claims of a paper: bounds on a measure (`fedopt.papers.measure`) that has one value per seed.
+"""Claims of a paper: bounds on the mean of a measure (`fedopt.papers.measure`), which has one value per seed.
 
 A claim is supported if the 90 % t-interval of the mean over seeds lies inside the bound. It is not supported if the interval
-lies outside. Otherwise it is undecided. The verdict names the settings of the runs first, unless they are the published ones:
-'with changes: supported', 'small-scale: agrees'.
+lies outside the bound. Otherwise it is undecided. If the settings of the runs differ from the published ones, the verdict
+says so first: 'with changes: supported', 'small-scale: agrees'.
 """
 
 import math
@@ -23,16 +23,16 @@ from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "supported", "not supported", "undecided", "not measured"
-CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict on runs whose settings are not the published ones
+CHANGED, SMALL = "with changes: ", "small-scale: "  # before a verdict if settings differ from the published ones
 IN_SMALL = {HOLDS: "agrees", FAILS: "disagrees"}
 Kind = Literal["paper", "control", "variant"]
-LEVEL = 0.9  # of the two-sided t-interval
-EXACT = 1e-9  # relative, of `equals`, so that 0 is equal to 0 alone
-MADE = ("date", "commit", "machine")  # of the runs
+LEVEL = 0.9  # the level of the two-sided t-interval
+EXACT = 1e-9  # relative tolerance of `equals`, so that only 0 equals 0
+MADE = ("date", "commit", "machine")  # columns that describe when and where the runs were made
 COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
 RUNS = ("line", "seed", "run")  # the columns of runs.csv
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
-LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
+LARGEST = 2**22  # bytes of a table of results; its rows need 60 times as much memory
 REMEDY = "run the experiment again, which writes it"
 HEADS = {"says": "claim", "measured": "measured (seeds)", "holds": "verdict", "why": "reason"}
 
@@ -43,16 +43,18 @@ class Claim:
 
     Args:
         says: The claim, as a sentence.
-        measure: The expression; or min, max or sum of a list of expressions, as {min: [...]}.
-        paper: What the paper shows, as text; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
-        at_least, at_most, within, equals: The bound; exactly one of them is set.
-        within, of: The mean may differ from `of` by at most `within`.
-        why: One sentence on the cause, shown if the claim is not supported.
-        kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
-        small: How the runs are smaller than the paper's, such as 'an MLP for 15 rounds, where the paper trains VGG-11 for
-            250'. The claim is then small-scale, whatever it shows.
-        changes: How the settings differ from the published ones. The claim then counts as one with changes.
-        here: A phrase for the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
+        measure: An expression, as text, or the min, max or sum of a list of expressions, written {min: [...]}.
+        paper: What the paper shows, as text. A number that was read off a figure has its precision, such as '91.5 (read to ±
+            0.5)'.
+        at_least, at_most, within, equals: The bound on the mean; exactly one of the four is set.
+        within, of: With the bound ``within``, the mean may differ from `of` by at most `within`.
+        why: One sentence on why the claim is not supported, which is shown if it is not.
+        kind: paper: a claim of the paper. control: fedopt's own check. variant: a claim of the paper on different settings.
+        small: How the runs are smaller than the paper's runs, such as 'an MLP for 15 rounds, where the paper trains VGG-11
+            for 250'. The claim then counts as small-scale, whatever its verdict is.
+        changes: How the settings differ from the published ones. The claim then counts as a claim with changes.
+        here: A phrase with fedopt's value for the list of the paper's results; {} stands for the value, such as '{} rounds
+            to 90 %'.
     """
 
     says: str
@@ -85,7 +87,10 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """Return the distance of a value to the bound, negative if it violates the bound. For `equals` it is inf or -inf."""
+        """Return the distance of a value from the bound, which is negative if the value violates the bound.
+
+        For the bound `equals` it is inf or -inf.
+        """
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT) else -math.inf
         if self.within is not None:
@@ -93,9 +98,12 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """Return the verdict from the mean and standard deviation of the measure over n seeds.
+        """Return the verdict on the claim.
 
-        A nan mean gives `UNMEASURED`. With one seed the claim is undecided.
+        Args:
+            mean: The mean of the measure over seeds. nan: the verdict is `UNMEASURED`.
+            std: The standard deviation over seeds.
+            n: The number of seeds. With one seed, the claim is undecided.
         """
         if math.isnan(mean):
             return UNMEASURED
@@ -106,9 +114,13 @@ class Claim:
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
-    """Return a row of claims.csv for a claim, without the columns `MADE`. seeds: seed -> its runs.
+    """Return the row of claims.csv for a claim, without the columns `MADE`.
 
-    Its `note` says which seeds have no value and why, and which runs diverged. Diverged runs are counted.
+    The cell `note` says which seeds have no value and why, and which runs diverged. Diverged runs are included in the mean.
+
+    Args:
+        claim: The claim.
+        seeds: Seed -> the runs of this seed.
     """
     values: dict[int, float] = {}
     notes = defaultdict[str, list[str]](list)  # note -> its seeds
@@ -130,9 +142,14 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
-    """Return a row of claims.csv, without the columns `MADE`, from the measure's mean and standard deviation over n seeds.
+    """Return the row of claims.csv for a claim, without the columns `MADE`.
 
     Args:
+        claim: The claim.
+        mean: The mean of the measure over seeds.
+        std: The standard deviation over seeds.
+        n: The number of seeds.
+        note: Remarks on seeds without a value and on diverged runs.
         values: The value of each seed, as 'seed:value seed:value'.
     """
     verdict = claim.verdict(mean, std, n)
@@ -146,13 +163,13 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return how many of the papers' claims among rows of claims.csv have each verdict, as a line to print."""
+    """Return a line to print that says how many claims of papers have each verdict, from rows of claims.csv."""
     counts = Counter(re.sub(r" with \d.*", "", row["holds"]) for row in rows if row["kind"] == "paper")
     return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Return a row of claims.csv as a line to print."""
+    """Return a line to print about the claim in a row of claims.csv."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
     value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"
@@ -163,7 +180,7 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows of claims.csv as a table of texts. It has a column for the kind unless all claims are the paper's."""
+    """Return rows of claims.csv as a table of texts. The column for the kind is left out if all claims are the paper's."""
     cells = []
     for row in rows:
         measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
@@ -175,7 +192,15 @@ def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table that fedopt reproduce wrote; [] if the file does not exist. Raises UserError if it is broken."""
+    """Return the rows of a CSV file that `fedopt reproduce` wrote; [] if the file does not exist.
+
+    Args:
+        path: The file.
+        columns: The columns that the file must have.
+
+    Raises:
+        UserError: The file is broken.
+    """
     if not path.exists():
         return []
     how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}

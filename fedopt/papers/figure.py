@@ -1,4 +1,4 @@
-"""The figure of a published experiment, drawn from a table: of its runs, or of the reduced copy of their results."""
+"""The figure of a published experiment, drawn from a table of its runs or from the stored small copy of their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,15 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 
 
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
-    """Return the points of all lines: the columns `CURVES`, then the figure's x, mean, low and high.
+    """Return the points of all lines of the figure, one row per point.
 
-    In `CURVES`, title is the title of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
-    a run did. A line whose runs lack the metric has no points.
+    The columns are `CURVES`, then the x, mean, low and high of the point. In `CURVES`, title is the title of the metric,
+    scale is log or linear, seeds is the number of runs, and diverged tells whether a run diverged. A line whose runs lack
+    the metric has no points.
 
     Args:
-        lines: label -> runs.
+        published: The experiment.
+        lines: label -> runs of the line.
     """
     parts = []
     for metric in published.y:
@@ -44,18 +46,26 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
 
 def draw(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw an experiment's points if it has some, else its curves. table: as `points` or `curves` returns it."""
+    """Draw the points of an experiment if it draws points, else its curves.
+
+    Args:
+        paths: The files to write.
+        published: The experiment.
+        table: The points or the curves, as stored in curves.csv.
+    """
     (draw_points if published.points else draw_curves)(paths, published, table)
 
 
 def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw one picture for each panel and metric. With several metrics and at most four panels, each panel is a row.
+    """Draw one picture for each panel and metric. With several metrics and at most four panels, each panel has a row of
+    pictures.
 
-    A line has the same colour in all pictures. Its name is the part of its label that differs within its panel.
+    A line has the same colour in all pictures. It is named by the parts of its label that differ within its panel.
 
     Args:
         paths: The files to write.
-        table: As `curves` returns it.
+        published: The experiment.
+        table: The points of all lines, as `curves` returns them.
     """
     panels, metrics = published.panels or {"": list(published.lines)}, published.y
     row_is_panel = len(metrics) > 1 and len(panels) <= 4
@@ -91,9 +101,9 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axis.tick_params(labelbottom=is_lowest)
             axis.set_xlabel(axis.get_xlabel() if is_lowest else "")
             axis.set_ylabel(axis.get_ylabel() if is_first else "")
-        for axis, highest, share in limits:  # when all that shares them is drawn
+        for axis, highest, share in limits:  # after all lines that share the axes are drawn
             axis.set_ylim(within(axis, share))
-            if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
+            if published.y_from is not None and highest > published.y_from:  # not after only a few rounds
                 axis.set_ylim(bottom=published.y_from)
             if published.until is not None:
                 axis.set_xlim(0, published.until)
@@ -110,7 +120,12 @@ def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
 
 
 def _note(published: Published, table: pd.DataFrame) -> str:
-    """Return a caption that says what lines and bands are; '' for an empty table."""
+    """Return a caption that explains the lines and the bands or bars; '' for an empty table.
+
+    Args:
+        published: The experiment.
+        table: The points of all lines, as `curves` returns them.
+    """
     if not len(table):
         return ""
     logs = {scale == "log" for scale in table["scale"]}
@@ -119,10 +134,14 @@ def _note(published: Published, table: pd.DataFrame) -> str:
 
 
 def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
-    """Return label -> the line's name in its panel.
+    """Return label -> name of the line in its panel.
 
-    A label consists of parts separated by commas. Parts that all labels share are left out; if the panel's title contains
-    some of them, only those are.
+    A label consists of parts separated by commas. The parts that all labels share are left out of the names; if the title of
+    the panel contains some of these parts, only the contained parts are left out.
+
+    Args:
+        panel: The title of the panel.
+        labels: The labels of its lines.
     """
     parts = {label: label.split(", ") for label in labels}
     shared = set.intersection(*map(set, parts.values())) if panel else set()
@@ -131,7 +150,7 @@ def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def _with_values(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric, with values transformed as `Published.transform` says."""
+    """Return the runs that have the metric, with its values transformed by the experiment's function `transform`."""
     runs = [run for run in runs if metric in run.table]
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
@@ -143,13 +162,14 @@ def _label(label: str | Mapping[str, str], panel: str) -> str:
 
 
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw mean and standard deviation over seeds at each point. On a logarithmic axis logarithms are averaged.
+    """Draw the mean and the standard deviation over seeds at each point. On a logarithmic axis, logarithms are averaged.
 
-    A point at which some seed has no finite value has no mean, and is left out.
+    A point at which some seed has no finite value is left out.
 
     Args:
         paths: The files to write.
-        table: With the columns series, x, seed and y.
+        published: The experiment.
+        table: One row per point and seed, with the columns series, x, seed and y.
     """
     panels = published.panels or {"": list(published.points)}
     finite = table.groupby(["series", "x"]).filter(lambda seeds: np.isfinite(seeds["y"]).all())
@@ -177,7 +197,14 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _is_log(published: Published, values: pd.Series) -> bool:
-    """Return whether an axis of points is logarithmic: with scale auto, if its values are positive and span a decade."""
+    """Return whether an axis of a figure of points is logarithmic.
+
+    With the experiment's scale auto, it is if all values are positive and span a decade.
+
+    Args:
+        published: The experiment.
+        values: The values on this axis.
+    """
     if not len(values) or published.scale != "auto":
         return len(values) > 0 and published.scale == "log"
     return bool(0 < 10 * values.min() <= values.max())

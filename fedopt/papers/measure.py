@@ -1,8 +1,8 @@
 """Measures: numbers that a published experiment computes from the runs of one seed.
 
-A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`, which `simpleeval` evaluates: numbers,
-+ - * / **, comparisons (1 if true, else 0), the functions in `FUNCTIONS`, and the methods of `SeedRuns`. Parsing tries it out
-with all values unknown, so that whatever could never work is an error when the experiment is loaded.
+A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`, which `simpleeval` evaluates:
+numbers, + - * / **, comparisons (1 if true, else 0), the functions in `FUNCTIONS`, and the methods of `SeedRuns`. Parsing
+evaluates the expression with unknown values (nan), so that an invalid expression is an error when the experiment is loaded.
 """
 
 import ast
@@ -32,9 +32,9 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 OPERATORS: dict[type, Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: lambda a, b: operator.mul(0.0 + a, b),  # of numbers: a text times a number can take all memory
+    ast.Mult: lambda a, b: operator.mul(0.0 + a, b),  # only numbers: a text times a number could take all memory
     ast.Div: operator.truediv,
-    ast.Pow: math.pow,  # a float, which takes no memory however large it is
+    ast.Pow: math.pow,  # a float, which always takes the same memory
     ast.USub: operator.neg,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -46,8 +46,12 @@ FAILURES = (ArithmeticError, TypeError, ValueError, RecursionError)
 
 
 class Call(NamedTuple):
-    """A call of a method of `SeedRuns` in a measure. label: its first argument; None for the name `line`. arguments: the others,
-    by name.
+    """A call of a method of `SeedRuns` in a measure.
+
+    Attributes:
+        name: The name of the method.
+        label: The label of the line (or series) to which it is applied. None: the line being measured, called ``line``.
+        arguments: The other arguments, by name.
     """
 
     name: str
@@ -57,7 +61,13 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A parsed expression. calls: all calls of methods of `SeedRuns` in it."""
+    """A parsed expression.
+
+    Attributes:
+        text: The expression as text.
+        tree: Its syntax tree.
+        calls: All calls of methods of `SeedRuns` in the expression.
+    """
 
     text: str
     tree: ast.expr = field(compare=False, repr=False)
@@ -68,10 +78,11 @@ class Measure:
         """Parse an expression.
 
         Args:
-            names: Which of the names `line` and `x` are allowed in it.
+            text: The expression.
+            names: Which of the names `line` and `x` are allowed in the expression.
 
         Raises:
-            UserError: It can never be a number.
+            UserError: The expression is invalid, or its value can never be a number.
         """
         calls: list[Call] = []
 
@@ -99,15 +110,20 @@ class Measure:
         """Return the labels of the lines that the measure needs, each once.
 
         Args:
-            points: As in `Published`; a `fit` needs all lines of its series.
+            points: series -> {x: label of a line}. A `fit` needs all lines of its series.
         """
         labels = ([*points[call.label].values()] if call.name == "fit" else [call.label] for call in self.calls)
         return list(dict.fromkeys(chain.from_iterable(labels)))
 
     def value(self, runs: SeedRuns, **names: str | float) -> float:
-        """Evaluate the measure on the runs of one seed. Raises Unmeasurable if it has no value.
+        """Evaluate the measure on the runs of one seed.
 
-        names: values for `line` and `x`, if the measure uses them.
+        Args:
+            runs: The runs of the seed.
+            names: Values for `line` and `x`, if the measure uses these names.
+
+        Raises:
+            Unmeasurable: The measure has no value for this seed.
         """
         try:
             return _evaluate(self.text, self.tree, {name: getattr(runs, name) for name in METHODS}, names)
@@ -125,8 +141,10 @@ def _evaluate(
 
 
 def parsed(*names: str) -> PlainValidator:
-    """Return a pydantic validator that parses a text, a number or {min: [text, ...]} as a measure. names: as in
-    `Measure.parse`.
+    """Return a pydantic validator that parses a text, a number or {min: [text, ...]} as a measure.
+
+    Args:
+        names: Which of the names `line` and `x` are allowed in the expression.
     """
 
     def parse(node: Any, info: ValidationInfo) -> Measure:

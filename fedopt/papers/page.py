@@ -27,8 +27,8 @@ from fedopt.files import BROKEN, read_bytes, read_table
 from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, rows_of, totals
 from fedopt.papers.published import load
 
-RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
-PICTURES = {  # their types, and what is at their beginnings
+RESULTS = {"claims.csv", "runs.csv"}  # each folder of results of a published experiment contains one of these files
+PICTURES = {  # the type of each format, and the first bytes of its files
     "figure.svg": ("image/svg+xml", b"<svg"),
     "figure.png": ("image/png", b"\x89PNG"),
 }
@@ -37,14 +37,19 @@ X = "comm_rounds"
 
 
 def page(paths: Sequence[Path]) -> Page:
-    """Return a page with the published experiments and all other runs in these folders. Without any it has no section.
+    """Return a page with the published experiments and all other runs in some folders.
+
+    If the folders hold neither, the page has no section.
+
+    Args:
+        paths: The folders, which are searched at any depth.
 
     Raises:
         UserError: A folder does not exist.
     """
     shown: list[Section] = []
     problems: dict[tuple[str, ...], list[Recorded]] = {}
-    taken: set[Path] = set()  # runs of experiments
+    taken: set[Path] = set()  # folders of the runs of experiments
     with heard() as notes:
         runs, skipped = gathered(paths, X)
         for folder in _results(paths):
@@ -69,14 +74,21 @@ def _results(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_of(results: Path) -> Path | None:
-    """Return the nearest folder named `runs` next to a folder of results or to one of its parents; None if there is none."""
+    """Return the nearest folder named `runs` next to a folder of results or next to one of its parents; None if there is
+    none.
+    """
     return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
 
 
 def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
-    """Return the sections of an experiment's results and its runs. The folders of these runs are added to `taken` in place."""
+    """Return the page sections of an experiment, with its results and its runs.
+
+    Args:
+        folder: The folder of the experiment's results.
+        taken: The folders of runs that are already on the page. The experiment's runs are added in place.
+    """
     name = title = "/".join(folder.resolve().parts[-2:])
-    with suppress(UserError):  # it is in somebody's own config folder
+    with suppress(UserError):  # the experiment may be in another user's config folder
         published = load(name)
         title = f"{name}: {published.paper}, {published.title}"
     tables, facts = [], []
@@ -109,8 +121,8 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
 
 
 def _picture(file: Path) -> str:
-    """Return a picture as a data URI. Raises OSError, or UserError if the file is not a picture."""
+    """Return a picture as a data URI. Raise OSError if the file cannot be read, and UserError if it is not a picture."""
     (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
     if mark not in content[:1000]:
-        raise UserError(f"{file}: must be a picture; run the experiment again")
+        raise UserError(f"{file}: is not a picture; run the experiment again")
     return f"data:{kind};base64,{b64encode(content).decode()}"

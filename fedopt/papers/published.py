@@ -1,4 +1,4 @@
-"""Published experiments: a file conf/experiment/<paper>/<name>.yaml for each figure or table."""
+"""Published experiments. Each figure or table of a paper has a file conf/experiment/<paper>/<name>.yaml."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,41 +28,43 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
 
 
 EachSeries = BeforeValidator(_each_series)
-OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
+OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line may set
 Cell = tuple[str, float | None]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
-    """A published experiment: the node `experiment` of a file, after `fedopt.papers.where` has filled in its texts.
+    """A published experiment: the node `experiment` of its file, after `fedopt.papers.where` has replaced names by values.
 
     Args:
-        paper, title: The paper, and the figure's title.
-        minutes: The time of all runs on two cores, or on a GPU if the file asks for one.
+        paper, title: The paper, and the title of the figure.
+        minutes: The minutes that all runs take on two cores, or on a GPU if the file chooses one.
         seeds: The number of seeds of each line.
-        lines: label -> overrides, in addition to the overrides of the whole file; a list, or one text split at blanks.
-        quick: Overrides that --quick adds to all lines.
+        lines: label -> overrides of a line, in addition to the overrides of the whole file: a list, or one text with blanks
+            between overrides.
+        quick: Overrides that the option --quick adds to all lines.
         x: The cost axis.
         until: The upper end of the x axis; runs may be longer.
-        y: Columns of metrics.csv, with a picture for each. A measure that names no metric uses the first.
+        y: Columns of metrics.csv; each has a picture. A measure that names no metric uses the first column.
         y_from: The lower end of the y axis.
         transform: A function applied to the values before drawing.
         scale: The scale of the y axis, and of x for points; auto: logarithmic if values span decades.
-        panels: title -> labels of lines, or series of points; there is a picture per panel and metric.
+        panels: title -> labels of lines, or names of series of points. There is one picture per panel and metric.
         x_label, y_label: One text for all panels, or panel title -> text.
-        constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
-        points: series -> {x: label of a line}. If set, `point` is drawn against x instead of curves.
-        point: A measure that may use the names `line` and `x`; one for all series, or series -> measure.
-        table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of each
-            line is printed and no curves are drawn.
-        small, changes: line -> how its runs are smaller than the paper's, and how their settings differ from the published
-            ones. They are the `Claim.small` and `Claim.changes` of all claims that measure the line and set none.
-        claims: See `Claim`. A claim that names axes is expanded to several (`fedopt.papers.where`).
-        headlines: The lines of a paper's page of results, for scripts/docs, which computes their verdicts from the claims.
-            figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the
-            verdict. also: other experiments whose claims count too. about: a regular expression; only claims that match it
-            count.
-        kind: The `Claim.kind` of claims that do not set one.
+        constants: name -> a number of the published figure that no run computes. It is drawn as a dotted line.
+        points: series -> {x: label of a line}. If set, the measure `point` is drawn against x, and no curves are drawn.
+        point: A measure that may use the names `line` and `x`: one measure for all series, or series -> measure.
+        cell: The measure that is printed in the cells of a table.
+        table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of
+            each line is printed, and no curves are drawn.
+        small, changes: line -> how its runs are smaller than the paper's runs, and line -> how their settings differ from
+            the published ones. They apply to each claim that measures the line and does not set its own (see `Claim`).
+        claims: The claims. A claim that names axes is expanded to several claims (`fedopt.papers.where`).
+        headlines: The lines of the paper's page of results, for scripts/docs, which computes their verdicts from the claims.
+            figure: the paper's name of the figure, such as 'Figure 3'. says: what the paper says about the figure. why: one
+            sentence on the verdict. also: other experiments whose claims are counted too. about: a regular expression; only
+            claims that match it are counted.
+        kind: The kind of all claims that do not set one (see `Claim`).
     """
 
     paper: str
@@ -94,11 +96,12 @@ class Published:
     def check_labels(self) -> None:
         """Check the labels in panels, table, points, measures, small and changes.
 
-        Raises UserError for a line that is not in `lines`, or, in a `fit`, a series that is not in `points`, or if `points` and
-        `point` have other series.
+        Raises:
+            UserError: A line is not in `lines`, the series of a `fit` is not in `points`, or `points` and `point` have
+                different series.
         """
         if set(self.points) != set(self.point):
-            raise UserError("points and point must have the same series")
+            raise UserError("points and point must have the same series; add or remove series in one of them")
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         labels: list[tuple[str, str, Any]] = []  # where, kind, label
@@ -120,7 +123,7 @@ class Task(NamedTuple):
     """A run that a line needs.
 
     Attributes:
-        folder: The name of its folder, within the folder of all runs. Tasks with equal configs share it.
+        folder: The name of the run's folder within the folder of all runs. Tasks with equal configs share a folder.
     """
 
     line: str
@@ -130,13 +133,23 @@ class Task(NamedTuple):
 
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
-    """Return the names <paper>/<name> of all experiment files. folders: the user's config folders."""
+    """Return the names <paper>/<name> of all experiment files.
+
+    Args:
+        folders: The user's config folders.
+    """
     return [name for name in options("experiment", folders) if name.count("/") == 1]
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """Return the wanted experiments, each once; the name of a paper selects all its experiments. Raises UserError for an
-    unknown name.
+    """Return the names of the wanted experiments, each once.
+
+    Args:
+        wanted: Names <paper>/<name>. The name of a paper alone selects all its experiments.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: A name is unknown.
     """
     every, found = names(folders), list[str]()
     for name in wanted:
@@ -150,7 +163,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Prefix a UserError raised in the `with` block with the name of a file."""
+    """Put the name of a file before the message of a UserError that is raised in the `with` block."""
     try:
         yield
     except UserError as error:
@@ -158,11 +171,19 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
-    """Read the experiment <paper>/<name>. Raises UserError if its file is broken."""
+    """Read a published experiment from its file.
+
+    Args:
+        name: <paper>/<name>.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: The file is broken.
+    """
     with _naming(f"experiment/{name}.yaml"):
         node = compose([f"experiment={name}"], folders).experiment
         if not node:
-            raise UserError("must have a node experiment")
+            raise UserError("must have a node experiment, a mapping of keys to values")
         if "experiment" in node:
             raise UserError("must begin with the line '# @package _global_'")
         published = build(Published, filled(node), "experiment")
@@ -171,7 +192,9 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def _completed(claim: Claim, published: Published) -> Claim:
-    """Return the claim with the experiment's `kind`, and `small` and `changes` of its lines, where it sets none itself."""
+    """Return the claim with its `kind` filled in from the experiment and its `small` and `changes` from the lines that it
+    measures, where the claim does not set its own.
+    """
     lines, every = claim.measure.lines(published.points), (published.small, published.changes)
     small, changes = (" ".join(dict.fromkeys(filter(None, map(texts.get, lines)))) for texts in every)
     kind = published.kind if claim.kind == "paper" else claim.kind
@@ -179,8 +202,15 @@ def _completed(claim: Claim, published: Published) -> Claim:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """Return as text the minutes that an experiment takes, with 'on a GPU' if it needs one. Raises UserError if its file is
-    broken.
+    """Return the minutes that an experiment takes as text, followed by 'on a GPU' if it needs one.
+
+    Args:
+        name: <paper>/<name>.
+        published: The experiment.
+        folders: The user's config folders.
+
+    Raises:
+        UserError: The experiment's file is broken.
     """
     with _naming(f"experiment/{name}.yaml"):
         device = compose([f"experiment={name}"], folders).settings.hardware.device
@@ -195,14 +225,18 @@ def tasks(
     folders: Sequence[Path] = (),
     lines: Sequence[str] | None = None,
 ) -> list[Task]:
-    """Return the runs of the lines (None: all), for the seeds below `seeds`.
+    """Return the runs that the lines of an experiment need.
 
     Args:
         name: <paper>/<name>.
-        further: Overrides that win over a line's.
+        published: The experiment.
+        seeds: The number of seeds; they are 0, ..., seeds - 1.
+        further: Overrides that take precedence over the overrides of a line.
+        folders: The user's config folders.
+        lines: The labels of the lines. None: all lines.
 
     Raises:
-        UserError: An override is wrong.
+        UserError: An override is invalid.
     """
     needed = []
     for line, words in published.lines.items():

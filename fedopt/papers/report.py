@@ -1,4 +1,4 @@
-"""The `Plan` of a published experiment: the runs that it needs, and its results: claims, table and figure."""
+"""The `Plan` of a published experiment, with the runs that it needs, and its results: claims, table and figure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,24 +20,31 @@ from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results import ENDED, RunFolder
 
 RUNS = "runs"  # the folder of all runs, in the output folder
-MOST_SEEDS = 10  # of the lines of a claim that is undecided
+MOST_SEEDS = 10  # the largest number of seeds for the lines of an undecided claim
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 
 @dataclass(kw_only=True)
 class Plan:
-    """A published experiment as one command runs it: the runs it needs, and where its results go.
+    """A published experiment as one command runs it, with the runs that it needs and the folder of its results.
 
     Args:
         name: <paper>/<name>.
         output: The folder of all results and runs.
         folders: The user's config folders.
-        overrides: Those that win over the lines'.
-        seeds: The seeds of each line; None: what the experiment says, and more for the lines of undecided claims.
-        quick: A few rounds with one seed; claims are not judged.
+        overrides: Overrides that take precedence over the overrides of the lines.
+        seeds: The number of seeds of each line. None: the number in the experiment's file, and more for the lines of
+            undecided claims.
+        quick: Whether each line runs only a few rounds with one seed. Claims are not judged then.
 
-    It has the experiment as `published`, the folder of all `runs` and the folder of its `results`, and as `tasks` the runs
-    needed so far. Raises UserError if the experiment's file or an override is wrong.
+    Attributes:
+        published: The experiment.
+        runs: The folder of all runs.
+        results: The folder of its results.
+        tasks: The runs that are needed so far.
+
+    Raises:
+        UserError: The experiment's file or an override is invalid.
     """
 
     name: str
@@ -61,7 +68,12 @@ class Plan:
         self.add(self.seeds or seeds)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs."""
+        """Add runs to `tasks`, and return the number of new runs.
+
+        Args:
+            seeds: The number of seeds, from seed 0 on.
+            lines: The labels of the lines. None: all lines.
+        """
         known = {(task.line, task.seed) for task in self.tasks}
         needed = tasks(self.name, self.published, seeds, self.overrides, self.folders, lines)
         new = [task for task in needed if (task.line, task.seed) not in known]
@@ -71,7 +83,7 @@ class Plan:
     def add_undecided(self) -> int:
         """Add seeds, up to `MOST_SEEDS`, to the lines of undecided claims; return the number of new runs.
 
-        A claim is skipped if none of its runs has ended, or if one took `SHORT` seconds or more.
+        A claim is skipped if none of its runs has ended, or if one of its runs took `SHORT` seconds or more.
         """
         if self.quick or self.seeds:
             return 0
@@ -85,8 +97,9 @@ class Plan:
         return self.add(MOST_SEEDS, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
-        """Return seed -> the runs that have ended, for all seeds of the tasks. A run that cannot be read is left out with a
-        note.
+        """Return seed -> the runs that have ended, for all seeds of the tasks.
+
+        A run that cannot be read is left out, and a note names it.
         """
         ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
         for task in self.tasks:
@@ -100,11 +113,13 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan into its folder, and print its table and its claims.
 
-    claims.csv is not written if the plan is `quick`. An experiment with a table gets table.csv; any other gets curves.csv, with the
-    points or the lines of the figure, and the figure. Without measured values there is no figure.
+    The claims are written to claims.csv, unless the plan is `quick`. For an experiment with a table, table.csv is written.
+    For any other experiment, the points or the lines of the figure are written to curves.csv, and the figure is drawn if
+    there are measured values.
 
     Args:
-        formats: The formats of the figure, such as png.
+        plan: The plan, whose runs have been executed.
+        formats: The file formats of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
     if published.table:
@@ -127,8 +142,11 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
-    """Return one row of claims.csv per claim, using the seeds that are planned for all its lines. seeds: as `Plan.ended`
-    returns them.
+    """Return one row of claims.csv per claim. A claim is judged on the seeds that are planned for all its lines.
+
+    Args:
+        plan: The plan.
+        seeds: Seed -> the runs of this seed that have ended.
     """
     asked = {(task.line, task.seed) for task in plan.tasks}
     rows = []
@@ -141,7 +159,9 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the columns `MADE` of claims.csv: the latest start of the runs, their commits and machines."""
+    """Return the columns `MADE` of claims.csv, which say when, by which commit and on which machine the runs in some folders
+    were made.
+    """
     cards = [RunFolder(folder).card() for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
     latest = max((card.get("started", "") for card in cards), default="")
@@ -152,14 +172,26 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
-    """Return the value of a measure; nan if it has none. names: values for `line` and `x` in the measure."""
+    """Return the value of a measure on the runs of one seed; nan if it has none.
+
+    Args:
+        measure: The measure.
+        runs: The runs of the seed.
+        names: Values for `line` and `x` in the measure.
+    """
     with suppress(Unmeasurable):
         return measure.value(runs, **names)
     return np.nan
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return one row per point and seed whose run has ended: series, x, seed and y. y is nan if it cannot be measured."""
+    """Return one row, with series, x, seed and y, for each point and each seed whose run has ended. y is nan if it cannot be
+    measured.
+
+    Args:
+        published: The experiment.
+        seeds: Seed -> the runs of this seed that have ended.
+    """
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
@@ -170,7 +202,13 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 
 
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return one row per cell of the paper's table: the paper's number, and mean and std over the seeds that can be measured."""
+    """Return one row per cell of the paper's table, with the number in the paper, and fedopt's mean and standard deviation
+    over the seeds that can be measured.
+
+    Args:
+        published: The experiment.
+        seeds: Seed -> the runs of this seed that have ended.
+    """
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():

@@ -18,16 +18,19 @@ class Unmeasurable(Exception):
 
 @dataclass(frozen=True)
 class SeedRuns:
-    """The finished runs of one seed. Its public methods are the functions that a measure may call; each may raise Unmeasurable.
+    """The finished runs of one seed. The public methods are the functions that a measure may call.
 
-    The first argument of each is the label of a line; for `fit` it is a series.
+    The first argument of each method is the label of a line, except for `fit`, whose argument is a series. The argument
+    ``metric`` of a method is a column of metrics.csv (empty: the figure's first y), and ``x`` is a cost axis (empty: the
+    figure's cost axis). Values that are not finite count as infinitely bad. Each method raises Unmeasurable if it has no
+    value.
 
     Args:
-        metric: A column of metrics.csv; empty: the figure's first y.
-        x: The cost axis; empty: the figure's. A value that is not finite counts as infinitely bad.
         runs: label -> run.
-        x, metric: The defaults above.
-        points, point: As in `Published`, with a `Measure` for each series.
+        x: The cost axis of the figure.
+        metric: The figure's first y.
+        points: series -> {x: label of a line}.
+        point: series -> the `Measure` of its points.
     """
 
     runs: Mapping[str, Recorded]
@@ -45,7 +48,14 @@ class SeedRuns:
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
-        """Return the value at the last evaluation whose cost is at most `where`."""
+        """Return the value at the last evaluation whose cost on the axis `x` is at most `where`.
+
+        Args:
+            label: The label of the line.
+            where: A cost on the axis `x`.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            x: The cost axis. Empty: the figure's cost axis.
+        """
         return float(self._values(label, metric, where, x)[-1])
 
     def first(
@@ -53,21 +63,43 @@ class SeedRuns:
     ) -> float:
         """Return the cost at which the mean of the latest n evaluations first reaches the target.
 
-        If it never does, return inf, or with `or_end` the cost at the end of the run. That is a lower bound, so a claim that
-        the run is slow is judged conservatively.
+        If it never reaches the target, return inf or, with `or_end`, the cost at the end of the run. The cost at the end is
+        a lower bound, so a claim that the run is slow is judged conservatively.
+
+        Args:
+            label: The label of the line.
+            target: The value of the metric to reach.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            x: The cost axis. Empty: the figure's cost axis.
+            or_end: Whether to return the cost at the end of the run if the target is not reached.
+            n: The number of evaluations that are averaged.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
         hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """Return the mean of the last n evaluations with cost up to `until`. n = 0: a fifth of them, at least 3."""
+        """Return the mean of the metric over the last evaluations.
+
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: Only evaluations whose cost is at most this number are used.
+        """
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """Return the standard deviation of successive differences of the last n evaluations with cost up to `until`.
+        """Return the standard deviation of the differences between successive evaluations, among the last n evaluations.
 
-        n = 0: a fifth of them, at least 3. Raises Unmeasurable for fewer than three evaluations.
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: Only evaluations whose cost is at most this number are used.
+
+        Raises:
+            Unmeasurable: There are fewer than three evaluations.
         """
         last = self._last(label, n, metric, until)
         if len(last) < 3:
@@ -85,16 +117,17 @@ class SeedRuns:
     def first_mean_square(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
     ) -> float:
-        """Return the cost at which the mean of the squares of all values so far first is at most the target.
+        """Return the cost at which the mean of the squares of all values so far is at most the target for the first time.
 
-        If it never is: inf, or with `or_end` the cost at the end of the run.
+        If it never is, return inf or, with `or_end`, the cost at the end of the run. label: the label of the line. metric: empty
+        for the figure's first y. x: the cost axis; empty for the figure's.
         """
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
         return self._first(label, hits.tolist(), x, or_end)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """Return the mean of the squares of the last n evaluations. n = 0: a fifth of them, at least 3."""
+        """Return the mean of the squares of the last n evaluations. n = 0: the last fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
@@ -113,7 +146,7 @@ class SeedRuns:
         return float(keys[key])
 
     def fit(self, series: str) -> float:
-        """Return the least-squares slope of log y against log x over the points of a series."""
+        """Return the least-squares slope of log y against log x over the points (x, y) of a series."""
         points = self.points[series].items()
         y = [self.point[series].value(self, x=x, line=label) for x, label in points]
         return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
@@ -131,7 +164,9 @@ class SeedRuns:
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
-        """Return the values of a metric at the evaluations with cost up to `until`. Raises Unmeasurable if there are none."""
+        """Return the values of a metric at the evaluations whose cost is at most `until`. Raise Unmeasurable if there are
+        none.
+        """
         run, name = self._run(label), metric or self.metric
         if name not in run.table:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")

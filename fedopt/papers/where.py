@@ -1,25 +1,27 @@
-"""Names in the texts of an experiment file: each line is written once; panels, table and claims refer to it.
+"""Names in the texts of an experiment file, so that similar lines, panels and claims are written once.
 
-The node `where` of the file is a table of names. Names without brackets are axes; there is a row for each combination of their
-values, in which every other name has the value that belongs to the axes in its brackets:
+The node `where` of the file is a table of names. Names without brackets are axes, and the table has one row for each
+combination of their values. Any other name has, in each row, the value that belongs to the values of the axes in its
+brackets:
 
     where:
       method: [FedAvg, ZO-HFL]                 # an axis: its values
       alpha: [1000, 1]
-      cohort(alpha): [9, 5]                    # depends on an axis: a value for each of the axis's
+      cohort(alpha): [9, 5]                    # depends on an axis: one value for each value of alpha
       step(method, alpha): {FedAvg: [0.1, 0.01], ZO-HFL: [1, 1]}
     lines:
       "{method}, alpha = {alpha}": algo.eta={step} participation.cohort={cohort}
     panels:
       alpha = {alpha}: ["{method}, alpha = {alpha}"]
 
-A key with names in curly brackets is expanded to one key for each of their values: four lines here, and two panels. Everything
-under the key is about the rows with these values. A text in a list with further names is expanded in the same way: each panel
-has both methods. The order is that of `where`; the first axis varies slowest.
+A key with names in curly brackets is expanded to one key for each combination of their values. In this example there are
+four lines and two panels. Everything under the key uses the rows with these values. A text in a list is expanded in the same
+way if it has further names; here each panel gets both methods. The order is the order of `where`, and the first axis varies
+slowest.
 
-A claim whose `says` has names is expanded to one claim for each of their values. Its `for` maps axes to the values that it is
-about. A node with `for` and `claims` is a group: all its claims for the first values of the axes in `for`, a mapping or a list
-of axes, then all for the next.
+A claim whose `says` has names is expanded to one claim for each combination of their values. The key `for` of a claim maps
+axes to the values for which the claim is made. A node with `for` and `claims` is a group of claims: all its claims are made
+for the first values of the axes in `for` (a mapping or a list of axes), then for the next values, and so on.
 """
 
 import re
@@ -36,7 +38,11 @@ _IN_TEXT = re.compile(r"\{(\w+)\}")
 def filled(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node `experiment` of a file with names replaced by values, and without `where`.
 
-    Raises UserError if `where` is broken, or a name has no single value where it is used.
+    Args:
+        node: The node as it is written in the file.
+
+    Raises:
+        UserError: `where` is broken, or a name has no single value where it is used.
     """
     rows = _table(node.get("where", {}))
     others = {key: value for key, value in node.items() if key not in ("where", "claims")}
@@ -45,7 +51,9 @@ def filled(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(where: Any) -> Rows:
-    """Return a row for each combination of the axes' values. A name that has no value for some combination is not in its row."""
+    """Return one row for each combination of the values of the axes. A name without a value for a combination is not in its
+    row.
+    """
     try:
         axes = {name: [str(value) for value in values] for name, values in where.items() if "(" not in name}
         rows = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -59,15 +67,16 @@ def _table(where: Any) -> Rows:
                 row[name] = "" if value is None else str(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"where: must map axes to lists of values, and name(axis, axis) to a value for each of the axes' ({error})"
+            f"where: cannot be read ({error}); write each axis with a list of values, such as K: [1, 5], and each dependent "
+            f"value as NAME(AXIS): {{VALUE: value, ...}}, with one value for each value of AXIS"
         ) from None
     if not rows or not all(isinstance(where[axis], list) for axis in axes):
-        raise UserError("where: an axis must have a list of values")
+        raise UserError("where: an axis has no list of values; write it as AXIS: [VALUE, VALUE]")
     return rows
 
 
 def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
-    """Yield the rows for each combination of the values that the names have, in the order of the rows."""
+    """Yield, for each combination of the values of the names, the rows with these values, in the order of the rows."""
     groups: dict[tuple[str | None, ...], Rows] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
@@ -92,7 +101,9 @@ def _filled(node: Any, rows: Rows) -> Any:
 
 
 def _text(template: str, rows: Rows) -> str:
-    """Return the template with names replaced by values. Raises UserError for a name without a single value in the rows."""
+    """Return the template with names replaced by values. Raise UserError if a name does not have exactly one value in the
+    rows.
+    """
 
     def value(match: re.Match[str]) -> str:
         values = dict.fromkeys(row[match[1]] for row in rows if match[1] in row)
@@ -106,9 +117,14 @@ def _text(template: str, rows: Rows) -> str:
 
 
 def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-    """Yield the claims of a list of claims and groups of claims, each for the rows that its `for` allows."""
+    """Yield the claims of a list of claims and groups of claims, each for the rows that its `for` allows.
+
+    Args:
+        nodes: The list of claims and groups of claims.
+        rows: The rows of the table `where`.
+    """
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise UserError("claims: must be a list of claims, or of groups of claims")
+        raise UserError("claims: must be a list of claims or of groups of claims; begin each with a dash")
     for node in nodes:
         claim = dict(node)
         axes = claim.pop("for", {})
@@ -121,11 +137,16 @@ def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
             for group in _groups(axes, allowed):
                 yield from _claims(claim["claims"], group)
         else:
-            raise UserError(f"claims: a group has for and claims, and no {next(iter(claim.keys() - {'claims'}))}")
+            raise UserError(f"claims: a group has only for and claims; remove {next(iter(claim.keys() - {'claims'}))}")
 
 
 def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
-    """Return the rows that have one of the values of each axis: one value, a list, or None for all."""
+    """Return the rows that have an allowed value of each axis.
+
+    Args:
+        axes: Axis -> one allowed value, a list of allowed values, or None for all values.
+        rows: The rows.
+    """
     for axis, values in axes.items():
         known = list(dict.fromkeys(row[axis] for row in rows if axis in row))
         chosen = (
@@ -133,8 +154,8 @@ def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
         )
         if not chosen or not {*chosen} <= {*known}:
             allowed = (
-                f"of {axis}, which has {', '.join(known)}" if known else f"of an axis{nearest(str(axis), [*rows[0]])}"
+                f"choose from {', '.join(known)}" if known else f"there is no such axis{nearest(str(axis), [*rows[0]])}"
             )
-            raise UserError(f"for.{axis}={values}: must be values {allowed}")
+            raise UserError(f"for.{axis}={values}: {allowed}")
         rows = [row for row in rows if row.get(axis) in chosen]
     return rows

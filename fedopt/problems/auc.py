@@ -37,7 +37,7 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 
 
 class Ranking(Supervised):
-    """Base class of problems about the area under the ROC curve of a network with two outputs."""
+    """Base class of problems that maximise the area under the ROC curve of a network with two outputs."""
 
     scored = frozenset({"test_auc"})
 

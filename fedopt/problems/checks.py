@@ -181,4 +181,4 @@ def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype)
     """
     if found.dtype != dtype:
         remedy = "create tensors with self.world.tensor(array) or torch.zeros_like(x)"
-        raise WrongFunction(function, f"returns {found.dtype}, and hardware.dtype is {dtype}; {remedy}")
+        raise WrongFunction(function, f"returns {found.dtype}, but hardware.dtype is {dtype}; {remedy}")

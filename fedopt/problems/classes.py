@@ -202,7 +202,12 @@ class Minimisation(Problem):
 
     @abstractmethod
     def f(self, x: Tensor, sample: Any) -> Tensor:
-        """Return ``f_i(x)``, a scalar."""
+        """Return ``f_i(x)``, a scalar.
+
+        Args:
+            x: The variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     def last_layer(self) -> int:
         """Return the number of entries at the end of x that belong to the last layer of the network.
@@ -258,15 +263,28 @@ class XRisk(Problem):
 
     @abstractmethod
     def h(self, x: Tensor, sample: Side) -> Tensor:
-        """Return the scores ``h(x; z)`` of examples, ``[B]``."""
+        """Return the scores ``h(x; z)`` of examples, ``[B]``.
+
+        Args:
+            x: The variable, ``[d]``.
+            sample: One client's examples of one side.
+        """
 
     @abstractmethod
     def pair_loss(self, s: Tensor) -> Tensor:
-        """Return ``l(s)`` for each difference s of two scores, in the shape of s."""
+        """Return ``l(s)`` for each difference s of two scores, in the shape of s.
+
+        Args:
+            s: Differences of scores, of any shape.
+        """
 
     @abstractmethod
     def slope(self, u: Tensor) -> Tensor:
-        """Return the derivative ``F'(u)``, in the shape of u."""
+        """Return the derivative ``F'(u)``, in the shape of u.
+
+        Args:
+            u: Arguments of F, of any shape.
+        """
 
 
 class Nested(Problem):
@@ -312,16 +330,31 @@ class Nested(Problem):
 
     @abstractmethod
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the outer objective ``f_i(x, y)``, a scalar."""
+        """Return the outer objective ``f_i(x, y)``, a scalar.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     @abstractmethod
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the inner objective ``g_i(x, y)``, a scalar."""
+        """Return the inner objective ``g_i(x, y)``, a scalar.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     def project(self, y: Tensor) -> Tensor:
         """Project y onto the set Y. By default, Y is the whole space and y is returned unchanged.
 
         Y must be the whole space unless ``indirect`` is False, because ``y*(x)`` must be differentiable.
+
+        Args:
+            y: The inner variable, ``[dy]``.
         """
         return y
 
@@ -363,10 +396,20 @@ class Minimax(Problem):
 
     @abstractmethod
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return ``f_i(x, y)``, a scalar."""
+        """Return ``f_i(x, y)``, a scalar.
+
+        Args:
+            x: The variable of the minimum, ``[dx]``.
+            y: The variable of the maximum, ``[dy]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     def project(self, y: Tensor) -> Tensor:
-        """Project y onto the set Y. By default, Y is the whole space and y is returned unchanged."""
+        """Project y onto the set Y. By default, Y is the whole space and y is returned unchanged.
+
+        Args:
+            y: The variable of the maximum, ``[dy]``.
+        """
         return y
 
 
@@ -456,15 +499,32 @@ class Hierarchical(Problem):
 
     @abstractmethod
     def f1(self, x: Tensor, sample: Any) -> Tensor:
-        """Return ``f1(x)`` on a sample of the server's examples, a scalar."""
+        """Return ``f1(x)`` on a sample of the server's examples, a scalar.
+
+        Args:
+            x: The outer variable, ``[d]``.
+            sample: A result of `server_sample`.
+        """
 
     @abstractmethod
     def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return ``f2_i(x, y)``, the client's part of the outer objective, a scalar."""
+        """Return ``f2_i(x, y)``, the client's part of the outer objective, a scalar.
+
+        Args:
+            x: The outer variable, ``[d]``.
+            y: The client's inner variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     @abstractmethod
     def h(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return ``h_i(x, y)``, the client's own inner objective, a scalar."""
+        """Return ``h_i(x, y)``, the client's own inner objective, a scalar.
+
+        Args:
+            x: The outer variable, ``[d]``.
+            y: The client's inner variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
 
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """Project each of P points y onto its set ``Y_i(x)``. By default, y is returned unchanged.

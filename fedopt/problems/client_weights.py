@@ -41,7 +41,7 @@ WRONG_WEIGHT = Metric("wrong_weight", "weight of the clients with wrong labels")
 
 @dataclass(eq=False)
 class ClientWeights(SupervisedBilevel):
-    """Learning how much each client's training loss counts, for the validation loss of some clients.
+    """Learning the weight of each client's training loss that minimises the validation loss of some clients.
 
     The variable x contains the logits of the clients' weights, 0 at the start, and y the parameters of the network.
     Regression targets have half the squared error as loss. `SupervisedBilevel` describes the arguments that are not listed
@@ -75,7 +75,7 @@ class ClientWeights(SupervisedBilevel):
             if np.max(named, initial=0) >= M:
                 raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
         if not len(targets) or not len(kept):
-            raise UserError("problem.omit, problem.target: no client is left for training or validation; omit fewer")
+            raise UserError("problem.omit, problem.target: no client is left to train or validate; omit fewer clients")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
         for of in self.splits.values():
             owner[of.rows] = np.repeat(everyone, of.sizes)
@@ -98,11 +98,19 @@ class ClientWeights(SupervisedBilevel):
             self.metrics = (TEST_RMSE, VAL_LOSS, WRONG_WEIGHT)  # type: ignore[assignment]
 
     def mixture(self, x: Tensor) -> Tensor:
-        """Return the weight of each client, ``[M]``; 0 for omitted clients."""
+        """Return the weight of each client, ``[M]``; 0 for omitted clients.
+
+        Args:
+            x: The logits of the clients' weights, ``[M]``.
+        """
         return F.pad(torch.softmax(x.index_select(0, self._kept), 0), (0, 1)).gather(0, self._place)
 
     def divergence(self, x: Tensor) -> Tensor:
-        """Return KL(w | uniform) over the clients that are not omitted, a scalar."""
+        """Return KL(w | uniform) over the clients that are not omitted, a scalar.
+
+        Args:
+            x: The logits of the clients' weights, ``[M]``.
+        """
         log = torch.log_softmax(x.index_select(0, self._kept), 0)
         return log.exp() @ log + math.log(len(log))
 

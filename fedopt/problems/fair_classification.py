@@ -26,7 +26,7 @@ WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%
 class FairClassification(SupervisedMinimax):
     """Classification for the worst class: a minimum over models, and a maximum over weights y of the classes, ``[C]``.
 
-    In f_i, an example of class c has the weight 1 / (share of class c in the data, a weighted mean over clients). The mean
+    In f_i, an example of class c has the weight 1 / s_c, where s_c is the share of class c (a weighted mean over clients). The mean
     of the f_i is then the objective in the docstring of the module, even if a client has few examples of a class.
     `SupervisedMinimax` describes the arguments that are not listed here.
 

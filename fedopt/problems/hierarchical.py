@@ -50,7 +50,8 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(WithServer, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module has the formulas.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The docstring of the module has the
+    formulas.
 
     `WithServer` and `Supervised` describe the arguments that are not listed here.
 
@@ -116,6 +117,9 @@ class Hierarchical(WithServer, classes.Hierarchical):
         """Return y_i(x) for all clients, ``[M, d]``, approximated by projected SGD steps from x.
 
         The minibatches are the same for every x.
+
+        Args:
+            x: The global model, ``[d]``.
         """
         split, z = self.splits["train"], x[None]
         positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]

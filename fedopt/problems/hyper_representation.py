@@ -1,4 +1,6 @@
-"""Learning a representation: the outer variable are the hidden layers, the inner variable the output layer [FedNest, Sec. 4.1]."""
+"""Learning a representation: the outer variable is the hidden layers, the inner variable is the output layer [FedNest, Sec.
+4.1].
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +37,12 @@ class HyperRepresentation(SupervisedBilevel):
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
-        """Replace the inputs of a batch by the outputs of the hidden layers at x."""
+        """Replace the inputs of a batch with the outputs of the hidden layers at x.
+
+        Args:
+            x: Parameters of the hidden layers.
+            batch: The batch.
+        """
         if isinstance(batch, Features):
             return batch
         return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])

@@ -30,12 +30,22 @@ TEST_RMSE = Metric("test_rmse", "root mean squared error on test examples")
 
 
 def squared(y: Tensor, batch: Batch) -> Tensor:
-    """Return the weighted mean of 1/2 (z'y - t)^2 over a batch, a scalar."""
+    """Return the weighted mean of 1/2 (z'y - t)^2 over a batch, a scalar.
+
+    Args:
+        y: The coefficients and the intercept, ``[features + 1]``.
+        batch: The examples.
+    """
     return 0.5 * (batch.x @ y - batch.y) ** 2 @ batch.weight
 
 
 def gradient(y: Tensor, batch: Batch) -> Tensor:
-    """Return the gradient of `squared` in y, ``[dy]``."""
+    """Return the gradient of `squared` in y, ``[dy]``.
+
+    Args:
+        y: The coefficients and the intercept, ``[features + 1]``.
+        batch: The examples.
+    """
     return (batch.weight * (batch.x @ y - batch.y)) @ batch.x
 
 

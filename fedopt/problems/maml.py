@@ -102,7 +102,12 @@ class _Sinusoids(Problem):
         return points.weight @ (self.net(w, points.t[:, None])[:, 0] - points.target) ** 2
 
     def adapted(self, x: Tensor, points: Curve) -> Tensor:
-        """Adapt x to points of one curve and return the result, x - a grad L(x)."""
+        """Adapt x to points of one curve and return the result, x - a grad L(x).
+
+        Args:
+            x: Parameters of the network.
+            points: Points of one curve.
+        """
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
@@ -117,7 +122,11 @@ class _Sinusoids(Problem):
         return torch.func.vmap(one)(support, query)
 
     def of_new_tasks(self, x: Tensor) -> dict[str, float]:
-        """Return the metrics on the new curves, before and after adaptation."""
+        """Return the metrics on the new curves, before and after adaptation.
+
+        Args:
+            x: Parameters of the network.
+        """
         before = torch.func.vmap(self.loss, (None, 0))(x, self._new)
         return {
             "new_task_loss": float(self.after(x, self._new, self._new).mean()),

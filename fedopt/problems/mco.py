@@ -22,7 +22,7 @@ from fedopt.problems.classes import Compositional, Rows
 from fedopt.problems.function import function
 from fedopt.randomness import Part
 
-SUBOPTIMALITY = Metric("suboptimality", "objective less that of the noiseless x*")
+SUBOPTIMALITY = Metric("suboptimality", "objective minus its value at x*")
 
 
 @dataclass(eq=False)

@@ -105,7 +105,7 @@ def partitioned(
 
 
 def _owners(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
-    """Return the client of each example, ``[count]``; -1 for a client without training examples.
+    """Return the client index of each example, ``[count]``; -1 if the example's client has no training examples.
 
     If the partition does not follow the clients that the data name, the examples are assigned to the clients in turn.
 

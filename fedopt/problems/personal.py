@@ -232,7 +232,7 @@ class ScoresModels(Problem):
 
     @cached_property
     def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
-        """The results of the baselines that clients fit to their own examples.
+        """Return the results of the baselines that clients fit to their own examples.
 
         The outputs of `fit_alone`; the first score of each client with the penalised baseline, where it is defined; and the
         metrics of the penalised baselines over all examples.

@@ -10,9 +10,9 @@ p_k, and then catches the burglar with probability e^{-theta |j - k|}. An exampl
 houses.
 
 We read the matrix in the public code (ProxSkipVIP), which projects both players onto simplices. That w_j belongs to the
-burglar's house is from memory of Nemirovski's notes. Chosen here: p = softmax(x) with unconstrained x, because problems
-can have a constraint set for y but not for x. The game and its duality gap remain the same. The gap is 0 at solutions and
-nowhere else::
+burglar's house is unverified (reconstructed without the text of Nemirovski's notes). Chosen here: p = softmax(x) with
+unconstrained x, because problems can have a constraint set for y but not for x. The game and its duality gap remain the
+same. The gap is 0 at solutions and nowhere else::
 
     (largest entry of A'p) - (smallest entry of A y)
 """

@@ -35,6 +35,11 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """Project y onto the box {low <= z <= high}.
 
+    Args:
+        y: The vector, or several vectors, ``[..., d]``.
+        low: Lower bound of the entries.
+        high: Upper bound of the entries.
+
     Example:
         >>> fedopt.box(torch.tensor([-2.0, 0.5]), low=-1.0, high=1.0)
         tensor([-1.0000,  0.5000])

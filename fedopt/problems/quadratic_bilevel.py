@@ -122,7 +122,10 @@ class NestedQuadratic(Reduced, Nested):
 
 @dataclass(eq=False)
 class QuadraticBilevel(NestedQuadratic, Bilevel):
-    """A quadratic bilevel problem whose lower level is the mean of the clients': all clients share one y*(x)."""
+    """A quadratic bilevel problem whose lower level is the mean of the clients' functions g_i: all clients share one y*(x).
+
+    `NestedQuadratic` describes the arguments.
+    """
 
     def inner_solution(self, x: Tensor) -> Tensor:
         """Return y*(x), ``[dy]``."""

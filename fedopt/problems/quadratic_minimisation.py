@@ -28,7 +28,7 @@ Sample = namedtuple("Sample", "A c")
 class QuadraticMinimisation(Reduced, Minimisation):
     """A quadratic minimisation problem.
 
-    `Quadratic` describes the other arguments.
+    `Quadratic` describes the arguments that are not listed here.
 
     Args:
         dim: Dimension of x.

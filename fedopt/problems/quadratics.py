@@ -31,12 +31,25 @@ def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> 
 
 
 def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> np.ndarray:
-    """Generate random matrices with orthonormal columns, ``[count, rows, columns]``."""
+    """Generate random matrices with orthonormal columns, ``[count, rows, columns]``.
+
+    Args:
+        rng: Random generator.
+        count: Number of matrices.
+        rows: Number of rows of each matrix.
+        columns: Number of columns of each matrix, at most ``rows``.
+    """
     return np.linalg.qr(rng.standard_normal((count, rows, columns)))[0]
 
 
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
-    """Generate independent normal numbers with variance 1 / shape[-1], ``[count, *shape]``."""
+    """Generate independent normal numbers with variance 1 / shape[-1], ``[count, *shape]``.
+
+    Args:
+        rng: Random generator.
+        count: Number of arrays.
+        shape: Shape of each array.
+    """
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
@@ -67,13 +80,13 @@ class Quadratic(Problem):
         curvature_noise: Standard deviation of an example's factor of the client's matrices around 1. A full local batch has
             the factor 1. Unlike ``noise``, it does not cancel if gradients of one sample at two points are subtracted.
         examples: Number of examples over all clients.
-        alike: Whether every client gets the mean of all clients' terms. The mean problem stays the same, and all clients are
-            equal.
+        alike: Whether every client gets the mean of all clients' terms, so that all clients are equal and the mean problem
+            stays the same.
         delta: Heterogeneity relative to a mean problem that depends neither on delta nor on the number of clients. A
-            positive definite term has a mean M with log-spaced eigenvalues, and client i has
-            ``M^1/2 (I + delta S_i) M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its
-            mean plus a part whose root mean square over clients is delta times the norm of the mean. None: terms are mixed
-            according to ``heterogeneity``, which has no effect otherwise.
+            positive definite term has a mean M with log-spaced eigenvalues, and client i has ``M^1/2 (I + delta S_i)
+            M^1/2``, with matrices S_i that sum to zero and have norm at most 1. Another term is its mean plus a part whose
+            root mean square over clients is delta times the norm of the mean. None: terms are mixed according to
+            ``heterogeneity``, which has no effect otherwise.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
@@ -169,7 +182,12 @@ class Quadratic(Problem):
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return the client's terms with the mean noise of the examples in ``rows``. Splits without rows add no noise."""
+        """Return the client's terms with the mean noise of the examples in ``rows``. Splits without rows add no noise.
+
+        Args:
+            client: Index of the client.
+            rows: For each split, the indices of examples, ``[B]``, and their weights, ``[B]``.
+        """
         own = dict(zip(self.per_client, of_client(self.per_client, client), strict=True))
         for name, split in self._noisy.items():
             if split in rows:

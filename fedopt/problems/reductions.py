@@ -1,4 +1,4 @@
-"""Reductions of one problem class to another, such as of minimax problems to bilevel problems."""
+"""Reductions of one problem class to another, for example from minimax problems to bilevel problems."""
 
 from abc import update_abstractmethods
 from collections.abc import Mapping

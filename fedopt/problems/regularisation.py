@@ -67,7 +67,7 @@ class Regularisation(Labelled, Bilevel):
         data = self._made() if self.world.dataset is None else self.world.load(validation=True)
         if data.tokens:
             raise UserError(
-                "problem=regularisation weighs features, and token ids are not features; use "
+                "problem=regularisation penalises features, and token ids are not features; use "
                 "dataset.tokens=false, or another problem"
             )
         self.partition(data, held_out=self.validation)

@@ -49,7 +49,12 @@ class _Robust(Supervised):
         self.c = float(np.log(self.classes))
 
     def excess(self, x: Tensor, sample: Batches) -> Tensor:
-        """Return g_k(x) - c, ``[1]``: the client's loss minus the loss of a uniform guess."""
+        """Return g_k(x) - c, ``[1]``: the client's loss minus the loss of a uniform guess.
+
+        Args:
+            x: Parameters of the network.
+            sample: One client's sample.
+        """
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 

@@ -78,7 +78,12 @@ class RobustNn(SupervisedMinimax):
         }
 
     def _accuracy(self, x: Tensor, y: Tensor) -> float:
-        """Return the test accuracy of the network x under the perturbation y, in percent."""
+        """Return the test accuracy of the network x under the perturbation y, in percent.
+
+        Args:
+            x: Parameters of the network.
+            y: The perturbation, ``[features]``.
+        """
         return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:

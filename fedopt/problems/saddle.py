@@ -1,4 +1,4 @@
-"""A saddle point problem with known solution [FedNest, Sec. 4.3].
+"""A quadratic saddle point problem with a known solution [FedNest, Sec. 4.3].
 
 The functions are::
 

@@ -145,7 +145,7 @@ class Labelled(ScoresModels):
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
 
     def compares_with_alone(self) -> bool:
-        """Return whether to fit a model to each client's own examples as a baseline. This takes long on large tables."""
+        """Return whether to fit a model to each client's own examples as a baseline, which takes long on large tables."""
         if self.alone is not None:
             return self.alone
         numbers, table = self.splits["train"].sizes.sum() * math.prod(self.train.shape), len(self.train.shape) == 1

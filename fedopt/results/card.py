@@ -34,7 +34,7 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 
 def how(composed: Composed) -> Node:
-    """Return the entries of the card that describe the command, such as the overrides and the chosen options."""
+    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures."""
     chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
     entries = {
         "overrides": list(composed.overrides),

@@ -177,7 +177,7 @@ class RunFolder:
 
     @property
     def settled(self) -> bool:
-        """Whether the run is not done again: it ended, was stopped by on_eval, or failed because of its method or values.
+        """Whether the run is not executed again: it ended, was stopped by on_eval, or failed because of its method or values.
 
         A run that failed because of the machine, for example a full disk, is not settled.
         """

@@ -19,9 +19,10 @@ PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # the keys
 
 
 def numbers(config: Mapping[str, object]) -> Node:
-    """Return the values of a resolved config that determine the rows of metrics.csv, but not the number of rows.
+    """Return the config values on which the contents of the rows of metrics.csv depend.
 
-    The budget is included only if eval.points is set, since it then determines the rounds of the evaluations.
+    Values that only set how many rows there are, such as the budget, are left out. With eval.points, the budget is kept, because
+    it then determines the rounds of the evaluations.
     """
     values = identity(config)
     return (

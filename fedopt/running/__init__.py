@@ -1,4 +1,4 @@
-"""One run: from config to objects, the loop, its life cycle, the sinks that take its rows, hardware."""
+"""Execute one run: build its objects from the config, run the loop, and write its results."""
 
 from fedopt.lazy import exports
 

@@ -1,4 +1,4 @@
-"""From a checked config to the objects of a run."""
+"""Build the objects of a run from a checked config."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,14 +26,14 @@ class Experiment:
 
     Args:
         algorithm: The algorithm.
-        original: The problem as the config names it.
-        problem: The problem as the algorithm sees it, after a reduction to another class if one was needed.
+        original: The problem that the config names.
+        problem: The problem that the algorithm solves: the original problem, or its reduction to another problem class.
         federation: The clients and the server.
-        budget: When the run ends.
-        evaluation: When metrics are taken.
-        keep: ``last``: a checkpoint holds the last state. ``best``: it also holds the variables at the best evaluation.
+        budget: The budget, which determines when the run ends.
+        evaluation: The evaluation settings, such as the rounds in which metrics are computed.
+        keep: ``last``: a checkpoint contains the last state. ``best``: it also contains the variables at the best evaluation.
         device: The device of all tensors.
-        digest: A hash of the data set. None: the problem makes its own data.
+        digest: A hash of the data set. None: the problem generates its own data.
     """
 
     algorithm: Algorithm
@@ -48,7 +48,7 @@ class Experiment:
 
     @property
     def data(self) -> dict[str, str | None]:
-        """The hashes that identify the data: ``data``, of the data set, and ``division``, of the partition among clients."""
+        """The hashes of the data: ``data`` for the data set, and ``division`` for the partition among clients."""
         return {"data": self.digest, "division": division(self.original)}
 
     @property
@@ -58,24 +58,36 @@ class Experiment:
 
 
 def check_parts(composed: Composed) -> None:
-    """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses.
+    """Check a config as far as possible without loading data.
 
-    Other exceptions, of a user's own code, are ignored here: the run names their line.
+    Other exceptions than UserError come from the user's code. They are ignored here, since the run reports their line.
+
+    Args:
+        composed: The config.
+
+    Raises:
+        UserError: The algorithm, the partitioner or the data set refuses a value.
     """
     try:
         participation_of(composed)
     except UserError:
         raise
-    except Exception:  # of the user's code: its run says the line
+    except Exception:  # from the user's code; the run reports the line
         return
 
 
 def participation_of(composed: Composed, clients: int | None = None) -> Participation:
-    """Return a config's settings of who takes part in a round.
+    """Return the participation settings of a config.
 
-    With fewer clients than participation.cohort_from, participation.cohort becomes None. clients: their number; None: that of the
-    partitioner. Raises UserError if the settings do not fit it or the algorithm. If only the data determine the number, `assemble`
-    checks them.
+    If there are fewer clients than ``participation.cohort_from``, the cohort size is set to None (all clients).
+
+    Args:
+        composed: The config.
+        clients: The number of clients. None: the partitioner's number of clients. If only the data determine this number, the
+            settings are not checked here but by `assemble`.
+
+    Raises:
+        UserError: The settings do not fit the number of clients or the algorithm.
     """
     participation = composed.settings.participation
     clients = clients or getattr(composed.parts["partitioner"], "clients", None)
@@ -89,14 +101,14 @@ def participation_of(composed: Composed, clients: int | None = None) -> Particip
 def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     """Check all values, load the data and build the objects of a run.
 
-    It also sets threads and torch's modes for the whole process, by `hardware.configure`.
+    This also sets the number of threads and the modes of torch and NumPy for the whole process (see `hardware.configure`).
 
     Args:
         composed: The config.
-        jobs: How many runs share the machine, which divides its cores.
+        jobs: The number of runs that share the machine and its cores.
 
     Raises:
-        UserError: A value, the data, a file or the hardware does not fit; the message says which.
+        UserError: A value is invalid, the data or a file cannot be used, or the hardware is not available.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fedmsa", "problem=mco"]))
@@ -115,14 +127,12 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         own = original.own_models and hasattr(algorithm, "personal")
         original.deploys(own, common := getattr(algorithm, "common", True))
         if not common and not own:
-            lacking = (
-                f"{type(algorithm).__name__} has no common model; metrics are taken at the mean of its clients' models"
-            )
+            lacking = f"{type(algorithm).__name__} has no common model; metrics are computed at the mean of its clients' models"
             original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(
-            f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "
-            f"what evaluate returns"
+            f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) with one "
+            f"Metric for each value that evaluate returns"
         )
     check(original)
     participation = participation_of(composed, original.clients)
@@ -152,14 +162,14 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
 
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise UserError if the data set of a run that has ended has changed since.
+    """Raise UserError if the data set has changed since a run that has ended.
 
-    Only data whose files have changed since the run began are read and compared; files that are gone are not.
+    The data are read and compared only if their files were modified after the start of the run. Missing files are ignored.
 
     Args:
-        folder: The run's.
-        before: The hashes that the run has recorded.
-        config: The run's.
+        folder: The run's folder.
+        before: The hashes that the run has recorded, by name.
+        config: The run's config.
     """
     nodes = {group: config[group] for group in ("dataset", "partitioner")}
     if before.get("data") is None or not nodes["dataset"].get("_target_"):
@@ -176,21 +186,23 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
-    """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm.
+    """Check that the participation settings fit the number of clients and the algorithm.
 
     Args:
-        participation: The settings.
-        algorithm: Its attribute `uneven` names the fields of local work that may differ among clients.
+        participation: The participation settings.
+        algorithm: The algorithm. Its attribute ``uneven`` names the fields with amounts of local work that may differ between
+            clients.
         clients: The number of clients.
 
     Raises:
-        WrongFunction: The algorithm lacks such a field.
+        UserError: The settings do not fit.
+        WrongFunction: The algorithm lacks a field that its attribute ``uneven`` names.
     """
     keys = getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys
     for key in keys:
         if not hasattr(algorithm, key):
-            what = f"says uneven = {key!r}, and has no field {key}; name the field of its local work"
+            what = f"sets uneven = {key!r}, but has no field {key}; name the field with its amount of local work"
             raise WrongFunction(type(algorithm), what)
     for refusal in (
         *_refused_clients(participation, algorithm, clients),
@@ -200,10 +212,16 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
 
 
 def _refused_clients(who: Participation, algorithm: Algorithm, clients: int) -> Iterator[str]:
-    """Yield why settings do not fit the number of clients, or the algorithm does not fit the clients that take part."""
+    """Yield one message for each setting that does not fit the number of clients, or that the algorithm does not support.
+
+    Args:
+        who: The participation settings.
+        algorithm: The algorithm.
+        clients: The number of clients.
+    """
     name = type(algorithm).__name__
     if who.cohort is not None and who.cohort > clients:
-        yield f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}; null takes all"
+        yield f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}; use null for all clients"
     pattern = asdict(who.pattern) if who.pattern else {}
     lists = {"work": who.work, "late": who.late} | {f"pattern.{key}": value for key, value in pattern.items()}
     for key, value in lists.items():
@@ -212,29 +230,36 @@ def _refused_clients(who: Participation, algorithm: Algorithm, clients: int) -> 
     if isinstance(groups := pattern.get("groups"), int) and groups > clients:
         yield f"participation.pattern.groups={groups}: must be at most the number of clients, {clients}"
     if not who.punctual and getattr(algorithm, "on_time", False):
-        yield f"participation.late={who.late}: {name} needs all answers on time; set it to 0"
+        yield f"participation.late={who.late}: {name} needs all answers on time; set participation.late=0"
     most = min(who.cohort or clients, clients)
     if getattr(algorithm, "everyone", False) and (most < clients or who.dropout or who.pattern or not who.punctual):
         null = "participation.cohort=null participation.dropout=0 participation.pattern=null participation.late=0"
         yield f"{name} needs all clients in every round; set {null}"
     if most < (least := getattr(algorithm, "least_clients", 1)):
         key = f"partitioner.clients={clients}" if who.cohort is None else f"participation.cohort={who.cohort}"
-        yield f"{key}: {name} needs at least {least} clients in a round with these keys"
+        yield f"{key}: {name} needs at least {least} clients in a round with its current keys; use more clients"
     if who.sampling == "by_weight" and getattr(algorithm, "each_once", False):
         why = f"{name} is not defined for clients that are drawn twice"
-        yield f"participation.sampling=by_weight: {why}; set it to uniform"
+        yield f"participation.sampling=by_weight: {why}; use uniform"
     if who.stragglers and not round(exact(who.stragglers * clients)):
         yield f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
 
 
 def _refused_work(who: Participation, algorithm: Algorithm, clients: int, keys: Sequence[str]) -> Iterator[str]:
-    """Yield why uneven local work does not fit an algorithm. keys: its fields of local work that may differ among clients."""
+    """Yield one message for each setting of local work that does not fit the algorithm.
+
+    Args:
+        who: The participation settings.
+        algorithm: The algorithm.
+        clients: The number of clients.
+        keys: The algorithm's fields with amounts of local work that may differ between clients.
+    """
     if who.uneven and not keys:
         uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))
-        yield f"participation.{uneven}: {type(algorithm).__name__} cannot have uneven local work; leave this key out"
+        yield f"participation.{uneven}: clients of {type(algorithm).__name__} must do equal work; remove this key"
     if isinstance(who.work, list) and len(keys) > 1:
         several = " and ".join(f"algo.{key}" for key in keys)
-        why = f"this algorithm has {len(keys)} amounts of local work, {several}, and a list can set only one"
+        why = f"this algorithm has {len(keys)} amounts of local work, {several}, but a list can set only one"
         yield f"participation.work={who.work}: {why}; use participation.least instead"
     for key in keys:
         local = getattr(algorithm, key)

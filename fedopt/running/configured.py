@@ -1,4 +1,4 @@
-"""The config of a command, which may resume the run in a folder."""
+"""Compose the config of a command, or load the recorded config if the command resumes a run."""
 
 import os
 from collections.abc import Sequence
@@ -10,14 +10,17 @@ from fedopt.results import RunFolder
 
 
 def configured(overrides: Sequence[str], folders: Folders = ()) -> Composed:
-    """Return the config of a command. If it only resumes a run, return the recorded config with the command's other values.
+    """Return the config of a command.
+
+    If the command is ``resume=true output_dir=DIR``, perhaps with further values, this is the recorded config of the run in DIR
+    with these values replaced.
 
     Args:
         overrides: The command's overrides.
-        folders: Your config folders.
+        folders: The user's config folders.
 
     Raises:
-        UserError: The config is wrong, or the folder holds no run to resume.
+        UserError: The config is invalid, or the folder contains no run to resume.
     """
     return _resumed(overrides) or compose(overrides, folders)
 
@@ -25,10 +28,15 @@ def configured(overrides: Sequence[str], folders: Folders = ()) -> Composed:
 def _resumed(overrides: Sequence[str]) -> Composed | None:
     """Return the recorded config of the run in DIR, changed by the other overrides, for `resume=true output_dir=DIR`.
 
-    Return None if the overrides do not ask to resume, if they choose an option of a config group, or if DIR holds no run yet.
+    Args:
+        overrides: The command's overrides.
+
+    Returns:
+        The config. None: the command is not a resume, it chooses an option of a config group, or DIR contains no run yet, but
+        the command can start one.
 
     Raises:
-        UserError: There is no run in DIR, and the overrides choose no algorithm, problem or experiment.
+        UserError: DIR contains no run, and the command chooses no algorithm, problem or experiment, so it cannot start one.
     """
     if not {"output_dir", "resume"} <= {key_of(override) for override in overrides}:
         return None

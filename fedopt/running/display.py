@@ -1,20 +1,20 @@
-"""The progress that a run shows: a bar on a terminal, about ten plain lines elsewhere."""
+"""Show the progress of a run: a bar on a terminal, or about ten lines of text elsewhere."""
 
 from collections.abc import Sequence
 
 from fedopt.console import Bar
 from fedopt.running.loop import Moment
 
-SHOWN = 4  # metrics: the first that the problem lists
-LINES = 10  # of a run, besides its first two evaluations
+SHOWN = 4  # number of metrics that are shown: the first ones of the problem
+LINES = 10  # number of lines of text per run, besides the first two evaluations
 
 
 class Display:
-    """A sink that shows progress. Plain lines are shown only without a moving bar, and for a single job.
+    """A sink that shows the progress of a run. Lines of text are printed only for a single job, and only if the bar cannot move.
 
     Args:
         bar: The progress bar.
-        metrics: The names of the problem's metrics; the first `SHOWN` are shown.
+        metrics: The names of the problem's metrics. The first `SHOWN` of them are shown.
     """
 
     def __init__(self, bar: Bar, metrics: Sequence[str]):
@@ -23,7 +23,11 @@ class Display:
         self._rows = self._tenth = self._moments = 0
 
     def __call__(self, moment: Moment) -> None:
-        """Move the bar. As plain lines, show the first two evaluations, and one per tenth of the budget."""
+        """Move the bar, or print a line for the first two evaluations and for one evaluation per tenth of the budget.
+
+        Args:
+            moment: The state of the run.
+        """
         self._moments += 1
         if self._moments == 2:
             self._bar.restart()

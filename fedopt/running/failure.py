@@ -1,4 +1,4 @@
-"""Failures of a run: find whose mistake one was, and write it into a folder."""
+"""Handle failures of a run: find their cause, and record them in the run's folder."""
 
 import signal
 import traceback
@@ -15,15 +15,18 @@ from fedopt.running.sinks import Callback
 
 @contextmanager
 def mistakes_named(callback: Callback) -> Iterator[None]:
-    """Turn exceptions of a user's code into a UserError that names the line, and sys.exit into a UserError.
+    """Convert exceptions of the user's code within the context to a UserError that names the line. sys.exit is converted too.
 
-    What the callback itself raised passes unchanged, and so do other exceptions, which are bugs.
+    Exceptions of the callback and exceptions of fedopt itself, which are bugs, are raised unchanged.
+
+    Args:
+        callback: The user's function ``on_eval``.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
         if ranks.count() > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before everything is written and reported
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it before the failure is reported
         if isinstance(error, SystemExit):
             raise UserError(f"something called sys.exit({error.code}) during the run; remove the call") from error
         if error is not callback.error and (mistake := blamed(error)):
@@ -32,24 +35,25 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
 
 
 def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
-    """Write the traceback and the status into the folder, as far as the disk takes them.
+    """Record a failure: write the traceback and the status into the run's folder, as far as the disk allows.
 
-    Nothing is written if another process writes there, or has begun a run there before this one took the folder.
-
-    Returns the line that says what failed.
+    Nothing is written if another process has locked the folder, or has started a run there before this process locked it.
 
     Args:
-        folder: The run's.
-        error: What was raised.
+        folder: The run's folder.
+        error: The exception.
         composed: The config.
-        vacate: Whether the run's other files are removed once that is written.
+        vacate: Whether to remove the run's other files afterwards.
+
+    Returns:
+        One line that describes the failure.
     """
     line = reason(error)
     with suppress(OSError, UserError):
         ours = folder.held
         folder.open()
         if not ours and folder.used and folder.status() != "failed":
-            raise UserError("another process has been here meanwhile")
+            raise UserError("another process has used this folder")
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
         machine = {"machine": True} if of_machine(error) else {}
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line, **machine})

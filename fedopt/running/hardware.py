@@ -1,4 +1,4 @@
-"""Threads, precision, memory and torch's and NumPy's modes in the process that runs."""
+"""Set the threads, the precision, the memory allocation and the modes of torch and NumPy in the current process."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ from fedopt.machine import PLACE, cores, number_of
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _all: Any = torch.backends
-BACKENDS = (  # that have a precision of float32 of their own
+BACKENDS = (  # each has its own float32 precision
     *(_all, _all.cuda.matmul, _all.cudnn, _all.cudnn.conv, _all.cudnn.rnn),
     *(_all.mkldnn, _all.mkldnn.matmul, _all.mkldnn.conv, _all.mkldnn.rnn),
 )
@@ -30,7 +30,10 @@ def _default_device() -> torch.device | None:
 
 
 def _precisions() -> tuple[list[str], tuple[Any, ...]]:
-    """Return the float32 precisions by their newer names, and by their older names if these do not contradict the newer ones."""
+    """Return the float32 precision of each backend, and the settings of torch's older interface.
+
+    The second tuple is empty if the older interface contradicts the newer one.
+    """
     older: tuple[Any, ...] = ()
     with suppress(RuntimeError):
         older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -46,13 +49,13 @@ def _set_precisions(precisions: tuple[list[str], tuple[Any, ...]]) -> None:
         backend.fp32_precision = precision
 
 
-# What numbers depend on, of which a process has one each: how to get and to set it
+# Settings of the process that affect numbers: functions to get and to set them
 CONFIGURED: list[Any] = [
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (_precisions, _set_precisions),
 ]
-# Also by its name, and its value in a process that begins
+# The same for modes, with the name of each mode and its value in a new process
 MODES: list[Any] = [
     (torch.get_default_dtype, torch.set_default_dtype, "torch.set_default_dtype", torch.float32),
     (_default_device, torch.set_default_device, "torch.set_default_device", None),
@@ -65,21 +68,19 @@ for _kind in ("cpu", "cuda"):
 
 
 def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
-    """Apply the settings to this process and return the device.
+    """Apply the hardware settings to this process, and return the device.
 
     Args:
-        hardware: The settings.
-        jobs: How many processes share the machine.
+        hardware: The hardware settings.
+        jobs: The number of runs that share the machine.
 
     Raises:
-        UserError: The device does not exist, or code around the run has changed one of torch's modes.
+        UserError: The device does not exist, or code around the run has changed a mode of torch or NumPy.
     """
     device = torch.device(hardware.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UserError(
-                "hardware.device=cuda: torch finds no GPU; use hardware=cpu, or install a CUDA build of torch"
-            )
+            raise UserError("hardware.device=cuda: torch finds no GPU; use hardware=cpu, or a CUDA build of torch")
         count = torch.cuda.device_count()
         index = device.index if device.index is not None else _in_turn(count)
         if index >= count:
@@ -94,11 +95,11 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
     torch.set_num_threads((hardware.threads or ours) if _first_to_compute() == os.getpid() else 1)
-    _set_precisions((["none"] * len(BACKENDS), ()))  # which would contradict the older names of the next line
+    _set_precisions((["none"] * len(BACKENDS), ()))  # otherwise they contradict the next line
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
         os.environ.setdefault(WORKSPACE, ":4096:8")
-    torch.set_deterministic_debug_mode(2 if hardware.deterministic else 0)  # the other way imports all of inductor
+    torch.set_deterministic_debug_mode(2 if hardware.deterministic else 0)  # the other function imports all of inductor
     for _, put, _, value in MODES:
         put(value)
     refuse_changed("code around this run, such as `with torch.device(...)`,")
@@ -108,28 +109,32 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
 
 @cache
 def _first_to_compute() -> int:
-    """Return the id of the process that computes first, and let all its copies by fork compute with one thread.
+    """Return the id of the process that calls this function first, and restrict its forked copies to one thread.
 
-    They lack its OpenMP threads, and would wait for them for ever. Such copies are a user's own, as `multiprocessing` makes
-    them; those of fedopt come from a process that computes nothing.
+    A forked process lacks the OpenMP threads of the original process and would wait for them forever. Only the user's code
+    creates such processes, for example by `multiprocessing`; fedopt forks only processes that compute nothing.
     """
     os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
     return os.getpid()
 
 
 def refuse_changed(who: str) -> None:
-    """Raise UserError if one of torch's or NumPy's modes differs from what `configure` has set. who: what may have changed it."""
+    """Raise UserError if a mode of torch or NumPy differs from the value that `configure` has set.
+
+    Args:
+        who: The code that may have changed the mode, as the subject of the message.
+    """
     if changed := [name for get, _, name, value in MODES if get() != value]:
         raise UserError(
-            f"{who} sets {changed[0]} for the whole process, which would change the run's numbers; remove this"
+            f"{who} sets {changed[0]} for the whole process, which would change the run's numbers; remove it"
         )
 
 
 def _in_turn(count: int) -> int:
-    """Return the index of this process's GPU. Ranks of a run, and parallel runs of a sweep, use different GPUs in turn.
+    """Return the index of the GPU for this process. The ranks of a run and the parallel runs of a sweep use the GPUs in turn.
 
     Args:
-        count: The number of GPUs. If a run has more ranks than that, the index may be too large, which `configure` refuses.
+        count: The number of GPUs. If a run has more ranks than GPUs, the index may be too large, and `configure` raises an error.
     """
     ranks = number_of("LOCAL_WORLD_SIZE", 1)
     return (number_of(PLACE, 0) * ranks + number_of("LOCAL_RANK", 0)) % max(count, ranks)
@@ -137,9 +142,9 @@ def _in_turn(count: int) -> int:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Restore, after the context, all that `configure` sets.
+    """Restore all settings that `configure` changes after the context ends.
 
-    It is for runs within a user's process, whose modes of torch and NumPy may differ.
+    This is for runs in the user's process, which may use other modes of torch and NumPy.
     """
     before = [(get, put, get()) for get, put, *_ in [*CONFIGURED, *MODES]]
     workspace = os.environ.get(WORKSPACE)
@@ -157,11 +162,11 @@ def restored() -> Iterator[None]:
 def _keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it to the system.
 
-    Vectors of a stack of clients are megabytes, and a new page costs more than the arithmetic on it. That is half the time of
-    a FedMSA round on imbalanced MNIST.
+    The vectors of a stack of clients have several megabytes, and allocating a new page takes longer than computing with it.
+    Without this setting, allocation takes half the time of a FedMSA round on imbalanced MNIST.
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library: slower, nothing else
+        with suppress(OSError, AttributeError):  # another C library: runs are only slower
             libc = ctypes.CDLL("libc.so.6")
             libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -1,6 +1,6 @@
-"""One run in its folder: begin or resume, follow the loop, end.
+"""Execute one run in its folder: start or resume it, run the loop, and write the results.
 
-The loop is in `loop`, resuming in `resume`, checkpoints in `sinks`, failures in `failure`.
+The loop itself is in `loop`, resuming in `resume`, checkpoints are in `sinks`, and failures in `failure`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,14 +30,14 @@ from fedopt.running.together import Outcome
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is done and shown, which changes none of its numbers.
+    """Options of the execution of a run. They do not change its numbers.
 
     Args:
-        jobs: How many runs share the machine.
-        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops.
-        quiet: If true, no progress is shown.
-        bar: The progress bar that this run shares with other runs. None: the run makes one.
-        pictures: Whether the run draws its pictures at its end. With FEDOPT_PICTURES=0 it does not.
+        jobs: The number of runs that share the machine.
+        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops. None: no function.
+        quiet: Whether to hide the progress.
+        bar: The progress bar that this run shares with other runs. None: the run has its own progress bar.
+        pictures: Whether to draw the figures of the run at its end. The environment variable FEDOPT_PICTURES=0 disables them too.
         computed: The outcome of the run, if it was computed together with others. None: it is computed now.
     """
 
@@ -50,20 +50,20 @@ class Options:
 
 
 def execute(composed: Composed, locate: Callable[[], Path], options: Options = Options()) -> tuple[str, RunFolder]:
-    """Do a run, or resume it, in the folder that ``locate`` gives. Return its status and its folder.
+    """Execute or resume a run, and return its status and its folder.
 
-    The status is finished, diverged, stopped (by on_eval) or interrupted. A run that fails raises; if it had begun, it leaves
-    its traceback in the folder. Of several ranks, the first that fails reports.
+    The status is finished, diverged, stopped (by on_eval) or interrupted. If the run fails after it has started, the traceback is
+    written into its folder. With several ranks, only the first rank that fails reports the error.
 
     Args:
         composed: The config.
-        locate: A function that returns the folder. It is called again if another run takes that folder first.
-        options: How the run is done and shown.
+        locate: A function that returns the run's folder. It is called again if another run has taken this folder.
+        options: Options of the execution.
 
     Raises:
-        UserError: A mistake that a user can mend.
-        Exception: What on_eval raises, and bugs of fedopt.
-        KeyboardInterrupt: Ctrl-C was pressed twice, or before the run began.
+        UserError: The run failed because of an error that the user can fix.
+        Exception: on_eval raised an exception, or fedopt has a bug.
+        KeyboardInterrupt: Ctrl-C was pressed twice, or before the run started.
     """
     try:
         ranks.start()
@@ -73,17 +73,20 @@ def execute(composed: Composed, locate: Callable[[], Path], options: Options = O
             ranks.finish()
         return status, run.folder
     except BaseException:
-        console.speaks = ranks.first()  # where it is, the others fail because this one does
+        console.speaks = ranks.first()  # only the first rank reports; the other ranks fail because of it
         raise
     finally:
         ranks.stop()
 
 
 class Start(NamedTuple):
-    """With what a run begins or resumes.
+    """The objects and the state with which a run starts or resumes.
 
     Attributes:
-        rows_size: The bytes of metrics.csv to keep; None for a run that begins.
+        e: The objects of the run.
+        state: The algorithm's state.
+        checkpoint: The run's checkpoint.
+        rows_size: The number of bytes of metrics.csv to keep when the run resumes. None: the run starts.
     """
 
     e: Experiment
@@ -94,32 +97,43 @@ class Start(NamedTuple):
 
 @contextmanager
 def _recorded(run: "Run") -> Iterator[None]:
-    """Record a failure in the run's folder if the run has begun to write there. Errors of the disk become a UserError."""
+    """Record failures within the context in the run's folder, if the run has started to write there.
+
+    Errors of the disk are converted to UserError.
+
+    Args:
+        run: The run.
+    """
     try:
         yield
     except Exception as error:
         path = run.folder.path
-        if not run.writing:  # one refused at the door leaves no trace in another's folder
+        if not run.writing:  # a refused run changes nothing in the folder of another run
             raise
         if not path.is_dir():
             raise UserError(
-                f"{path}: another program moved or removed this folder during the run; begin the run again"
+                f"{path}: another program moved or removed this folder during the run; start the run again"
             ) from error
-        # In the first round: the mended command may begin here
+        # If the first round fails, the corrected command can use this folder
         record_failure(run.folder, error, run.composed, run.progress.round == 0 and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
         why = f"{error.filename or path}: {error.strerror or error}"
-        raise UserError(f"{why}; mend this, then use resume=true: nothing that was recorded is lost") from error
+        raise UserError(f"{why}; fix this and run again with resume=true; nothing recorded is lost") from error
 
 
 class Run:
-    """One run in its folder. It takes the arguments of `execute`.
+    """One run in its folder.
+
+    Args:
+        composed: The config.
+        locate: A function that returns the run's folder. It is called again if another run has taken this folder.
+        options: Options of the execution.
 
     Attributes:
-        folder: The run's folder, the first result of ``locate`` until the run begins to write.
-        writing: Whether a failure is to be recorded in the folder.
-        progress: How far the run is.
+        folder: The run's folder. It is the first result of ``locate`` until the run starts to write.
+        writing: Whether a failure should be recorded in the folder.
+        progress: The progress of the run.
         callback: The user's function ``on_eval``.
     """
 
@@ -131,18 +145,23 @@ class Run:
         self.progress, self.writing = Progress(), False
 
     def __call__(self) -> str:
-        """Do the run to its end and return its status. Raises UserError, and OSError if the disk is full or gone."""
+        """Execute the run to its end, and return its status.
+
+        Raises:
+            UserError: The run cannot start, or fails because of an error that the user can fix.
+            OSError: The disk is full or cannot be reached.
+        """
         entry = ranks.from_main(lambda: resume.enter(self.folder, self._config))
         if entry == "done":
             return "finished"
-        options, main = self._options, ranks.rank() == 0  # only this rank writes and shows anything
+        options, main = self._options, ranks.rank() == 0  # only the main rank writes files and shows progress
         loggers = sinks.loggers(self._config["logger"]) if main else []
         with ExitStack() as opened:
             bar = options.bar or opened.enter_context(closing(Bar(quiet=options.quiet or not main)))
             bar.move(0, ["reading the data and setting up the problem"])
             start = self._set_up(entry)
             e = start.e
-            # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
+            # This includes the sinks: a library that receives Ctrl-C itself, such as a plotting library, may ignore it
             opened.enter_context(interruptible(self.callback.interrupt))
             ranks.from_main(lambda: self._begin(start))
             with ExitStack() as closed:
@@ -153,7 +172,7 @@ class Run:
                         sink(moment)
                 status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
                 point = ()
-                if status in ("finished", "stopped"):  # a run that was killed after its last row does not take it again
+                if status in ("finished", "stopped"):  # not evaluated again after a kill
                     point = moment.point or point_of(e, moment.state, moment.round)
                 if keeper is not None:
                     keeper.end(moment)
@@ -164,7 +183,11 @@ class Run:
         return status
 
     def _set_up(self, entry: resume.Entry) -> Start:
-        """Build the objects of the run. entry: how it begins, from `resume.enter`."""
+        """Build the objects of the run, and load its checkpoint if it resumes.
+
+        Args:
+            entry: How the run starts; see `resume.enter`.
+        """
         e = assemble(self.composed, self._options.jobs)
         ranks.refuse_different(facts(self._config, e.data))
         state, self.progress = begin(e)
@@ -176,15 +199,21 @@ class Run:
         return Start(e, state, checkpoint, rows_size)
 
     def _begin(self, start: Start) -> None:
-        """Take the folder, and write down what the run is. Raises UserError if another run has begun there in the meantime.
+        """Lock the folder, and write the files that describe the run.
 
-        The metrics and the checkpoint of a run that resumes are kept; else they are deleted.
+        If the run resumes, its metrics and its checkpoint are kept; otherwise, old files of this kind are deleted.
+
+        Args:
+            start: The objects and the state with which the run starts.
+
+        Raises:
+            UserError: Another run has started in the folder in the meantime.
         """
         e, resuming = start.e, start.rows_size is not None
         if not self.folder.held:
             self._take_folder()
             if self._config["resume"] and not self._options.quiet:
-                note(f"resume=true: there is no run in {self.folder.path} yet, so that one begins")
+                note(f"resume=true: there is no run in {self.folder.path} yet, so a new run starts")
         self.writing = True
         self.folder.write_text("config.yaml", yaml_text(self._config))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
@@ -204,9 +233,10 @@ class Run:
         self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark, *e.original.notes])))
 
     def _take_folder(self) -> None:
-        """Lock the folder. If another run has begun there since `resume.enter`, take the next folder.
+        """Lock the folder. If another run has started there in the meantime, use the next free folder.
 
-        Raises UserError instead if the command names the folder.
+        Raises:
+            UserError: Another run has started in the folder, and the command names this folder.
         """
         while not self.folder.held:
             try:
@@ -225,9 +255,13 @@ class Run:
     def _sinks(
         self, closed: ExitStack, start: Start, loggers: Sequence[Any], bar: Bar
     ) -> tuple[list[sinks.Sink], sinks.Keeper]:
-        """Return the sinks of the run, and the last of them. Each moment goes to all of them, in this order.
+        """Return the sinks of the run, which receive each moment in this order, and the last sink, which writes checkpoints.
 
-        closed: closes them at its end. loggers: the objects whose `start` makes the trackers. bar: shows the progress.
+        Args:
+            closed: The context that closes the sinks at its end.
+            start: The objects and the state with which the run starts.
+            loggers: The objects whose method ``start`` creates the trackers.
+            bar: The progress bar.
         """
         e, new = start.e, 0 if start.rows_size is None else self.progress.round + 1
         rows = closed.enter_context(closing(MetricsFile(self.folder.metrics, start.rows_size)))
@@ -241,7 +275,12 @@ class Run:
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), keeper], keeper
 
     def _introduce(self, e: Experiment, bar: Bar) -> None:
-        """Print three lines: what runs, on what data, and where."""
+        """Print three lines: the method and the problem, the clients and the data, and the folder.
+
+        Args:
+            e: The objects of the run.
+            bar: The progress bar, which prints the lines.
+        """
         chosen, problem = self.composed.chosen, e.original
         algo = chosen.get("algo", type(e.algorithm).__name__)
         if warning := experimental(algo):
@@ -251,7 +290,13 @@ class Run:
         bar.line(f"in {self.folder.path}")
 
     def _end(self, status: str, e: Experiment, point: tuple[Any, ...]) -> None:
-        """Write what the run has at its end. point: the variables; () if the run has not come to its end."""
+        """Write summary.json and the tables of the clients.
+
+        Args:
+            status: The status of the run.
+            e: The objects of the run.
+            point: The final variables; () if the run has not reached its end.
+        """
         if (still := unmoved(e, point, self.progress.round)) and not self._options.quiet:
             note(f"{self.folder.path}: {still}")
         ledger, progress = e.federation.ledger, self.progress
@@ -265,5 +310,5 @@ class Run:
         self.folder.log(": ".join([f"{status} after {counted(progress.round, 'round')}", *error.values()]))
 
     def _tuned(self) -> str:
-        """Return a text on the tuned values that apply: the ones that run.json records, since a resume need not name them."""
+        """Describe the tuned values that the run uses. run.json records them, since a command that resumes may omit them."""
         return str(self.folder.card().get("tuned", self.composed.tuned))

@@ -1,4 +1,4 @@
-"""One run as a loop: step, evaluate, stop. It knows no folders, files or displays."""
+"""The loop of a run: step, evaluate, stop. It does not use folders, files or displays."""
 
 import math
 import time
@@ -14,26 +14,26 @@ from fedopt.metrics import COSTS
 from fedopt.problems import Nested, measured
 from fedopt.running.assemble import Experiment
 
-MOVED_BY, STILL = 20, 1e-2  # after so many rounds x, in units of its start or 1, should have moved by more
-IDLE = 100  # rounds, after which a run that spends nothing of its budget ends
-Row = dict[str, Any]  # of metrics.csv: a value for each column
+MOVED_BY, STILL = 20, 1e-2  # after 20 rounds, x should have moved by 1% of its start (or of 1)
+IDLE = 100  # number of rounds after which a run that uses none of its budget fails
+Row = dict[str, Any]  # a row of metrics.csv: column -> value
 Status = Literal["finished", "diverged"] | None
 
 
 @dataclass
 class Progress:
-    """How far a run is, besides the algorithm's state and the ledger.
+    """The progress of a run. The algorithm's state and the ledger are stored separately.
 
     Args:
-        round: Rounds done.
-        evaluated: Whether the metrics of this round were taken.
-        seconds: Seconds of training.
-        points: How many of the eval.points parts of the budget were spent at the last round.
+        round: The number of completed rounds.
+        evaluated: Whether the metrics after this round have been computed.
+        seconds: The training time in seconds.
+        points: The budget is divided into ``eval.points`` equal parts; the number of parts used up at the last round.
         start: The first value of each metric, by name.
         final: The last value of each metric, by name.
-        best: The best value of each metric, by name, without metrics for which neither direction is better.
-        to_target: What it cost to reach eval.target, as `costs` returns it. None: it is not reached yet.
-        diverged: How the last evaluation shows that the run diverges; empty if it does not.
+        best: The best value of each metric, by name. Metrics for which neither direction is better are not included.
+        to_target: The cost of reaching ``eval.target``, by name of the cost. None: the target is not reached yet.
+        diverged: The reason why the run counts as diverged; empty if it has not diverged.
     """
 
     round: int = 0
@@ -51,13 +51,13 @@ class Moment(NamedTuple):
     """The state of a run before the first round, or after a round.
 
     Args:
-        round: Rounds done.
+        round: The number of completed rounds.
         state: The algorithm's state.
-        spent: The fraction of the budget that is spent; 1 or more at the end.
-        row: The row of metrics.csv if metrics were taken, else None.
-        improved: Whether metrics were taken, and eval.metric is better than at all earlier evaluations.
-        status: How the run ends here; None if it continues or is interrupted.
-        point: The variables that were evaluated; () if metrics were not taken.
+        spent: Fraction of the budget used; 1 or more at the end.
+        row: The new row of metrics.csv. None: no metrics were computed.
+        improved: Whether metrics were computed, and ``eval.metric`` is better than at all earlier evaluations.
+        status: The status with which the run ends. None: the run continues or is interrupted.
+        point: The variables that were evaluated; () if no metrics were computed.
     """
 
     round: int
@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 
 
 def begin(e: Experiment) -> tuple[Any, Progress]:
-    """Return the algorithm's first state, and the progress of a run that begins."""
+    """Return the algorithm's initial state, and the progress before the first round. e: the objects of the run."""
     started = time.perf_counter()
     state = first_state(e.algorithm, e.problem)
     return state, Progress(seconds=time.perf_counter() - started)
@@ -79,23 +79,25 @@ def begin(e: Experiment) -> tuple[Any, Progress]:
 def loop(
     e: Experiment, state: Any, progress: Progress, interrupted: Callable[[], bool] = lambda: False
 ) -> Iterator[Moment]:
-    """Run from a state until the budget is spent, the run diverges, or any rank is interrupted.
+    """Run rounds until the budget is used up, the run diverges, or any rank is interrupted.
 
-    Yield a `Moment` at the start and after each round. The last one of an interrupted run has no status.
+    A `Moment` is yielded at the start and after each round. If the run is interrupted, the last moment has no status.
 
-    The rows of a run are `[moment.row for moment in loop(e, *begin(e)) if moment.row]`. ``progress`` and the ledger of
-    e.federation change in place; they belong to the moment that was yielded last.
+    All rows of a run are `[moment.row for moment in loop(e, *begin(e)) if moment.row]`.
 
     Args:
-        e: The objects of the run.
-        state: The algorithm's state.
-        progress: How far the run is.
-        interrupted: Tells whether to stop after this round.
+        e: The objects of the run. The ledger of ``e.federation`` changes in place with each round.
+        state: The algorithm's state at the start.
+        progress: The progress at the start. It changes in place with each round.
+        interrupted: A function without arguments that returns whether to stop after the current round.
+
+    Raises:
+        UserError: The rounds do not use the budget, so the run would never end.
     """
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
         spent = share_spent(e, progress)
-        ended = ranks.agree(spent >= 1, e.device)  # clocks differ
+        ended = ranks.agree(spent >= 1, e.device)  # the clocks of ranks differ
         row, improved, point = None, False, ()
         status: Status = "finished" if ended else None
         if due(e, progress, ended):
@@ -115,9 +117,12 @@ def loop(
 
 
 def due(e: Experiment, progress: Progress, ended: bool) -> bool:
-    """Tell whether metrics are taken after this round. Note in ``progress`` how many parts of the budget are spent.
+    """Return whether metrics are computed after this round. ``progress.points`` is updated in place.
 
-    ended: whether this round is the last.
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run.
+        ended: Whether this round is the last.
     """
     evaluation, before = e.evaluation, progress.points
     if evaluation.points is None:
@@ -130,7 +135,13 @@ def due(e: Experiment, progress: Progress, ended: bool) -> bool:
 
 
 def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
-    """Return the algorithm's variables after so many rounds, and last the clients' own models if it trains some."""
+    """Return the variables of a state, followed by the clients' own models if the algorithm trains any.
+
+    Args:
+        e: The objects of the run.
+        state: The algorithm's state.
+        round: The number of rounds after which the algorithm has this state.
+    """
     point = e.algorithm.output(state)
     if not e.own:
         return point
@@ -140,9 +151,12 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
 
 
 def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
-    """Return a note on a bilevel run whose outer variable has hardly moved, so that its metrics stay where they started; else ''.
+    """Return a note if the outer variable x of a bilevel run has hardly moved, so that its metrics hardly change; otherwise ''.
 
-    point: the variables at the end; () for none. round: the rounds of the run; there is no note after only a few rounds.
+    Args:
+        e: The objects of the run.
+        point: The final variables; () if the run has not reached its end.
+        round: The number of completed rounds. There is no note after fewer than `MOVED_BY` rounds.
     """
     if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""
@@ -151,29 +165,35 @@ def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
     if moved > STILL * max(1.0, float(start.abs().max())):
         return ""
     return (
-        f"in {round} rounds x has moved by at most {moved:.2g} from its start; a larger step size of x moves it, and a smaller "
-        "algo.l or larger algo.N where the method has them"
+        f"x has hardly moved in {round} rounds (at most {moved:.2g}); try a larger step size of x, or, where the method has them, "
+        "a smaller algo.l or a larger algo.N"
     )
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
-    """Take the metrics and note them in ``progress``, which changes in place. Return what `noted` returns, and the variables."""
+    """Compute the metrics, update ``progress`` in place, and return what `noted` returns, followed by the variables."""
     point = point_of(e, state, progress.round)
     return *noted(e, progress, measured(e.problem, e.original, measured_at(e, point))), point
 
 
 def measured_at(e: Experiment, point: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the variables at which the problem's metrics are taken. point: all variables, from `point_of`."""
+    """Return the variables at which the metrics of the problem are computed, for all variables from `point_of`."""
     return point if e.problem.own_models or not e.own else point[:-1]
 
 
 def noted(e: Experiment, progress: Progress, values: dict[str, float]) -> tuple[Row, bool]:
-    """Note the metrics in ``progress``, which changes in place.
+    """Record metrics in ``progress``, which is updated in place.
 
-    An evaluation that shows divergence is no best one, and reaches no target. The first one only says where the run starts.
+    An evaluation at which the run diverges is never the best one, and does not reach the target. The first evaluation cannot
+    show divergence.
 
-    Return the row of metrics.csv, and whether eval.metric is better than at all earlier evaluations (False without
-    eval.metric).
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run.
+        values: The metrics.
+
+    Returns:
+        The row of metrics.csv, and whether ``eval.metric`` is better than at all earlier evaluations (False if it is not set).
     """
     progress.evaluated = True
     first = not progress.final
@@ -194,10 +214,11 @@ def noted(e: Experiment, progress: Progress, values: dict[str, float]) -> tuple[
 
 
 def _divergence(e: Experiment, progress: Progress) -> str:
-    """Return how the last evaluation shows that the run diverges; '' if it does not.
+    """Return the reason why the run counts as diverged; '' if it has not diverged.
 
-    A metric is not finite, or a bounded one (`Metric.bounds`) exceeds its limit in magnitude. The limit is eval.diverged times
-    the metric's magnitude at the start, or times 1 if that is larger.
+    A run diverges if a metric is not finite, or if the magnitude of a metric with ``Metric.bounds`` exceeds this limit::
+
+        eval.diverged * max(1, magnitude of the metric at the start)
     """
     for metric in e.problem.metrics:
         name, value, most = metric.name, progress.final[metric.name], e.evaluation.diverged
@@ -210,22 +231,23 @@ def _divergence(e: Experiment, progress: Progress) -> str:
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:
-    """Return the fraction of the budget that is spent, as `Budget.spent` computes it. The run ends at 1.
+    """Return the fraction of the budget used. The run ends at 1.
 
-    Raises UserError if nothing is spent in many rounds, so that the run would never end.
+    Raises:
+        UserError: If many rounds use nothing of the budget, so that the run would never end.
     """
     spent = e.budget.spent(_counts(e, progress))
     if progress.round >= IDLE and not spent:
-        raise UserError(f"budget: rounds spend nothing of {' or '.join(e.budget.limits)}; set budget.rounds")
+        raise UserError(f"budget: the rounds do not use any {' or '.join(e.budget.limits)}; set budget.rounds")
     return spent
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, float]:
-    """Return what the run has spent so far of each of `COSTS`, by name."""
+    """Return the costs of the run so far, keyed by the names in `COSTS`."""
     counts = _counts(e, progress)
     return {name: round(cost.of(counts), 3) for name, cost in COSTS.items()}
 
 
 def _counts(e: Experiment, progress: Progress) -> Row:
-    """Return what the run has spent so far, by the columns of metrics.csv."""
+    """Return the costs of the run so far, keyed by column of metrics.csv."""
     return {"round": progress.round, **e.federation.ledger.columns(), "train_seconds": progress.seconds}

@@ -1,6 +1,6 @@
-"""Names of folders, made of overrides: seed1-K5-eta0.1.
+"""Names of folders, which consist of overrides, such as seed1-K5-eta0.1.
 
-A name does not identify a run, since it omits much: `place` compares the files in the folder.
+A name does not identify a run, since it omits some values. Therefore `place` compares the files in the folder.
 """
 
 import re
@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable
 
 from fedopt.config import GROUPS, Composed, key_of
 
-LONGEST, LONGEST_VALUE = 80, 24  # characters of a folder's name, and of one value in it
+LONGEST, LONGEST_VALUE = 80, 24  # largest number of characters of a name, and of one value in it
 PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
 FIRST = ("algo", "problem", "seed", *PLACED)  # in a sweep's names, the other overrides come after these
 
 
 def named(overrides: Iterable[str], first: Iterable[str] = ()) -> str:
-    """Return a folder's name made of overrides; their order does not matter.
+    """Return the name of a folder that consists of overrides. The order of the overrides does not matter.
 
     Args:
-        overrides: The overrides. Overrides that make the name too long are left out.
-        first: Parts that the name begins with.
+        overrides: The overrides. Overrides that would make the name too long are left out.
+        first: The parts at the beginning of the name.
     """
     name = "-".join(filter(None, first))
     for override in sorted((override for override in overrides if key_of(override) not in PLACED), key=key_of):
@@ -28,14 +28,14 @@ def named(overrides: Iterable[str], first: Iterable[str] = ()) -> str:
 
 
 def _short(override: str) -> str:
-    """Return an override as part of a name: the end of its key and its value, such as eta0.1 for algo.eta=0.1.
+    """Return the part of a name for one override: the last part of its key and its value, such as eta0.1 for algo.eta=0.1.
 
-    For an option of a config group it is the option alone, and for an override that removes a key, no_KEY.
+    For an option of a config group, this is only the option. For an override that removes a key, it is no_KEY.
     """
     key, _, value = override.lstrip("+~").partition("=")
     value = value.rstrip("/").rpartition("/")[2] if len(value) > LONGEST_VALUE else value
     value = re.sub("[^A-Za-z0-9.+-]+", "_", value).strip("_")
-    if len(value) > LONGEST_VALUE:  # at a word break: half a number is another number
+    if len(value) > LONGEST_VALUE:  # cut between words, since half a number is a different number
         value = value[: LONGEST_VALUE + 1].rpartition("_")[0] or value[:LONGEST_VALUE]
     if key in GROUPS and value:
         return value
@@ -49,7 +49,7 @@ def run_name(composed: Composed, naming: Collection[str] | None) -> str:
 
     Args:
         composed: The run's config.
-        naming: The keys that appear in the name, besides ``seed``, which always does. None: all keys.
+        naming: The keys that appear in the name, in addition to ``seed``, which always appears. None: all keys.
     """
     groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
     overrides = (override for override in composed.overrides if key_of(override) not in FIRST)

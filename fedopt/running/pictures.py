@@ -1,4 +1,4 @@
-"""The pictures of a run, which it draws at its end."""
+"""Draw the figures of a run at its end."""
 
 from importlib import import_module
 from typing import Any
@@ -13,13 +13,13 @@ from fedopt.running.assemble import Experiment
 def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
     """Draw metrics.png, partition.png and clients.png.
 
-    The partition is drawn for data with classes, and the clients if the run has written clients.csv. A picture that cannot be
-    drawn is a note: the run and its numbers are complete by then.
+    The partition is drawn only for data with classes, and the clients only if the run has written clients.csv. If a figure cannot
+    be drawn, a note is printed; the run and its numbers are complete anyway.
 
     Args:
         folder: The run's folder.
         e: The objects of the run.
-        source: The run at whose checkpoint this one began, or None.
+        source: The folder of the run whose checkpoint this run started from. None: it started from the beginning.
     """
     problem, clients = e.original, folder.path / "clients.csv"
     shown: dict[str, tuple[Any, ...]] = {"metrics": (folder.metrics, e.problem.metrics, _title(folder), source or "")}
@@ -32,7 +32,7 @@ def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
         try:
             getattr(import_module("fedopt.drawing.run"), name)(path, *facts)
         except Exception as error:
-            note(f"{path}: this picture cannot be drawn ({first_line(error)}); the run and its numbers are complete")
+            note(f"{path}: this figure cannot be drawn ({first_line(error)}); the run and its numbers are complete")
 
 
 def _title(folder: RunFolder) -> str:

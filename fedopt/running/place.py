@@ -1,4 +1,4 @@
-"""The folder of a run or of a sweep: the one that holds it already, else the first that is free."""
+"""Choose the folder of a run or of a sweep: the folder that already contains it, otherwise the first free one."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -19,12 +19,12 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def run_place(path: Path, composed: Composed, taken: MutableMapping[str, Composed]) -> Path:
-    """Return the folder of a sweep's run: the one that holds it already, else the first of `path`, `path`-2, ... that is free.
+    """Return the folder of a run in a sweep: the folder that already contains it, otherwise the first free one.
 
     Args:
-        path: The folder that the run's name gives.
+        path: The folder with the run's name. Further candidates are `path`-2, `path`-3, ...
         composed: The run's config.
-        taken: The folders of this command's runs so far, in lower case, each with the run's config. The returned folder is
+        taken: The folders (in lower case) of the runs of this command so far, each with the run's config. The returned folder is
             added in place.
     """
     place = next(place for place in _numbered(path) if _may_have(composed, place, taken.get(str(place).casefold())))
@@ -33,19 +33,25 @@ def run_place(path: Path, composed: Composed, taken: MutableMapping[str, Compose
 
 
 def _may_have(composed: Composed, path: Path, other: Composed | None) -> bool:
-    """Return whether a folder is free for a run or holds it already. other: the config of this command's run there, if any."""
+    """Return whether a run can use a folder, because the folder is free or already contains the run.
+
+    Args:
+        composed: The run's config.
+        path: The folder.
+        other: The config of another run of this command that uses the folder. None: no run of this command uses it.
+    """
     if other is not None:
         return _values(other.nodes) == _values(composed.nodes)
     return not RunFolder(path).used or _same_run(path, composed)
 
 
 def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
-    """Return the folder of a sweep: the one whose runs have the same overrides, else the first that is free.
+    """Return the folder of a sweep: the folder whose runs have the same overrides, otherwise the first free one.
 
     Args:
-        path: The folder that the sweep's name gives. Further candidates are `path`-2, `path`-3, ...
-        shared: The overrides that all its runs have.
-        swept: The keys whose values differ.
+        path: The folder with the sweep's name. Further candidates are `path`-2, `path`-3, ...
+        shared: The overrides that all runs of the sweep have in common.
+        swept: The keys whose values differ between the runs.
     """
     wanted = {override for override in shared if key_of(override) not in FIRST}
 
@@ -58,7 +64,7 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
 
 
 def _same_run(path: Path, composed: Composed) -> bool:
-    """Return whether the run in a folder was asked for by the same overrides, or has the same values."""
+    """Return whether the run in a folder was started with the same overrides, or has the same config values."""
     recorded, asked = (
         {override for override in overrides if key_of(override) not in PLACED}
         for overrides in (RunFolder(path).card().get("overrides", ["?"]), composed.overrides)
@@ -69,16 +75,19 @@ def _same_run(path: Path, composed: Composed) -> bool:
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values that are not null, by dotted key, without the keys that choose its folder."""
+    """Return the values of a config that are not null, by dotted key, without output_dir and resume."""
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
 def place(composed: Composed) -> Path:
-    """Return the folder of a single run: output_dir if that is set, else outputs/<algo>_<problem>/<name>, named by the
-        overrides.
+    """Return the folder of a single run.
 
-    If this folder is taken, <name>-2, <name>-3 and so on are tried. With resume=true, return the last of these folders that
-    holds this run, if there is one.
+    This is ``output_dir`` if it is set, otherwise outputs/<algo>_<problem>/<name>, where the name consists of the overrides. If
+    this folder is used, <name>-2, <name>-3 and so on are tried. With resume=true, the last of these folders that contains this run
+    is returned, if there is one.
+
+    Args:
+        composed: The run's config.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)

@@ -1,4 +1,4 @@
-"""Read a run's solution from its checkpoint."""
+"""Load the solution of a run from its checkpoint."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -21,14 +21,15 @@ from fedopt.running.resume import progress_of
 
 
 class Trained(NamedTuple):
-    """What a run has trained: the variables by name, the common model, and the parameters of the clients' own ones.
+    """The solution of a run.
 
     Attributes:
         path: The run's folder.
-        model: None if the problem has no network.
-        own: [M, d]; None without.
-        common: Whether the method has a common model.
-        clients: Their names.
+        variables: The variables of the problem by name.
+        model: The model of the problem with the common parameters. None: the problem has no network.
+        own: The parameters of the clients' personal models, ``[M, d]``. None: there are no personal models.
+        common: Whether the method trains a model that all clients share.
+        clients: The names of the clients.
     """
 
     path: Path
@@ -42,16 +43,16 @@ class Trained(NamedTuple):
         """Return a copy of the model that a client deploys, or of the common model.
 
         Args:
-            client: Its name or number; None: the common model.
+            client: The name or the index of the client. None: the common model.
 
         Raises:
-            UserError: There is no such model or client.
+            UserError: The problem has no network, the method has no common model, or there is no such client.
         """
         if self.model is None:
-            raise UserError(f"{self.path}: this problem has no network; use `variables` for its solution")
+            raise UserError(f"{self.path}: this problem has no network; use `variables` to get the solution")
         if client is None and not self.common:
             of = some(self.clients, MOST_NAMED)
-            raise UserError(f"{self.path}: this method has no common model; choose the client whose model it is: {of}")
+            raise UserError(f"{self.path}: this method has no common model; choose a client: {of}")
         if client is None:
             return deepcopy(self.model)
         if (name := str(client)) not in self.clients:
@@ -61,14 +62,14 @@ class Trained(NamedTuple):
 
 @restored()
 def read_back(path: Path, best: bool) -> Trained:
-    """Return what a run has trained.
+    """Return the solution of a run.
 
     Args:
         path: The run's folder.
-        best: Whether to take the variables at the best evaluation, else at the last checkpoint.
+        best: Whether to return the variables at the best evaluation instead of those at the last checkpoint.
 
     Raises:
-        UserError: The checkpoint or the data are missing or changed, or no best variables were kept.
+        UserError: The checkpoint or the data are missing or have changed, or the variables at the best evaluation were not stored.
     """
     folder = RunFolder(path)
     config = folder.config()
@@ -83,8 +84,8 @@ def read_back(path: Path, best: bool) -> Trained:
     if best:
         if not checkpoint.best:
             raise UserError(
-                f"{path}: the variables at the best evaluation were not kept; run it again with "
-                f"keep=best, or load it without which=best"
+                f"{path}: the variables at the best evaluation were not stored; run again with "
+                f"keep=best, or load the run without which=best"
             )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
@@ -97,16 +98,26 @@ def read_back(path: Path, best: bool) -> Trained:
 
 
 def _facts(folder: RunFolder, best: str | None) -> dict[str, Any]:
-    """Return what a model's file says about its run. best: the metric at whose best value it is; None: it is the last one."""
+    """Return the facts about the run that are stored in a model's file.
+
+    Args:
+        folder: The run's folder.
+        best: The metric at whose best value the model was taken. None: the model is the last one of the run.
+    """
     metrics = folder.measured("final") if best is None else {best: folder.measured("best").get(best)}
     card = {"fedopt": fedopt.__version__, **folder.card()}
     return {key: card.get(key) for key in ("fedopt", "chosen", "seed", "commit")} | {"metrics": metrics}
 
 
 def _placed(folder: Path, node: Any, *keys: str) -> Any:
-    """Return a node of the config of the run in a folder. Its values of these keys are paths.
+    """Return a node of a run's config, with relative paths resolved.
 
-    Relative paths that do not exist here are taken as relative to the directory where the run began.
+    A relative path that does not exist is taken as relative to the directory in which the run was started.
+
+    Args:
+        folder: The run's folder.
+        node: The node of the config.
+        keys: The keys of the node whose values are paths.
     """
     begun = RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:

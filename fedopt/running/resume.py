@@ -1,4 +1,4 @@
-"""How a run begins in its folder: at its own checkpoint, at another run's, or at the start."""
+"""Determine how a run starts in its folder: at its own checkpoint, at another run's checkpoint, or from the beginning."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from fedopt.running.loop import Progress, share_spent
 
 # A run starts from the first round, resumes at its checkpoint, resumes with another budget, or has nothing left to do
 Entry = Literal["begin", "resume", "longer", "done"]
-START_OVER = "restore a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
+START_OVER = "restore a good copy, or delete checkpoint.safetensors and start this run over with resume=true"
 
 
 @contextmanager
@@ -38,24 +38,31 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
-    """Return how a run with this config begins in a folder. With resume=true, a folder that holds a run is locked.
+    """Return how a run with this config starts in a folder.
 
-    begin: from the first round. resume: at the checkpoint. longer: at the checkpoint, with a different budget. done: the run has
-        finished, and nothing is left to do.
+    A folder that contains a run is locked if resume=true or if the status of the run is ``running``.
 
-    Raises UserError if the folder holds a run and resume is false, if that run has other values, or if its files were
-    changed.
+    Args:
+        folder: The folder.
+        config: The config of the run.
+
+    Returns:
+        ``begin``: from the first round. ``resume``: at the checkpoint. ``longer``: at the checkpoint, with a different budget.
+        ``done``: the run has finished, and nothing is left to do.
+
+    Raises:
+        UserError: The folder contains a run and resume is false, this run has other values, or its files were changed.
     """
     if not folder.used:
         return "begin"
-    if config["resume"] or folder.status() == "running":  # or else it was killed
+    if config["resume"] or folder.status() == "running":  # if nobody has locked it, it was killed
         folder.open()
     if not config["resume"]:
         refuse_used(folder)
     refuse_other(folder.path, numbers(folder.config()), numbers(config))
     if not os.path.lexists(folder.checkpoint):
         if folder.metrics.exists():
-            note(f"{folder.path}: there is no checkpoint, so that the run starts over")
+            note(f"{folder.path}: there is no checkpoint, so the run starts over")
         return "begin"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
@@ -74,7 +81,15 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
 
 
 def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
-    """Return how many bytes of metrics.csv a checkpoint refers to. Raises UserError if these bytes have changed."""
+    """Return the number of bytes of metrics.csv to which a checkpoint refers.
+
+    Args:
+        folder: The run's folder.
+        metadata: The metadata of the checkpoint.
+
+    Raises:
+        UserError: These bytes have changed.
+    """
     size = metadata.get("rows_size")
     if not isinstance(size, int) or rows_hash(folder.metrics, size) != metadata.get("rows"):
         raise UserError(f"{folder.metrics}: its rows were changed after the checkpoint was written")
@@ -82,25 +97,24 @@ def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
 
 
 def refuse_used(folder: RunFolder) -> None:
-    """Raise UserError: the folder holds a run, or somebody's files with the names of a run's."""
+    """Raise a UserError which says that the folder contains a run, or other files with the names of a run's files."""
     if not os.path.lexists(folder.path / "config.yaml"):
-        raise UserError(f"output_dir={folder.path}: holds files with the names of a run's files; choose another folder")
+        raise UserError(f"output_dir={folder.path}: has files with the names of a run's files; choose another folder")
     ways = "resume it with resume=true, or choose another output_dir"
-    raise UserError(f"output_dir={folder.path}: holds a run already ({folder.status()}); {ways}")
+    raise UserError(f"output_dir={folder.path}: already contains a run ({folder.status()}); {ways}")
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
-    """Return the state and progress of the run's checkpoint, and the bytes of metrics.csv that it refers to.
-
-    The ledger of e.federation is set to the stored costs.
+    """Return the stored state and progress of a run, and the number of bytes of metrics.csv to which its checkpoint refers.
 
     Args:
-        folder, checkpoint: The run's.
-        e: The objects of the run.
-        longer: Whether the budget has changed.
+        folder: The run's folder.
+        checkpoint: The run's checkpoint.
+        e: The objects of the run. The ledger of ``e.federation`` is set to the stored costs in place.
+        longer: Whether the budget differs from the budget with which the run was started.
 
     Raises:
-        UserError: The data, the checkpoint or the budget do not fit.
+        UserError: The data have changed, the checkpoint is damaged, or the run has already used more than the budget.
     """
     with advising(START_OVER):
         stored = read(folder.checkpoint)
@@ -110,46 +124,43 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(
-            f"budget: the run in {folder.path} has used more already, in {progress.round} rounds; give a larger one"
+            f"budget: the run in {folder.path} has already used more, in {progress.round} rounds; set a larger budget"
         )
     return state, progress, metadata["rows_size"]
 
 
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
-    """Return the state of another run's checkpoint, and a progress that continues its rounds and seconds.
-
-    The ledger of e.federation is set to that run's costs.
+    """Return the state of another run's checkpoint, and a progress that continues from its rounds and seconds.
 
     Args:
-        source: The other run's folder.
-        algo: The config's node of the algorithm.
-        initial: The algorithm's first state.
-        e: The objects of the run.
+        source: The folder of the other run.
+        algo: The node ``algo`` of the config.
+        initial: The algorithm's initial state.
+        e: The objects of the new run. The ledger of ``e.federation`` is set to the costs of the other run in place.
 
     Raises:
-        UserError: The checkpoint does not fit, or its costs reach the budget.
+        UserError: There is no checkpoint, it belongs to another algorithm or has other shapes, or the other run has already used
+            the budget.
     """
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():
-        raise UserError(f"from={source}: there is no run with a checkpoint in this folder; give the folder of one")
+        raise UserError(f"from={source}: there is no run with a checkpoint in this folder; choose another folder")
     theirs = (folder.config().get("algo") or {}).get("_target_")
     if theirs != algo["_target_"]:
         why = f"its algorithm is {theirs}, whose state does not fit {algo['_target_']}"
-        raise UserError(
-            f"from={source}: {why}; give its algo= and problem= again, since from does not take over values"
-        )
+        raise UserError(f"from={source}: {why}; repeat its algo= and problem=, since from= copies no values")
     with advising(f"from={source} needs the same options of the algorithm, model and number of clients as that run"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:
         raise UserError(
-            f"budget: the run at from={source} has used it in {progress.round} rounds, which count here "
-            f"too; give a larger one"
+            f"budget: the run at from={source} has already used it in {progress.round} rounds, which count here "
+            f"too; set a larger budget"
         )
     return state, progress
 
 
 def progress_of(metadata: Mapping[str, Any]) -> Progress:
-    """Return the progress that a checkpoint notes."""
+    """Return the progress that the metadata of a checkpoint contain."""
     return Progress(**{name: metadata[name] for name in Progress.__dataclass_fields__})

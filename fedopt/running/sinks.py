@@ -1,6 +1,6 @@
-"""Sinks take what a run yields: trackers, a user's function, checkpoints. The terminal is in `display`.
+"""Sinks process the moments of a run: trackers, the user's function, and checkpoints. The terminal is in `display`.
 
-A sink is a function of a `Moment`. A sink that must be opened and closed is given by a context manager.
+A sink is a function of a `Moment`. Sinks that must be opened and closed are provided by context managers.
 """
 
 import csv
@@ -26,10 +26,10 @@ from fedopt.results import Checkpoint, MetricsFile, RunFolder
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Moment, Progress, Row
 
-# Wall time between checkpoints, at least
+# The minimum time between checkpoints, in seconds
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
-CHECKPOINT_SHARE = 20  # and at least so many times what one takes
-LISTED = 10_000  # clients whose examples partition.csv counts
+CHECKPOINT_SHARE = 20  # and at least this multiple of the time to write a checkpoint
+LISTED = 10_000  # largest number of clients for which partition.csv and traffic.csv are written
 TRAFFIC = "client", "rounds", "MB_down", "MB_up", "bytes_down", "bytes_up", "bytes_down_lost"
 
 Sink = Callable[[Moment], object]
@@ -37,7 +37,7 @@ OnEval = Callable[[Row], object]
 
 
 def on_rows(take: Callable[[Row], object]) -> Sink:
-    """Return a sink that passes the rows of evaluations to ``take``, and nothing at other moments."""
+    """Return a sink that calls ``take`` with the row of each evaluation, and does nothing at other moments."""
 
     def sink(moment: Moment) -> None:
         if moment.row is not None:
@@ -47,13 +47,15 @@ def on_rows(take: Callable[[Row], object]) -> Sink:
 
 
 class Callback:
-    """A user's function of a row, or None. If it returns true, the run is interrupted and `stopped` is set.
+    """The user's function ``on_eval``. If it returns true, the run is interrupted.
 
-    function: the user's.
+    Args:
+        function: The function of a row of metrics.csv. None: nothing is called.
 
     Attributes:
         interrupt: The event that stops the run.
-        error: What the function raised, which the caller gets unchanged.
+        stopped: Whether the function has returned true.
+        error: The exception that the function raised, which the caller receives unchanged. None: it raised none.
     """
 
     def __init__(self, function: OnEval | None):
@@ -71,7 +73,14 @@ class Callback:
 
 
 def loggers(node: Mapping[str, Any]) -> list[Any]:
-    """Return the objects that the node `logger` of a config names, one or several. Raises UserError if one cannot be built."""
+    """Return the objects that the node `logger` of a config describes.
+
+    Args:
+        node: The node, which describes one object, several objects or none.
+
+    Raises:
+        UserError: An object cannot be built.
+    """
     several = {f"logger.{name}": part for name, part in node.items() if isinstance(part, dict) and "_target_" in part}
     one = {key: value for key, value in node.items() if f"logger.{key}" not in several}
     nodes = several | ({"logger": one} if one.get("_target_") else {})
@@ -80,14 +89,14 @@ def loggers(node: Mapping[str, Any]) -> list[Any]:
 
 @contextmanager
 def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
-    """Return a context with a sink that logs rows.
+    """Provide a sink that passes rows to an experiment tracker.
 
-    If the tracker fails, the run continues without it, except for a UserError at its start.
+    If the tracker fails, the run continues without it. Only a UserError at its start is raised.
 
     Args:
-        logger: One of `loggers`.
-        folder: The run's.
-        first: The first round whose row is new.
+        logger: The object that starts the tracker, one of the results of `loggers`.
+        folder: The run's folder.
+        first: The first round that has not been logged yet.
     """
     failed = False
 
@@ -113,14 +122,14 @@ def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
 class Keeper:
     """A sink that writes checkpoints.
 
-    It must come after the sinks that take rows: a checkpoint refers only to rows they all have.
+    It must come after the sinks that process rows, so that a checkpoint refers only to rows that they have all received.
 
     Args:
         e: The objects of the run.
-        progress: The loop's progress.
+        progress: The progress of the run.
         checkpoint: The run's checkpoint.
-        rows: metrics.csv, open.
-        stamp: What the checkpoint notes of its config (`identity.stamp`) and its data.
+        rows: The open file metrics.csv.
+        stamp: The fingerprints of the config and the hashes of the data, which are stored in the checkpoint.
     """
 
     e: Experiment
@@ -130,11 +139,15 @@ class Keeper:
     stamp: Mapping[str, str | None]
 
     def __post_init__(self) -> None:
-        self._good: tuple[Any, Ledger, dict[str, Any]] | None = None  # at the last row that did not diverge
+        self._good: tuple[Any, Ledger, dict[str, Any]] | None = None  # at the last evaluation that did not diverge
         self._next = -math.inf  # time of the next checkpoint
 
     def __call__(self, moment: Moment) -> None:
-        """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
+        """Write a checkpoint if one is due. With keep=best, store the variables if this is the best evaluation so far.
+
+        Args:
+            moment: The state of the run.
+        """
         if moment.improved and self.e.keep == "best":
             self.checkpoint.best = named(self.e.problem, moment.point, self.e.own)
         if moment.status == "diverged" or moment.state is None:  # of a run that was computed together with others
@@ -147,32 +160,33 @@ class Keeper:
             self._next = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
     def end(self, moment: Moment) -> None:
-        """Write a checkpoint of the last state; for a run that diverged, of its last evaluation before that."""
+        """Write the last checkpoint: of the last state or, if the run diverged, of the last evaluation before the divergence."""
         if moment.status != "diverged":
             self._store(*self._content(moment.state))
-        elif self._good is not None:  # else the one on disk is it
+        elif self._good is not None:  # otherwise the checkpoint on the disk is the right one
             self._store(*self._good)
 
     def _content(self, state: Any) -> tuple[Any, Ledger, dict[str, Any]]:
-        """Return what a checkpoint of this moment holds: the state, a copy of the ledger, and the metadata."""
+        """Return the content of a checkpoint: the state, a copy of the ledger, and the metadata."""
         rows = {"rows": self.rows.hash, "rows_size": self.rows.written}
         return state, deepcopy(self.e.federation.ledger), {**self.stamp, **rows, **vars(self.progress)}
 
     def _store(self, state: Any, ledger: Ledger, metadata: Mapping[str, Any]) -> None:
-        self.rows.sync()  # the rows that are counted are on the disk first
+        self.rows.sync()  # the checkpoint may refer only to rows that are on the disk
         self.checkpoint.store(state, ledger, metadata)
 
 
 def write_clients(folder: RunFolder, problem: Problem, point: Sequence[Any]) -> None:
-    """Write clients.csv, a row a client, if the problem measures single clients: by its own model, the common one and alone.
+    """Write clients.csv, one row per client, if the problem evaluates single clients.
 
-    The columns say the model and the score, such as own_recall_yes; some are followed by the ends of an interval. An earlier
-    clients.csv and its picture are removed.
+    Each client is evaluated with its personal model, with the common model, and with a model trained only on its own data. A
+    column name consists of the model and the score, such as own_recall_yes. Some columns are followed by the ends of a confidence
+    interval. An existing clients.csv and its figure are removed.
 
     Args:
-        folder: The run's.
-        problem: As the algorithm sees it.
-        point: The variables at the end; () for none.
+        folder: The run's folder.
+        problem: The problem that the algorithm solves.
+        point: The final variables; () if the run has not reached its end, and then nothing is written.
     """
     for name in ("clients.csv", "clients.png"):
         (folder.path / name).unlink(missing_ok=True)
@@ -191,28 +205,35 @@ def _write_csv(folder: RunFolder, name: str, rows: Iterable[Iterable[Any]]) -> N
 
 
 def write_division(folder: RunFolder, problem: Problem) -> None:
-    """Write partition.csv, the number of examples of each class on each client, for data with classes and at most `LISTED` clients.
+    """Write partition.csv, and own_test.csv if clients keep some of their training rows for testing.
 
-    Write own_test.csv too if clients keep some of the data's training rows to test on.
+    partition.csv has one row per client, with its number of examples of each class. It is written for data with classes and at
+    most `LISTED` clients. own_test.csv lists the rows that clients use for testing.
+
+    Args:
+        folder: The run's folder.
+        problem: The problem that the config names.
     """
     if problem.labels is not None and problem.clients <= LISTED:
         labels, split = problem.labels, problem.splits["train"]
         classes = int(labels[split.rows].max()) + 1
         _write_csv(folder, "partition.csv", (np.bincount(labels[rows], minlength=classes) for rows in split))
     if (kept := problem.own_test_rows) is not None:
-        # The client, and the places of its rows among the data set's training rows, from 1, in their order
+        # The client, and the numbers of its rows in the training data, from 1, in ascending order
         clients = zip(kept.names or range(len(kept)), kept, strict=True)
         places = [(printable(str(name)), row + 1) for name, rows in clients for row in sorted(rows)]
         _write_csv(folder, "own_test.csv", [("client", "row"), *places])
 
 
 def write_traffic(folder: RunFolder, problem: Problem, ledger: Ledger) -> None:
-    """Write traffic.csv, a row a client, for at most `LISTED` clients: its rounds, and what was sent to it and by it.
+    """Write traffic.csv, one row per client: its number of rounds, and the bytes sent to it and by it.
+
+    Nothing is written for more than `LISTED` clients.
 
     Args:
-        folder: The run's.
-        problem: As the algorithm sees it.
-        ledger: The run's.
+        folder: The run's folder.
+        problem: The problem that the algorithm solves.
+        ledger: The costs of the run.
     """
     if problem.clients <= LISTED:
         names = map(printable, problem.splits["train"].names or map(str, range(problem.clients)))

@@ -1,4 +1,5 @@
-"""The contract that every algorithm and every problem must satisfy, as tests of fedopt's files and of yours.
+"""The contract that every algorithm and every problem must satisfy, as tests of fedopt's files and of your files.
 
-`FEDOPT_CONTRACT_CONF=myconf pytest --pyargs fedopt.testing` tests the files of a config folder. It needs the extra `testing`.
+`FEDOPT_CONTRACT_CONF=myconf pytest --pyargs fedopt.testing` tests the files in the config folder myconf. The tests need the
+extra `testing`.
 """

@@ -1,4 +1,4 @@
-"""Prepares pytest for the contract: registers its markers, and reports an error in a user's files as one line."""
+"""Prepare pytest for the contract: register its markers, and report an error in a user's files as one line."""
 
 import pytest
 

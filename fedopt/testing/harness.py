@@ -1,4 +1,4 @@
-"""Small runs for the tests: every algorithm in conf/algo on the problems that it can solve."""
+"""Small runs for the tests, of every algorithm in conf/algo on the problems that it can solve."""
 
 import os
 from collections import Counter, defaultdict
@@ -32,22 +32,23 @@ from fedopt.running import Experiment
 from fedopt.running.assemble import assemble
 
 PAIR = ["algo=fedmsa", "problem=mco"]
-# A config folder of yours, which the contract is then about: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
+# Your config folder, whose files are then tested: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
-    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it; name your config folder")
+    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: this folder has neither algo nor problem; name your config folder")
 if EXTRA:
-    with_project()  # where the modules are
-FULL = 3  # checks of a pair that are marked full
+    with_project()  # so that the user's modules can be imported
+FULL = 3  # the number of checks of a pair that are marked full
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """Read a contract.yaml; {} if the file is missing.
+    """Read a file contract.yaml; return {} if the file is missing.
 
-    Its keys are an algorithm, a problem or 'ALGO PROBLEM', each with overrides. Further keys: `less`: ALGO -> overrides for
-    less work; `everyone`: the algorithms in which all clients take part in each round; `approximate`: ALGO -> how far three
-    rounds may move from the solution.
+    The file maps the name of an algorithm, the name of a problem or the pair 'ALGO PROBLEM' to overrides. It may have three
+    further keys. `less` maps algorithms to overrides that reduce their work. `everyone` lists the algorithms in which all
+    clients take part in each round. `approximate` maps algorithms to the distance from the solution that three rounds may
+    cause.
     """
     return content(path) if path.exists() else {}
 
@@ -55,8 +56,8 @@ def contract(path: Path) -> dict[str, Any]:
 OURS = contract(Path(__file__).with_name("contract.yaml"))
 YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
 LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
-EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms that take no cohorts
-# How far from the solution rounds may lead
+EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms without cohorts
+# Algorithm -> how far from the solution three rounds may lead
 APPROXIMATE: dict[str, float] = OURS.pop("approximate") | YOURS.pop("approximate", {})
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
@@ -66,7 +67,10 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """Return the names under test in a config group: all in your config folder if you named one, else all of fedopt's."""
+    """Return the names under test in a config group.
+
+    If you set FEDOPT_CONTRACT_CONF, they are all names in your config folder, else all names of fedopt.
+    """
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 
@@ -87,7 +91,7 @@ def is_ours(group: str, name: str) -> bool:
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """Return problem -> the name of its class, such as minimax."""
+    """Return problem -> the name of its problem class, such as minimax."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
@@ -100,7 +104,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def held_pairs() -> list[tuple[str, str]]:
-    """Return the pairs (algorithm, problem) that fit together and in which at least one is under test."""
+    """Return the compatible pairs (algorithm, problem) of which at least one member is under test."""
     algos, problems = held("algo"), held("problem")
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
@@ -111,24 +115,24 @@ def composed(*overrides: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Return field -> value of an option, as its file and the files it builds on set them.
+    """Return field -> value, as set by the file of an option and by the files on which it is based.
 
-    It reads only the group's files: composing every config would take half a minute.
+    Only the files of the group are read, because composing every config would take half a minute.
     """
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
         for key, value in values_of(group, option, FOLDERS[1:]).items():
             place, _, field = key.partition(".")
-            field, _, inside = field.partition(".")  # of a schedule, its keys are inside
+            field, _, inside = field.partition(".")  # the keys of a schedule are one level deeper
             if place == group and field[0] != "_":
                 found[field] = {inside: value} if inside else value
     return found
 
 
 def structure(algo: str) -> tuple[Any, ...]:
-    """Return what decides which code of an algorithm runs: its class, its choices, and which numbers are zero.
+    """Return the settings that determine which code of an algorithm runs.
 
-    Batch sizes are ignored.
+    They are its class, its options that are not numbers, and whether each number is zero. Batch sizes are ignored.
     """
 
     def kind(value: Any) -> Any:
@@ -142,9 +146,9 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Return fedopt's algorithms with the same code as an earlier one: same class and choices, other numbers.
+    """Return fedopt's algorithms that run the same code as an earlier algorithm and differ from it only in numbers.
 
-    Algorithms are ordered by the number of files that theirs builds on, then by name.
+    Earlier means: its YAML file inherits from fewer files (`defaults`). Ties are ordered by name.
     """
     first: dict[tuple[Any, ...], str] = {}
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
@@ -156,8 +160,8 @@ def variants() -> frozenset[str]:
 def usual_pairs() -> frozenset[tuple[str, str]]:
     """Return the pairs (algorithm, problem) that are tested by default.
 
-    Each algorithm, except variants, is paired with one problem of each class that it solves directly. It is also paired with
-    one problem that it solves only by a reduction, if there is one. Each problem is in at least one pair.
+    Each algorithm, except variants, is paired with one problem of each class that it solves directly, and with one problem
+    that it solves only by a reduction, if there is one. Each problem is in at least one pair.
     """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
@@ -176,7 +180,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """Return the usual pairs, and one pair for each variant: with a problem of its first class that has a known solution."""
+    """Return the usual pairs, and one pair for each variant, with a problem of its first class that has a known solution."""
     closed = [p for p in names("problem") if class_at("problem", p).solution is not Problem.solution]
     by_kind = {problem_classes()[p]: p for p in reversed(closed)}
     return usual_pairs() | {(v, by_kind[class_name(class_at("algo", v).solves[0])]) for v in variants()}
@@ -184,14 +188,15 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Distribute the checks over the pairs. Return test -> its pytest parameters: algorithm, problem, and a setting if it has
-    several.
+    """Distribute the checks over the pairs, and return test -> its pytest parameters.
 
-    By default each usual pair gets one check, such that all checks are used equally often. For each usual pair and variant,
-    `FULL` more are marked full; the rest are marked slow. Your own files get all checks.
+    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default each pair of
+    `usual_pairs` runs one check, the one used least often so far. For each pair of `with_variants`, `FULL` further checks get
+    the mark full, and all other checks get the mark slow. When your own files are tested, every check runs by default.
 
     Args:
-        checks: A function of a pair that lists its checks, each (name of the test, setting) or (name of the test,).
+        checks: A function of (algorithm, problem) that lists the checks of the pair, each as (name of the test, setting) or,
+            without settings, (name of the test,).
     """
     cases, often, in_full = defaultdict[str, list[Any]](list), Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for pair in held_pairs():
@@ -209,9 +214,14 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
 
 
 def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
-    """Parametrise a test with its cases, without the cases that pytest's `-m` would deselect; creating them would be slow.
+    """Parametrise a test with its cases. Cases that pytest's option `-m` would deselect are left out, because creating them
+    is slow.
 
-    `-m smoke` leaves out cases that are marked full or slow.
+    The option `-m smoke` leaves out cases that are marked full or slow.
+
+    Args:
+        metafunc: The test function, as pytest passes it.
+        cases: The parameters of its cases.
     """
     expression = metafunc.config.option.markexpr
 
@@ -223,8 +233,9 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
 
 
 def config(*overrides: str) -> dict[str, Any]:
-    """Compose overrides without checking values, and return the config. If they choose no algorithm or problem, FedMSA and mco
-    are used.
+    """Compose overrides without checking values, and return the config.
+
+    If the overrides choose no algorithm or no problem, FedMSA or mco is used.
     """
     chosen = {override.partition("=")[0] for override in overrides}
     others = [override for override in PAIR if not {override.partition("=")[0], "experiment"} & chosen]
@@ -232,13 +243,19 @@ def config(*overrides: str) -> dict[str, Any]:
 
 
 def contract_overrides(algo: str, problem: str) -> list[str]:
-    """Return the overrides that the contract.yaml files give for a pair: fedopt's, then yours."""
+    """Return the overrides for a pair in fedopt's contract.yaml, followed by the overrides in your contract.yaml."""
     names = (algo, problem, f"{algo} {problem}")
     return [override for said in (OURS, YOURS) for name in names for override in said.get(name, [])]
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble a pair as `tuned` does, with less work per round. overrides: more overrides, which win."""
+    """Assemble an algorithm and a problem as `tuned` does, with less work per round.
+
+    Args:
+        algo: The algorithm.
+        problem: The problem.
+        overrides: Further overrides, which take precedence.
+    """
     return tuned(algo, problem, *LESS.get(algo, []), *overrides)
 
 

@@ -1,6 +1,7 @@
-"""A count of the communication and derivatives of a round, independent of fedopt's ledger.
+"""A count of the communication and the derivatives of a round that is independent of fedopt's ledger.
 
-Taps on the problem's functions record which derivatives are taken. Client functions are watched while they run one by one.
+The functions of the problem are wrapped so that they record which derivatives are taken (`Tap`). The messages of client
+functions are counted while the clients run one by one.
 """
 
 from collections import Counter
@@ -16,7 +17,8 @@ from fedopt.federation import OneByOne
 class Tap(torch.autograd.Function):
     """The identity function, which appends to a list of events when it is differentiated.
 
-    It appends 'back' for each gradient that passes back through it, and 'second' for each derivative of such a gradient.
+    It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of this
+    gradient.
     """
 
     @staticmethod
@@ -34,13 +36,14 @@ class Tap(torch.autograd.Function):
 
 
 class Tapped:
-    """A counter of the derivatives of a problem's functions. It replaces the functions on the problem object by functions with
-    taps.
+    """A counter of the derivatives of a problem's functions.
+
+    It replaces the functions on the problem object with wrapped functions, in which each variable passes through a `Tap`.
     """
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
-        self.own = 0  # gradients that the problem computes, or steps along, by itself
+        self.own = 0  # gradients that the problem computes in hand-written code
         for name in ("f", "g", "h"):
             if hasattr(problem, name):
                 self.tap(problem, name)
@@ -53,7 +56,7 @@ class Tapped:
         def tapped(*arguments: Any) -> Any:
             *point, sample = arguments
             if not any(v.requires_grad or torch._C._functorch.is_gradtrackingtensor(v) for v in point):
-                return function(*arguments)  # a value, which is no derivative
+                return function(*arguments)  # only the value is computed, no derivative
             events: tuple[list[str], ...] = tuple([] for _ in point)
             self.seen.append((name, events))
             return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)
@@ -64,8 +67,9 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted. Taps do not
-        see them.
+        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted.
+
+        A `Tap` does not see gradients that a problem computes without automatic differentiation.
         """
 
         def tapped(*arguments: Any) -> Any:
@@ -87,21 +91,21 @@ class Tapped:
         problem.level = tapped
 
     def calls(self) -> Counter:
-        """Return the number of gradients (grad), Hessian-vector (hvp) and Jacobian-vector products (jvp) so far."""
+        """Return the number of gradients (grad), Hessian-vector products (hvp) and Jacobian-vector products (jvp) so far."""
         total = Counter(grad=self.own, hvp=0, jvp=0)
         for name, events in self.seen:
             backs = [of.count("back") for of in events]
             if name == "level":
                 total["jvp"] += sum(backs)
             elif not any("second" in of for of in events):
-                # One that does not depend on a variable has a gradient too, which is zero
+                # If the function does not depend on a variable, its gradient is zero and still counts
                 total["grad"] += max(1, *backs)
             elif len(backs) == 1:  # the gradient in the only variable was differentiated
                 total["hvp"] += backs[0] - 1
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]
-                # In both at once: FedMSA's maps, of which the gradient is one
+                # FedMSA differentiates in both variables together, which includes the gradient
                 total["grad"] += bool(backs[0] and backs[-1] > 1)
         return total
 

@@ -1,4 +1,4 @@
-"""The contract of algorithms and problems, tested on everything in conf/algo and conf/problem, in all pairs that fit.
+"""The contract of algorithms and problems, tested on all compatible pairs of files in conf/algo and conf/problem.
 
 `checks` lists the tests of a pair. Tests of a single algorithm or problem come last.
 """
@@ -46,13 +46,13 @@ from fedopt.toolbox import Vectors
 
 PAIRS = held_pairs()
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
-CLOSED = [  # without problems whose solution is x alone, with y_i in the memory of clients
+CLOSED = [  # without problems whose solution has only x, because each y_i is per-client state
     p
     for p in names("problem")
     if class_at("problem", p).solution is not Problem.solution
     and not issubclass(class_at("problem", p), classes.LocalBilevel)
 ]
-# BOME leaves a solution where grad_y f is not zero: its penalty acts where g is above its least value
+# BOME leaves a solution at which grad_y f is not zero, since its penalty acts only where g exceeds its minimum
 LEFT = [("bome", p) for p in CLOSED if problem_classes()[p] in ("bilevel", "two_level")]
 SETTINGS = {
     "as it is": [],
@@ -76,7 +76,7 @@ def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
         ("test_equal_clients_are_one_client",),
         ("test_metric_improves",),
         *([("test_solution_is_a_fixed_point",)] if closed else []),
-        # In a checkout, in tests/running/test_device.py
+        # In a checkout, tests/running/test_device.py has this test
         *(("test_a_round_stays_on_the_device", engine) for engine in ENGINES),
     ]
 
@@ -89,7 +89,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
-    """Assert that numbers are equal up to ``rtol`` times each, or times the largest: cancellation leaves errors of that size."""
+    """Assert that numbers are equal up to ``rtol`` times the largest number, since cancellation leaves errors of this size.
+
+    Args:
+        a: Numbers, nested in any way.
+        b: Numbers with the same structure.
+        rtol: The tolerance.
+    """
     pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
     for x, y in pairs:
@@ -97,12 +103,17 @@ def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
 
 
 def batches(algo: str, size: str) -> list[str]:
-    """Return the overrides that set all batch sizes of an algorithm."""
+    """Return the overrides that set all batch sizes of an algorithm.
+
+    Args:
+        algo: The algorithm.
+        size: The batch size, as in an override; null for full batches.
+    """
     return [f"algo.{key}={size}" for key in fields("algo", algo) if key[0] == "B"]
 
 
 def without_chance(algo: str) -> list[str]:
-    """Return the overrides for full batches, and without random directions."""
+    """Return the overrides that make an algorithm deterministic: full batches, and no random directions."""
     return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in fields("algo", algo) else [])]
 
 
@@ -124,7 +135,7 @@ def test_engines_agree(algo: str, problem: str, setting: str) -> None:
 
 
 def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
-    """The state stays finite when some or all clients of a cohort take no local step."""
+    """The state stays finite if some or all clients of a cohort take no local step."""
     for stragglers in (0.34, 0.9):
         state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(leaf.isfinite().all() for leaf in leaves(state))
@@ -137,9 +148,7 @@ def three_steps(algo: str) -> list[str]:
 
 
 def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger equals independent counts: of derivatives by taps on the problem's functions, of bytes by watching the
-    clients.
-    """
+    """The ledger equals independent counts of the derivatives (by `Tapped`) and of the bytes (by `Watching`)."""
     e = small(algo, problem, *SETTINGS[setting], *(three_steps(algo) if setting == "uneven" else []))
     taps, engine, exchange = Tapped(e.problem), Watching(), Mock(wraps=Round.exchange)
     e.federation.engine = engine
@@ -154,7 +163,7 @@ def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, m
 
 @pytest.mark.smoke
 def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None:
-    """A run that is stored and restored between two rounds equals an uninterrupted run, bit by bit."""
+    """A run that is stored and restored between two rounds is bitwise equal to an uninterrupted run."""
     e = small(algo, problem)
     *_, state = undisturbed = steps(e, 3)
     ledger = e.federation.ledger.columns()
@@ -174,7 +183,9 @@ def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    """Two processes give the same numbers and ledger as one. Each class of algorithms is tested on one problem."""
+    """Two processes give the same numbers and the same ledger as one process. Each class of algorithms is tested on one
+    problem.
+    """
     problem_of = dict(PAIRS)
     chosen = {class_at("algo", algo): f"{algo}:{problem_of[algo]}" for algo in reversed(problem_of)}
     overrides = list(chosen.values())
@@ -208,10 +219,13 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -
 
 
 def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
-    """Return the experiment with its clients in the given order, which may repeat a client. All clients take part in each
-    round.
+    """Return the experiment with other clients, all of which take part in each round.
 
     The clients of ``e.original`` are rearranged in place.
+
+    Args:
+        e: The experiment.
+        order: The indices of the clients, in their new order. An index may occur several times.
     """
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
@@ -221,7 +235,7 @@ def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
 
 
 def of_server(state: Any) -> list[Any]:
-    """Return the parts of a state that are not per-client memory."""
+    """Return the parts of a state that are not per-client state."""
     return [value for value in state if not isinstance(value, Memory)]
 
 
@@ -244,9 +258,9 @@ def test_equal_clients_are_one_client(algo: str, problem: str) -> None:
 def test_metric_improves(algo: str, problem: str) -> None:
     """With tuned values, a metric improves by more than a fifth within 100 rounds.
 
-    The metric is the hypergradient's norm or the distance if the solution is known, else the training loss or the objective,
-    else the problem's first metric. On your problem, an algorithm of fedopt that does not improve is skipped, unless
-    contract.yaml has overrides for the pair.
+    The metric is the norm of the hypergradient or the distance to the solution if the solution is known, else the training
+    loss or the objective, else the problem's first metric. If an algorithm of fedopt does not improve the metric of your own
+    problem, the test is skipped, unless contract.yaml has overrides for the pair.
     """
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
@@ -268,10 +282,9 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return a solution (x, y) with v = grad_y f added, (x, y, v), if the problem is bilevel with grad^2_yy g = I; else
-    unchanged.
+    """Return (x, y, v) with v = grad_y f for the solution (x, y) of a bilevel problem with grad^2_yy g = I.
 
-    Clients must be equal.
+    The solution of any other problem is returned unchanged. All clients must have equal data.
     """
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution
@@ -280,7 +293,7 @@ def with_v(problem: Problem, solution: Any) -> Any:
     return x, y, torch.func.grad(lambda y: problem.f(x, y, xi))(y)
 
 
-# By a field or an algorithm: values with which an inner loop, or an estimator, is exact to rounding; f2sa's penalty keeps its bias
+# For a field or an algorithm: values that make an inner loop or an estimator exact up to rounding; f2sa's penalty keeps its bias
 EXACT = {
     "inverse": ["N=8", "inverse=cg"],
     "Q": ["Q=150", "theta=1.0"],
@@ -291,14 +304,14 @@ EXACT = {
 }
 
 
-ALIKE = ("heterogeneity", "noise", "s", "spread", "t_max")  # fields of problems with which all clients are equal
+ALIKE = ("heterogeneity", "noise", "s", "spread", "t_max")  # fields of problems that make all clients equal
 
 
 def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The solution stays a solution for three rounds if clients are equal and inner loops are exact.
+    """The state remains the solution for three rounds if all clients have equal data and inner loops are exact.
 
-    Inner loops of fedopt's algorithms are set to be exact up to rounding. For yours, `approximate` in contract.yaml says how
-    far the state may move.
+    The inner loops of fedopt's algorithms are set to be exact up to rounding. For your algorithm, the key `approximate` in
+    contract.yaml sets how far the state may move.
     """
     exact = [
         override for key, overrides in EXACT.items() if key in (algo, *fields("algo", algo)) for override in overrides
@@ -311,7 +324,7 @@ def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.
     monkeypatch.setattr(type(e.problem), "start", lambda _: at[:variables])
     first = e.algorithm.init(e.problem)
     points = {name for name in ("u", "u_prev", "u_drawn", "z") if isinstance(getattr(first, name, ()), Vectors)}
-    # Methods that have v as a variable have more of them than the problem
+    # Methods with the variable v have more variables than the problem
     state = first._replace(**{name: Vectors(at[: len(getattr(first, name))]) for name in points})
     for r in range(3):
         state = e.algorithm.step(state, e.problem, e.federation.at(r))
@@ -331,7 +344,9 @@ A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in held
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
-    """A problem's metrics are the declared ones, and do not depend on the order of clients; its weights sum to 1."""
+    """A problem returns the metrics that it declares, its metrics do not depend on the order of clients, and its weights sum
+    to 1.
+    """
     e = small(algo, problem)
     point = [v + 0.1 for v in e.original.start()]
     values = e.original.evaluate(*point)
@@ -344,17 +359,17 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
     drawn = of_fit if "fit" in fields("problem", problem) else ()
     other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
-    for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
+    for metric in set(values) - {*drawn}:  # random metrics depend on which client gets which random numbers
         assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> None:
-    """The derivatives that a problem computes itself equal those of automatic differentiation."""
+    """The hand-written derivatives of a problem equal the derivatives computed by automatic differentiation."""
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
-    letters = "fg" if isinstance(p, classes.XRisk) else "fgh"  # whose h are scores of examples
+    letters = "fg" if isinstance(p, classes.XRisk) else "fgh"  # its function h returns the scores of examples
     for function in (getattr(p, letter) for letter in letters if hasattr(p, letter)):
         *fixed, last = [*point, point[0] + 0.1] if isinstance(p, classes.Hierarchical) else point
         automatic = torch.func.grad(lambda v, function=function, fixed=fixed: function(*fixed, v, xi))(last)

@@ -1,4 +1,4 @@
-"""What methods share: several vectors as one, directions of nested problems and steps along them, recursive momentum."""
+"""Functions that several methods share: vectors of variables, directions of nested problems, and recursive momentum."""
 
 from fedopt.lazy import exports
 

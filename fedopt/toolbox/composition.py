@@ -1,9 +1,9 @@
-"""The gradient of a composition along estimates of its levels, which compositional methods share.
+"""The gradient of a composition, with estimates in place of the values of its levels. Compositional methods share it.
 
 Notation
-    r^1, ..., r^K, f    the levels of a composition f(r^K(... r^1(x))), client.level(0), ..., client.level(K)
-    u^0, ..., u^K       u^0 = x, and the estimates of the values of r^1, ..., r^K
-    xi                  a sample for each level, since the product of two levels of one sample is biased
+    r^1, ..., r^K, f    the levels of a composition f(r^K(... r^1(x))), which are client.level(0), ..., client.level(K)
+    u^0, ..., u^K       u^0 = x; u^k estimates the value of r^k(... r^1(x))
+    xi                  one sample for each level, since a product of two levels on the same sample is biased
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,20 @@ from fedopt.toolbox.vectors import Tensors
 def chain(
     client: Client, x: Tensor, xi: Sequence[Sample], follow: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensors, Tensor]:
-    """Return estimates (u^1, ..., u^K) of the levels of a composition, and its gradient along them, ``[d]``.
+    """Return estimates (u^1, ..., u^K) of the levels of a composition, and an estimate of its gradient, ``[d]``.
 
-    The gradient is J r^1(x)' J r^2(u^1)' ... grad f(u^K). It counts as one gradient call and K Jacobian-vector products; no
-    Jacobian is formed.
+    With J for a Jacobian, the gradient is::
+
+        J r^1(x)' J r^2(u^1)' ... J r^K(u^{K-1})' grad f(u^K)
+
+    It counts as one gradient call and K Jacobian-vector products. No Jacobian is formed.
 
     Args:
-        client: The client, of a composition.
+        client: The client, whose problem is a composition.
         x: The point, ``[d]``.
-        xi: A sample for each level.
-        follow: ``follow(k, value)``, the estimate u^{k+1} from the value r^{k+1}(u^k), k = 0, ..., K - 1.
+        xi: K + 1 samples, one for each level.
+        follow: ``follow(k, value)``, which returns the estimate u^{k+1} for the value r^{k+1}(u^k), k = 0, ..., K - 1. To use
+            the values themselves, return ``value``.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fedmsa", "problem=mco"]))

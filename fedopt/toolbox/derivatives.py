@@ -1,4 +1,4 @@
-"""One derivative of a bilevel problem on a client's sample ``xi``, as a server asks for it that has all variables."""
+"""Client functions that return one derivative of a bilevel problem on the client's sample ``xi``."""
 
 from torch import Tensor
 
@@ -9,21 +9,21 @@ XYV = tuple[Tensor, Tensor, Tensor]
 
 
 def inner_gradient(client: Client, point: XY) -> Tensor:
-    """Return grad_y g(x, y), [dy]. point: (x, y). It counts as one gradient call."""
+    """Return grad_y g_i(x, y), ``[dy]``, for the message (x, y). It counts as one gradient call."""
     return client.inner_gradient(*point, client.sample("xi"))
 
 
 def outer_gradient_y(client: Client, point: XY) -> Tensor:
-    """Return grad_y f(x, y), [dy]. point: (x, y). It counts as one gradient call."""
+    """Return grad_y f_i(x, y), ``[dy]``, for the message (x, y). It counts as one gradient call."""
     return client.outer_gradient_y(*point, client.sample("xi"))
 
 
 def hessian_product(client: Client, point: XYV) -> Tensor:
-    """Return grad^2_yy g(x, y) v, [dy]. point: (x, y, v). It counts as one Hessian-vector product."""
+    """Return grad^2_yy g_i(x, y) v, ``[dy]``, for the message (x, y, v). It counts as one Hessian-vector product."""
     x, y, v = point
     return client.inner_hessian(x, y, client.sample("xi"))(v)
 
 
 def cross_product(client: Client, point: XYV) -> Tensor:
-    """Return grad^2_xy g(x, y) v, [dx]. point: (x, y, v). It counts as one Jacobian-vector product."""
+    """Return grad^2_xy g_i(x, y) v, ``[dx]``, for the message (x, y, v). It counts as one Jacobian-vector product."""
     return client.cross_product(*point, client.sample("xi"))

@@ -1,8 +1,8 @@
 """The directions along which single-loop bilevel methods move x, y and v together, and a step along them.
 
 Notation
-    z = (x, y, v)        the variables; v estimates [grad^2_yy g]^-1 grad_y f, and is left out where the hypergradient is grad_x f
-    D = (Dx, Dy, Dv)     the directions, zero in the mean at the solution; P, S^w and S^v in FedMSA's letters
+    z = (x, y, v)        the variables; v estimates [grad^2_yy g]^-1 grad_y f. It is omitted if the hypergradient is grad_x f
+    D = (Dx, Dy, Dv)     the directions, whose means over clients are zero at the solution; FedMSA calls them P, S^w and S^v
     P_r                  the projection onto the ball |v| <= r
 """
 
@@ -18,10 +18,10 @@ from fedopt.toolbox.vectors import Vectors
 
 
 def bilevel_start(problem: Nested) -> Vectors:
-    """Return the first variables of a single-loop bilevel method: (x, y, 0), or (x, y) if grad_y f is zero at y*(x).
+    """Return the initial variables of a single-loop bilevel method: (x, y, 0), or (x, y) if grad_y f is zero at y*(x).
 
     Args:
-        problem: The problem, with its start.
+        problem: The problem. Its ``start`` returns x, ``[dx]``, and y, ``[dy]``.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
@@ -35,16 +35,21 @@ def bilevel_start(problem: Nested) -> Vectors:
 def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -> Vectors:
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
-    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
-    prints grad_x f in Dv]. At z = (x, y) they are (grad_x f, grad_y g).
+    They are [FedMSA eq. 2, 10; eq. 10a prints grad_x f in Dv]::
 
-    It counts as two gradient calls, one Hessian-vector and one Jacobian-vector product; without v, as the gradient calls
-    alone.
+        Dx = grad_x f_i - grad^2_xy g_i v
+        Dy = grad_y g_i
+        Dv = (grad^2_yy g_i + damping I) v - grad_y f_i
+
+    At z = (x, y), without v, they are (grad_x f_i, grad_y g_i).
+
+    The call counts as two gradient calls, one Hessian-vector product and one Jacobian-vector product. Without v, it counts as
+    gradient calls only.
 
     Args:
-        client: The client, of a bilevel problem.
+        client: The client, whose problem is bilevel.
         z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
-        xi: The sample, of f and of g.
+        xi: The sample on which f_i and g_i are evaluated.
         damping: A number that is added to the diagonal of the Hessian.
 
     Example:
@@ -60,7 +65,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -
     if not v:
         return Vectors((client.outer_gradient_x(x, y, xi), client.inner_gradient(x, y, xi)))
 
-    if hasattr(client.g, "second"):  # written by hand, as all else then is
+    if hasattr(client.g, "second"):  # written by hand; then the other derivatives are too
         (f_x, f_y), (d_y, Hv, Jv) = client.outer_gradients(x, y, xi), client.inner_second(x, y, v[0], xi)
         d_v = Hv - f_y
         return Vectors((f_x - Jv, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
@@ -75,15 +80,21 @@ def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -
 
 
 def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vectors:
-    """Return the directions of `bilevel_maps` without damping, with a sample for each of Dx, Dy and Dv.
+    """Return the directions (Dx, Dy, Dv) at z = (x, y, v), each evaluated on a sample of its own.
 
-    It counts as three gradient calls, one less if grad_x f is zero, one Hessian-vector and one Jacobian-vector product.
-    Without v it counts as two gradient calls.
+    They are::
+
+        Dx = grad_x f_i - grad^2_xy g_i v
+        Dy = grad_y g_i
+        Dv = grad^2_yy g_i v - grad_y f_i
+
+    At z = (x, y), without v, they are (grad_x f_i, grad_y g_i). The call counts as three gradient calls (two if grad_x f is
+    zero), one Hessian-vector product and one Jacobian-vector product. Without v, it counts as two gradient calls.
 
     Args:
-        client: The client, of a bilevel problem.
-        z: The point (x, y, v), or (x, y).
-        xis: The three samples, for Dx, Dy and Dv in this order.
+        client: The client, whose problem is bilevel.
+        z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
+        xis: Three samples, for Dx, Dy and Dv.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
@@ -106,14 +117,18 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vecto
 def descend(
     space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
-    """Return z - steps D, with y projected onto the problem's constraint set Y.
+    """Take a step along the directions, and return the new point::
+
+        x - eta_x Dx,    P_Y(y - eta_y Dy),    P_r(v - eta_v Dv)
+
+    P_Y is the projection onto the problem's constraint set, and P_r the projection onto the ball of radius r.
 
     Args:
-        space: The client, or on the server the problem. Its ``project`` projects onto Y.
+        space: The client, or the problem if the step is taken on the server. Its ``project`` is P_Y.
         z: The point (x, y) or (x, y, v).
         D: The directions, of the same shapes.
-        steps: A step size for each variable. If there are more, the last ones are ignored.
-        radius: The radius of the ball onto which v is projected; None leaves v as it is.
+        steps: The step sizes of the variables. Step sizes beyond the last variable are ignored.
+        radius: The radius r. None: v is not projected.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))
@@ -126,18 +141,29 @@ def descend(
 
 
 def descend_(client: Client, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None) -> Vectors:
-    """Return what `descend` returns. It may overwrite z, as `Client.moved_` may overwrite a point.
+    """Take a step along the directions on a client, and return the new point; see `descend` for the formula.
+
+    A variable of z that was itself returned by a step may be overwritten, so do not use z afterwards.
 
     Args:
         client: The client.
-        z, D, steps, radius: As in `descend`.
+        z: The point (x, y) or (x, y, v).
+        D: The directions, of the same shapes.
+        steps: The step sizes of the variables. Step sizes beyond the last variable are ignored.
+        radius: The radius of the ball onto which v is projected. None: v is not projected.
     """
     moved = Vectors(client.moved_(v, d, step) for v, d, step in zip(z, D, steps, strict=False))
     return projected(client, moved, radius)
 
 
 def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None) -> Vectors:
-    """Return z with y projected onto Y, and v onto the ball of that radius. space, radius: as in `descend`."""
+    """Return z with y projected onto the problem's constraint set, and v projected onto a ball.
+
+    Args:
+        space: The client or the problem, whose ``project`` projects y.
+        z: The point (x, y) or (x, y, v).
+        radius: The radius of the ball. None: v is not projected.
+    """
     x, y, *v = z
     return Vectors((x, space.project(y), *(v_n if radius is None else ball(v_n, radius) for v_n in v)))
 
@@ -145,15 +171,18 @@ def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None
 def neumann_maps(
     client: Client, z: Vectors, xi: Sequence[Sample], Q: int, theta: float, term: int | None = None
 ) -> Vectors:
-    """Return a client's hypergradient, with a Neumann sum for the inverse Hessian, and grad_y g, at z = (x, y).
+    """Return a client's hypergradient, ``[dx]``, and grad_y g_i, ``[dy]``, at z = (x, y).
+
+    The inverse Hessian in the hypergradient is estimated by a Neumann sum.
 
     Args:
-        client: The client, of a bilevel problem.
+        client: The client, whose problem is bilevel.
         z: The point (x, y).
-        xi: The samples, as many as `neumann_samples` returns.
-        Q: The number of Hessian products.
-        theta: The step size of the Neumann sum.
-        term: The index, 0 to Q, of the one term that represents the sum; None takes all terms.
+        xi: The samples. `neumann_samples` returns how many are needed.
+        Q: The number of Hessian-vector products.
+        theta: The step size of the Neumann sum, at most the inverse of the largest eigenvalue of the Hessian.
+        term: The index, 0 to Q, of a randomly chosen term, which is used, multiplied by Q + 1, in place of the sum. None: the
+            sum of all terms is used.
     """
     (x, y), l = z, 1 / theta
     inverse: Inverse = partial(neumann_sum, N=Q, l=l)
@@ -163,5 +192,10 @@ def neumann_maps(
 
 
 def neumann_samples(problem: Bilevel, Q: int) -> int:
-    """Return the number of samples that `neumann_maps` takes with Q Hessian products, which some problems do not need."""
+    """Return the number of samples that `neumann_maps` needs.
+
+    Args:
+        problem: The problem. Some problems need no Hessian-vector products, and so fewer samples.
+        Q: The number of Hessian-vector products.
+    """
     return problem.hypergradient_samples(Q if problem.indirect and not problem.identity else 0)

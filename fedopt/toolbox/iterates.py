@@ -1,14 +1,17 @@
-"""A uniformly random one of all iterates so far, at which theorems state their bounds, drawn round by round."""
+"""Choose one of all iterates so far uniformly at random, round by round. Theorems state their bounds at such an iterate."""
 
 from fedopt.federation import Round
 from fedopt.randomness import Purpose
 
 
 def drawn_iterate(fed: Round, K: int = 1) -> int:
-    """Draw which iterate k = 1, ..., K of this round becomes the random one; 0 if the one of earlier rounds stays it.
+    """Return which iterate k = 1, ..., K of this round replaces the random iterate; 0 if the previous one is kept.
+
+    With these choices, the random iterate is uniform over all iterates so far.
 
     Args:
-        K: The iterates of a round. The first round has one.
+        fed: The round.
+        K: The number of iterates per round. The first round has only one.
     """
     rng, iterates = fed.rng(Purpose.OUTPUT), K if fed.r else 1
     if rng.random() >= iterates / (1 + fed.r * K):

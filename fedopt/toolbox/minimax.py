@@ -1,8 +1,7 @@
-"""The field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y).
+"""The gradient field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y).
 
-Steps along -F descend in x and ascend in y. If F = mean F_i is zero, (x, y) is stationary. A correction of local steps is
-`plus` and `anchor`, as in `Client.gradient_step_` on minimisation problems. `descend` of directions.py takes the step, and
-projects y.
+A step along -F_i descends in x and ascends in y. The point w is stationary if the mean of F_i(w) over clients is zero.
+The arguments `plus` and `anchor` correct local steps. The step itself, with the projection of y, is `descend` in directions.py.
 """
 
 from collections.abc import Sequence
@@ -14,16 +13,18 @@ from fedopt.toolbox.vectors import Vectors
 def minimax_field(
     client: Client, w: Vectors, xi: Sample, plus: Vectors | None = None, anchor: Vectors | None = None
 ) -> Vectors:
-    """Return F_i(w) - F_i(anchor) + plus on one sample, for F_i = (grad_x f_i, -grad_y f_i).
+    """Return the direction of a corrected descent-ascent step on one sample, with the shapes of (x, y)::
 
-    It counts as one gradient call, or two with an anchor.
+        F_i(w) - F_i(anchor) + plus,    where F_i(w) = (grad_x f_i(w), -grad_y f_i(w))
+
+    It counts as one gradient call, or as two calls with an anchor.
 
     Args:
-        client: The client, of a minimax problem.
+        client: The client, whose problem is a minimax problem.
         w: The point (x, y).
-        xi: The sample.
-        plus: A term (x, y) that is added; None for no term.
-        anchor: The point (x, y) whose field, on the same sample, is subtracted; None for no such term.
+        xi: The sample on which f_i is evaluated, at both points.
+        plus: Vectors that are added, with the shapes of (x, y). None: no such term.
+        anchor: The point (x, y) whose F_i is subtracted. None: no such term.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=local_sgda", "problem=quadratic_minimax"]))
@@ -43,15 +44,17 @@ def minimax_field(
 
 
 def descent_ascent_(client: Client, w: Vectors, xi: Sample, steps: Sequence[float]) -> Vectors:
-    """Return w = (x, y) after a step of gradient descent in x and of projected ascent in y, both from the old point.
+    """Take a step of gradient descent in x and of projected gradient ascent in y, and return the new point::
 
-    It counts as one gradient call, and may overwrite w, as `Client.moved_` may overwrite a point.
+        x - eta_x grad_x f_i(x, y),    P_Y(y + eta_y grad_y f_i(x, y))
+
+    It counts as one gradient call. If x or y was itself returned by a step, it may be overwritten, so do not use w afterwards.
 
     Args:
-        client: The client, of a minimax problem.
+        client: The client, whose problem is a minimax problem.
         w: The point (x, y).
-        xi: The sample.
-        steps: The step sizes of x and y.
+        xi: The sample on which f_i is evaluated.
+        steps: The step sizes eta_x and eta_y.
     """
     x, y = w
     x, f_y = client.outer_step_(x, y, xi, steps[0])

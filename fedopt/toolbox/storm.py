@@ -1,17 +1,19 @@
-"""Recursive momentum [Cutkosky & Orabona 2019], which several methods share, and the orders in which they average it.
+"""Recursive momentum (STORM) [Cutkosky & Orabona 2019], which several methods share.
 
 Notation
-    z, d    a client's point, and its estimates of the directions there: a vector for each variable
+    z, d    a client's point, and its estimates of the directions there: one vector for each variable
     D       the directions at a point on one sample xi
-    c       the weights of the newest directions in d, one a variable: 1 is no memory, 0 forgets nothing
-    t       the iteration, counted from 0
+    c       the weights of the newest directions in d, one for each variable: with 1, earlier directions have no influence
+    t       the iteration, from 0
 
-    d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
+    d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi))    with the same sample xi in both terms
+    z_{t+1} = move(z_t, d_t)
 
-Where the clients' values become their means decides what the limit is at a constant step.
-    together            z_{t+1} and d_t become means together, in one exchange; z_t, the next old point, stays the client's own
-    points_first        z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges; z_t as above
-    Storm.iterations    in an exchange: z_t and d_t do, so that the next old point is the mean too
+The functions differ in which values the server averages. This determines the limit of a method with a constant step size.
+    together            one exchange averages z_{t+1} and d_t; each client keeps its own z_t, the next old point
+    points_first        one exchange averages z_{t+1}, and a second one averages d_{t+1}, which clients estimate at that mean;
+                        each client keeps its own z_t
+    Storm.iterations    if it runs in one exchange, z_t and d_t are averaged, so the next old point is also the mean
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,14 +36,18 @@ class Pair(NamedTuple):
 
 
 class Storm(NamedTuple):
-    """Recursive momentum of a method that is given by three functions [Cutkosky & Orabona 2019].
+    """Recursive momentum (STORM) [Cutkosky & Orabona 2019]. Three functions define the method.
 
-    d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
+    Iteration t = 0, 1, ... uses a new sample xi in both terms of::
+
+        d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi))
+        z_{t+1} = move(z_t, d_t)
 
     Args:
-        D: ``D(client, z, xi)``, the directions at z on one sample.
-        move: ``move(client, z, d, t)``, the point after iteration t's step, t = 0, 1, ...
-        c: ``c(t)``, a weight for each variable, of the newest direction in d_{t+1}: 1 has no memory, 0 forgets nothing.
+        D: ``D(client, z, xi)``, which returns the directions at z on one sample, with the shapes of z.
+        move: ``move(client, z, d, t)``, which returns the point after the step of iteration t.
+        c: ``c(t)``, which returns the weight of the newest direction in d_{t+1}, one number between 0 and 1 for each variable.
+            With 1, earlier directions have no influence.
     """
 
     D: Callable[[Client, Vectors, Sample], Vectors]
@@ -49,12 +55,18 @@ class Storm(NamedTuple):
     c: Callable[[int], Sequence[float]]
 
     def first(self, client: Client, z: Vectors, xis: Iterable[Sample]) -> Vectors:
-        """Return d_0, the mean of D at z over the samples xis."""
+        """Return d_0, the mean of D at z over several samples.
+
+        Args:
+            client: The client.
+            z: The point z_0.
+            xis: The samples.
+        """
         new = [self.D(client, z, xi) for xi in xis]
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Sample, t: int) -> Vectors:
-        """Return d_t, the estimate of the directions at z_t. It may overwrite d, as `Client.moved_` may overwrite a point.
+        """Return d_t, the estimate of the directions at z_t. If d was itself returned by this method, it may be overwritten.
 
         Args:
             client: The client.
@@ -62,7 +74,7 @@ class Storm(NamedTuple):
             z_prev: The point z_{t-1}.
             d: The estimate d_{t-1}.
             xi: The sample of iteration t, which is used at both points.
-            t: The iteration.
+            t: The index of the iteration.
         """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
         c = self.c(t - 1)
@@ -71,14 +83,14 @@ class Storm(NamedTuple):
         return Vectors(client.moved_(new, change, c_n - 1) for new, change, c_n in zip(D, d, c, strict=False))
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Sample], t: int) -> Pair:
-        """Return (z, d) after one iteration for each sample. An iteration first moves z, and then estimates d there.
+        """Run one iteration for each sample, and return (z, d). An iteration moves z, and then estimates d at the new z.
 
         Args:
             client: The client.
             z: The point before the first iteration.
-            d: The estimate at z.
+            d: The estimate of the directions at this point.
             xis: The samples.
-            t: The number of the first iteration.
+            t: The index of the first iteration.
         """
         for t_now, xi in enumerate(xis, t):
             z_prev, z = z, self.move(client, z, d, t_now)
@@ -90,9 +102,10 @@ class Averages(NamedTuple):
     """The state between two rounds of `together`, before iteration t.
 
     Attributes:
-        z, d: The clients' means of z_t and d_{t-1}.
-        previous: The mean of z_{t-1}, flat, which is used if cohorts change.
-        memory: Each client's own z_{t-1}, flat, which is used if all clients take part.
+        z: The mean of the clients' z_t.
+        d: The mean of the clients' d_{t-1}.
+        previous: The mean of the clients' z_{t-1} as one vector. It is used if cohorts change.
+        memory: Each client's z_{t-1} as one vector. It is used if all clients take part.
     """
 
     z: Vectors
@@ -102,27 +115,34 @@ class Averages(NamedTuple):
 
 
 def at_start(z: Vectors, clients: int) -> Averages:
-    """Return the state before the first iteration: z for all clients, and d = 0. clients: their number."""
+    """Return the state before the first iteration: all clients have the point z, and d = 0.
+
+    Args:
+        z: The initial point.
+        clients: The number of clients.
+    """
     return Averages(z, 0.0 * z, torch.cat(z), Memory([torch.cat(z)] * clients))
 
 
 def together(
     storm: Storm, s: Averages, fed: Round, p: int, draws: Steps, S: int = 1, samples: Samples | None = None
 ) -> Averages:
-    """Return the state after p iterations and one exchange, which averages points and directions together.
+    """Run p local iterations on each client, average the points and directions in one exchange, and return the new state.
 
     Args:
         storm: The method.
-        s: The state before.
+        s: The state before the round.
         fed: The round.
-        draws: The samples that clients take under the name xi.
-        S: The number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
-        samples: client -> its samples, one for each D; None: the samples of its draws.
+        p: The number of iterations per round.
+        draws: The draws of the clients' samples, which get the name xi. The first round needs p + S - 1 samples, and later
+            rounds need p samples.
+        S: The number of samples over which the first estimate d_0 is averaged.
+        samples: A function of a client that yields the sample of each evaluation of D. None: the samples of ``draws``.
     """
     first = fed.r * p
 
-    # What is averaged is z_t and d_{t-1}; a client's z_{t-1} is not replaced. Where cohorts change, a client that joins has none of
-    # its own: their averages are sent with the rest.
+    # z_t and d_{t-1} are averaged, but each client keeps its own z_{t-1}. If cohorts change, a client that joins has no z_{t-1},
+    # so the average of z_{t-1} is sent too.
     def iterations(client: Client, message: tuple[Vectors, Vectors, *Tensors]) -> tuple[Pair, Tensor]:
         z, d, *averaged = message
         z_prev = z.parts(averaged[0] if averaged else client.memory)
@@ -146,8 +166,9 @@ class Means(NamedTuple):
     """The state between two rounds of `points_first`.
 
     Attributes:
-        z, d: The clients' means of the first variables and of their directions. The other variables stay on the clients.
-        memory: Each client's z and d of all variables, as one vector.
+        z: The clients' mean of the first variables. The other variables stay on the clients and are not averaged.
+        d: The clients' mean of the directions of these variables.
+        memory: Each client's z and d of all variables as one vector.
     """
 
     z: Vectors
@@ -156,22 +177,30 @@ class Means(NamedTuple):
 
 
 def means_at_start(z: Vectors, averaged: int, clients: int) -> Means:
-    """Return the state before the first round. averaged: the number of variables that are. clients: the number of clients."""
+    """Return the state before the first round: all clients have the point z, and d = 0.
+
+    Args:
+        z: The initial point.
+        averaged: The number of variables that the server averages, counted from the first one.
+        clients: The number of clients.
+    """
     means = Vectors(z[:averaged])
     return Means(means, 0.0 * means, Memory([torch.cat((*z, *(0.0 * z)))] * clients))
 
 
 def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, draws: Mapping[str, Steps]) -> Means:
-    """Return the state after I iterations and two exchanges.
+    """Run I local iterations on each client with two exchanges, and return the new state.
 
-    Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
+    The first exchange averages the points, and the second exchange averages the directions at their mean. The first round has
+    one more exchange, for d_0.
 
     Args:
         storm: The method.
-        s: The state before.
-        sizes: Of all variables.
+        s: The state before the round.
+        sizes: The number of entries of each variable.
         fed: The round.
-        draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
+        I: The number of iterations per round.
+        draws: The draws by name: ``first`` for d_0, ``xi`` for I - 1 iterations, and ``last`` for the estimate at the mean.
     """
     (z, d, memory), n = s, len(s.z)
     start, last = fed.r * I, fed.r * I + I - 1
@@ -205,12 +234,16 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced by the means, of which there may be fewer."""
+    """Return z with its first variables replaced with ``means``, which may have fewer variables than z."""
     return Vectors((*means, *z[len(means) :]))
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise ValueError if the weight of a newest estimate is above 1. The weights have names, such as ``c * eta^2``."""
+    """Raise ValueError if a weight is greater than 1.
+
+    Args:
+        weights: The weights of the newest estimates, by name. A name is a formula, such as ``c * eta^2``.
+    """
     for name, weight in weights.items():
         if weight > 1 + 1e-12:
-            raise ValueError(f"{name} must be at most 1, not {weight:g}; make a factor of it smaller")
+            raise ValueError(f"{name} must be at most 1, not {weight:g}; choose smaller factors")

@@ -1,4 +1,4 @@
-"""Several vectors of different sizes as one value: a message, a point, the variables of a method."""
+"""Several vectors of different sizes as one value, such as a message, a point or the variables of a method."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ Tensors = tuple[Tensor, ...]
 class Vectors(tuple[Tensor, ...]):
     """The variables of a method, such as (x, y, v), as one value.
 
-    ``a + b``, ``a - b`` and ``0.5 * a`` do the same with each variable. A message, an answer or a state may hold them.
+    ``a + b``, ``a - b`` and ``0.5 * a`` apply to each variable. A message, an answer or a state may contain this type.
 
     Args:
-        variables: An iterable of tensors, one a variable.
+        variables: An iterable of tensors, one per variable.
     """
 
     def __add__(self, other: "Vectors") -> "Vectors":  # type: ignore[override]
@@ -28,19 +28,19 @@ class Vectors(tuple[Tensor, ...]):
         return Vectors(factor * a for a in self)
 
     def moved(self, direction: "Vectors", steps: Sequence[float]) -> "Vectors":
-        """Return each variable minus its step size times its direction.
+        """Take a step along the negative directions, and return the new variables: ``a - step * d`` for each variable a.
 
         Args:
-            direction: A direction for each variable, of its shape.
-            steps: A step size for each variable. If there are more, the last ones are ignored.
+            direction: The direction d of each variable, with the shape of the variable.
+            steps: The step sizes of the variables. Step sizes beyond the last variable are ignored.
         """
         return Vectors(a.sub(d, alpha=step) for a, d, step in zip(self, direction, steps, strict=False))
 
     def parts(self, row: Tensor) -> "Vectors":
-        """Return the variables that a row of a `Memory` was made of by ``torch.cat``.
+        """Split a vector, such as a row of a `Memory`, into variables with the sizes of these variables.
 
         Args:
-            row: A vector as long as all variables together, which tell the sizes.
+            row: A vector that was concatenated by ``torch.cat``. Its length is the total size of these variables.
         """
         return Vectors(torch.split(row, [a.numel() for a in self]))
 

@@ -17,7 +17,7 @@ from fedopt.testing.harness import iterate
 
 SOURCE = content(Path(__file__).parents[2] / "docs" / "choosing.yaml")
 KEPT = pd.read_csv(Path(__file__).parents[2] / "docs" / "results" / "choosing.csv")
-TAKE = SOURCE["columns"].index("take")
+TAKE = SOURCE["columns"].index("method")
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "docs"))
 
 
@@ -75,7 +75,7 @@ def test_the_readme_counts_them():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     unchecked = sum(bool(experimental(algo)) for algo in options("algo"))
     checked, problems = len(options("algo")) - unchecked, sum(not setting_of(name) for name in options("problem"))
-    assert f"{checked} checked methods, {unchecked} experimental," in readme
+    assert f"{checked} checked and {unchecked} experimental methods," in readme
     assert f" and {problems} problems" in readme
 
 

@@ -360,9 +360,9 @@ def test_dropout():
         (["participation.least=9"], ["participation.least=9", "at most algo.tau, which is 5 steps"]),
         (["participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
         (["participation.least=2", "++participation.work=[1,2]"], ["least and work cannot be combined"]),
-        (["participation.work=once"], ["work=once needs least"]),
+        (["participation.work=once"], ["work=once needs participation.least"]),
         (["participation.least=2", "participation.work=twice"], ["participation.work=twice", "'once'"]),
-        (["algo=localbsgm", "participation.least=2"], ["LocalBSGM", "uneven"]),
+        (["algo=localbsgm", "participation.least=2"], ["LocalBSGM", "equal work"]),
         (
             ["algo=fednest", "participation.least=2"],
             ["participation.least=2", "at most algo.tau_out, which is 1 steps"],

@@ -302,7 +302,7 @@ def test_accuracy_is_that_of_the_clients_own_models():
 
 
 def test_what_is_own_must_fit_the_model():
-    with pytest.raises(UserError, match=r"algo\.own=9: the model has 3 numbers"):
+    with pytest.raises(UserError, match=r"algo\.own=9: the model has 3 parameters"):
         steps(experiment("fedrep", "algo.own=9"), 0)
     with pytest.raises(UserError, match="has no last layer"):
         steps(small("fedrep", "invariant_logistic", "algo.own=last_layer"), 0)

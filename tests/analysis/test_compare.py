@@ -175,7 +175,7 @@ def test_equal_spends(tmp_path, command, drawn):
         assert fact in err
     assert command(tmp_path / "runs", "--group-by", "algo", "--x", "bytes")[-1].count("unequal costs") == 1
     _, csv, out, err = command(tmp_path / "runs", "--at", 45)
-    assert err == "note: --at=45: runs of FedMSA end earlier, and have their last values in the table\n"
+    assert err == "note: --at=45: runs of FedMSA end earlier; the table has their last values\n"
     _, csv, out, err = command(tmp_path / "runs", "--at", 40)
     assert err == ""
     assert csv["final_test_accuracy_mean"].tolist() == [40, 50]
@@ -198,7 +198,7 @@ def test_problems_are_not_pooled(tmp_path, command):
                 better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
                 record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
     _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
-    assert err == "note: --group-by=algo: the runs differ in problem, by which they are grouped too\n"
+    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it as well\n"
     assert csv["runs"].tolist() == [3] * 4
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]

@@ -13,7 +13,7 @@ def test_an_unfinished_row_is_not_read(tmp_path, command):
     (folder / "metrics.csv").write_text(whole[:-2])  # 9 in place of 97
     code, csv, out, err = command(tmp_path / "runs")
     assert (code, csv["final_test_accuracy_mean"][0]) == (0, 50)
-    assert "not finished: FedMSA (1 of 1 interrupted): the table has their values so far" in err
+    assert "not finished: FedMSA (1 of 1 interrupted): the table has their latest values" in err
     assert "1 interrupted" in out
     (folder / "summary.json").unlink()
     assert "1 unknown" in command(tmp_path / "runs")[2]
@@ -42,7 +42,7 @@ def test_broken_runs_are_skipped(tmp_path, command):
         (("no_table",), "no metrics.csv"),
         (("no_config",), "no config.yaml"),
         (("no_x",), "metrics.csv lacks the column comm_rounds"),
-        (("short",), "metrics.csv has rows without a number for comm_rounds"),
+        (("short",), "metrics.csv has rows without a number for comm_rounds; delete or rerun the run"),
     ]:
         assert f"{', '.join(str(runs / folder) for folder in folders)} ({why})" in one
     assert other.endswith(

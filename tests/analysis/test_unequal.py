@@ -9,7 +9,7 @@ def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
     for seed, values in enumerate(((10, 80, 5), (10, 80, 90), (10, 20, 9))):
         record(tmp_path / "runs" / str(seed), values, seed)
     assert command(tmp_path / "runs")[3] == (
-        "note: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with; try smaller steps\n"
+        "note: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with; try smaller step sizes\n"
     )
 
 
@@ -91,8 +91,9 @@ def test_a_zero_that_changes_the_scale_is_said(tmp_path, command):
         named(tmp_path / "near" / f"b{seed}", "fedavg", 3, 2, 1 + seed, seed=seed)
         named(tmp_path / "below" / f"a{seed}", "fedmsa", 100, -1e-3 * (seed + 1), 1e-2, seed=seed, metric="distance")
     assert command(tmp_path / "zero")[3].splitlines() == [
-        "note: mco: distance is 0 in fedmsa, seed 0, so the y axis is linear, with arithmetic means; the others span decades",
-        "note: mco: the last distance is 0 in fedmsa, seed 0, so differences are tested, not ratios; the others span decades",
+        "note: mco: distance is 0 in fedmsa, seed 0, so the y axis is linear, with arithmetic means; the other values span decades",
+        "note: mco: differences are tested, not ratios, because the last distance is 0 in fedmsa, seed 0; "
+        "other values span decades",
     ]
     assert "decades" not in command(tmp_path / "near")[3]
     assert (

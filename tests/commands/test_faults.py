@@ -163,7 +163,7 @@ WRONG = {
     ),
     "clients of a column, divided otherwise": (
         [*DIGITS, "dataset=csv", "dataset.path=x.csv", "dataset.label=y", "dataset.client=ward"],
-        ["dataset.client=ward: ", "add partitioner=by_column, or name partitioner=", "to divide the rows otherwise"],
+        ["dataset.client=ward: ", "add partitioner=by_column, or set partitioner=", "to use another partition"],
     ),
     "images that are not there": ([*DIGITS, "dataset=images", "dataset.path=nowhere"], ["nowhere", "is missing"]),
     "size of images": ([*DIGITS, "dataset=images", "dataset.path=x", "dataset.size=[3]"], ["dataset.size"]),
@@ -215,9 +215,9 @@ WRONG = {
         ["algo=fedmsa,problem=mco"],
         ["algo=fedmsa,problem=mco: is not an override", "spaces between overrides"],
     ),
-    "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: cannot be read", "'budget=\"rounds=5\"'"]),
+    "a node with a key": (["budget=rounds=5"], ["budget=rounds=5: is not an override", "'budget=\"rounds=5\"'"]),
     "a verb": (["run", "algo=fedmsa"], ["run: is not an override; write KEY=VALUE"]),
-    "an option of a node": (["--budget", "rounds", "10"], ["--budget rounds 10; write settings without dashes"]),
+    "an option of a node": (["--budget", "rounds", "10"], ["--budget rounds 10; write overrides without dashes"]),
     "a range of seeds": (
         ["seed=0..2"],
         ["seed=0..2: must be a whole number; a sweep takes several values, fedopt -m seed=A,B,..."],
@@ -311,7 +311,7 @@ WRONG = {
         ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
         ["hydra.launcher._target_: ", "--jobs N"],
     ),
-    "a sweeper of Hydra's": (["-m", "seed=0,1", "hydra/sweeper=optuna"], ["hydra/sweeper: ", "fedopt-tune"]),
+    "a sweeper of Hydra's": (["-m", "seed=0,1", "hydra/sweeper=optuna"], ["hydra/sweeper: ", "fedopt tune"]),
     "an interval": (["-m", "algo.alpha=interval(0.1, 0.2)"], ["algo.alpha=interval(0.1, 0.2): ", "list the values"]),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
@@ -396,7 +396,7 @@ def test_second_run_in_a_folder(monkeypatch, capsys, tmp_path):
     arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
     assert fedopt(monkeypatch, capsys, *arguments).code == 0
     metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
-    one_line(fedopt(monkeypatch, capsys, *arguments), "holds a run already", "resume=true")
+    one_line(fedopt(monkeypatch, capsys, *arguments), "already contains a run", "resume=true")
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
 
 

@@ -40,6 +40,8 @@ def test_keys_of_a_run(monkeypatch, capsys):
     assert row(result, "budget.bytes")[2] == "whole number from 0 | null"
     assert row(result, "eval.metric")[1:4] == ["null", "distance", "text | null"]
     assert "step size: a number, at least 0, or a schedule" in result.out
+    of_model = fedopt(monkeypatch, capsys, "--help", "problem=classification", "problem.model")
+    assert row(of_model, "problem.model")[2] == "text | mapping"
     assert "tuned values: fedmsa/mco" in result.out
     untuned = fedopt(monkeypatch, capsys, "--help", "algo=fednest", "problem=quadratic_minimax")
     assert "no tuned values for fednest on quadratic_minimax" in untuned.out
@@ -202,7 +204,7 @@ def test_help_is_quick(tmp_path):
     [
         ["--help"],
         ["list"],
-        *(["list", topic] for topic in [*TOPICS, "keys", "commands"]),
+        *(["list", topic] for topic in [*TOPICS, "keys"]),
         ["--help", "algo=fedmsa", "problem=mco"],
     ],
     ids=" ".join,

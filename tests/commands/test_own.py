@@ -62,7 +62,12 @@ IN_ALGORITHM = {
         "@dataclass",
     ),
     "output of no tuple": ("return (s.x,)", "return s.x", "a tuple of tensors", "def output"),
-    "in place on the state": (NEW, "s.x.sub_(g); return State(s.x)", "MySgd.step writes over", "def step"),
+    "in place on the state": (
+        NEW,
+        "s.x.sub_(g); return State(s.x)",
+        "MySgd.step changes its arguments in place",
+        "def step",
+    ),
     "in place on the message": (GRADIENT, f"x -= 1; {GRADIENT}", "gradient writes over its message", "def gradient"),
     "randn on the server": (NEW, "return State(s.x + g.clone().normal_())", "random numbers from torch", "def step"),
     "if": (GRADIENT, f"g = {GRADIENT[7:]}; return g if g.sum() > 0 else -g", "RuntimeError", None),
@@ -139,8 +144,8 @@ IN_PROBLEM = {
     "evaluate of several numbers": (MSE, '{"mse": x}', "more than one number", "def evaluate"),
     "sample without return": ("return self.a[index],", "self.a[index],", "NoneType", "a, b, weight ="),
     "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "Double", F),
-    "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
-    "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
+    "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f changes its arguments in place", "def f"),
+    "in place on x": (F, f"x *= 2; {F}", "MyRegression.f changes its arguments in place", "def f"),
     "randn in f": (F, "return weight @ torch.randn(2)", "random numbers from torch", "def f"),
     "nobody has examples": ("self.splits = ", "splits = ", "MyRegression has no splits", "@dataclass"),
     "shapes in f": (F, "return weight @ (a.T @ x - b) ** 2", "size mismatch", None),
@@ -375,7 +380,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_its_folder_to_the_next(monkey
     assert fedopt(monkeypatch, capsys, *words).code != 0
     change("s.x - self.eta * g", "s.x - self.eta * g")
     refused = fedopt(monkeypatch, capsys, *words)  # a round of it was computed
-    assert "holds a run already (failed); resume it with resume=true" in refused.err
+    assert "already contains a run (failed); resume it with resume=true" in refused.err
     assert fedopt(monkeypatch, capsys, *words, "resume=true").code == 0
 
 
@@ -641,7 +646,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("myconfig", "=myconfig: there is no folder algo or problem in it"),
+        ("myconfig", "=myconfig: this folder has neither algo nor problem"),
         ("myconf", "my_sgd.yaml cannot be imported: the module my_sgd is neither "),
     ],
 )

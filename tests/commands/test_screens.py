@@ -31,7 +31,7 @@ RUNS, LONG = (
 OTHERS = [
     "fedopt algo=fedmsa",
     "fedopt algo=fedmsa problem=mco --help",
-    *(f"fedopt list {topic}" for topic in ("algorithms", "commands", "problems", "data")),
+    *(f"fedopt list {topic}" for topic in ("algorithms", "problems", "data")),
     *(f"fedopt {name} --help" for name in ("ls", "new", "list")),
     *(f"fedopt {name} --help" for name in ("compare", "reproduce", "report", "tune", "bench")),
     "fedopt compare outputs --metric acc",

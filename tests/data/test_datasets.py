@@ -154,7 +154,9 @@ def test_real_targets_are_for_problems_that_ask_for_them(saved):
     assert data.real
     assert data.y_train.tolist() == y.tolist()
     assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(UserError, match=rf"{path}: y has floating-point numbers, and .* classes; give whole numbers"):
+    with pytest.raises(
+        UserError, match=rf"{path}: y has floating-point numbers, but .* class labels; use whole numbers"
+    ):
         world.load()
 
 
@@ -567,7 +569,7 @@ def test_constant_images_normalise_without_a_warning():
         ({"y_test": np.array(["a"] * 5)}, "y_train is int64, and y_test <U1; give texts or whole numbers"),
         ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "not finite"),
         ({"x_train": np.full((12, 4, 3), 1e300)}, r"x_train: 12 examples.*1e\+15"),
-        ({"x_test": np.zeros((5, 4, 3))}, "x_train.*uint8.*x_test float64.*same shape, and both or neither uint8"),
+        ({"x_test": np.zeros((5, 4, 3))}, "x_train.*uint8.*x_test float64.*same shape, and make both uint8 or neither"),
         ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train \[12, 3, 8, 6\].*dataset.channels=first"),
         ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64 .*dataset.tokens=true"),
         ({"client_train": np.zeros(11, int)}, "client_train"),

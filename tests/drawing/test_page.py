@@ -303,12 +303,12 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, said in (
         ([tmp_path / "nothing"], "nothing: there is no such folder"),
-        ([tmp_path / "empty"], "there are neither runs"),
+        ([tmp_path / "empty"], "contains neither runs"),
     ):
         code, path, _, err = command(*words)
         assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
     (tmp_path / "page.html").mkdir()
-    assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
+    assert "page.html: this is a folder; give the path of a file" in command(tmp_path / "runs")[3]
     (tmp_path / "page.html").rmdir()
     page._plotly.cache_clear()
     monkeypatch.setattr("fedopt.errors.find_spec", lambda name: None)

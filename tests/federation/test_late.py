@@ -331,7 +331,10 @@ def test_e_aipod_would_lose_its_fixed_point(monkeypatch):
 
 
 REFUSED = {
-    ("e_aipod", "quadratic_bilevel"): "participation.late=1: EAiPOD needs all answers on time; set it to 0",
+    (
+        "e_aipod",
+        "quadratic_bilevel",
+    ): "participation.late=1: EAiPOD needs all answers on time; set participation.late=0",
     ("fedualex", "quadratic_minimax"): "participation.late=1: FeDualEx needs all answers on time",
     ("proxskip_gda", "quadratic_minimax"): "participation.late=0",
 }

@@ -64,7 +64,7 @@ def test_quick(tmp_path, experiment, command):
     experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
     result = command("test/one", "--quick", "--format", "pdf")
     assert result.code == 0
-    assert "(a few rounds, no result)\n(no claim is checked)" in result.out
+    assert "(a few rounds, no result)\n(--quick: no claims are checked)" in result.out
     assert "it moves" not in result.out
     results = tmp_path / "outputs/reproduce/quick/test/one"
     assert (results / "figure.pdf").exists()
@@ -173,7 +173,7 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     experiment("one", lines={"one": "algo.K=1", "two": "algo.K=2"}, claims=[doubtful, clear])
     folder = tmp_path / "outputs/reproduce/test/one"
     for more in (
-        "2 runs more for claims that are undecided",
+        "2 more runs for undecided claims",
         "6 of 6 runs are already done",
     ):
         result = command("test/one")
@@ -187,10 +187,10 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     seeds = pd.read_csv(folder / "runs.csv").groupby("line")["seed"].nunique()
     assert dict(seeds) == {"one": 4, "two": 2}
     asked = command("test/one", "--seeds", 2)
-    assert "runs more" not in asked.out
+    assert "more runs" not in asked.out
     monkeypatch.setattr(report, "SHORT", 0.0)
     long = command("test/one")
-    assert "runs more" not in long.out
+    assert "more runs" not in long.out
     assert "undecided with 2 seeds" in long.out
 
 

@@ -88,7 +88,7 @@ def test_a_run_that_another_command_has_done_meanwhile(monkeypatch, tmp_path):
     monkeypatch.setattr(Run, "_set_up", slow)
     outcome = job.do(1)
     assert outcome.status == "refused"
-    assert "holds a run already (finished)" in outcome.text
+    assert "already contains a run (finished)" in outcome.text
     assert RunFolder(tmp_path / "run").status() == "finished"
     assert "traceback.txt" not in contents(tmp_path / "run")
 

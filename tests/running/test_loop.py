@@ -145,7 +145,7 @@ def test_a_metric_that_is_not_bounded_has_no_limit(monkeypatch):
 def test_a_budget_of_which_nothing_is_spent():
     """local_only sends nothing, and would go on for ever; with another limit it ends."""
     words = ["budget.rounds=null", "budget.bytes=1000"]
-    with pytest.raises(UserError, match="nothing of bytes"):
+    with pytest.raises(UserError, match="do not use any bytes"):
         rows_of(loop(e := small("local_only", "linear_regression", *words), *begin(e)))
     e = small("local_only", "linear_regression", "budget.rounds=120", "budget.bytes=1000")
     assert rows_of(loop(e, *begin(e)))[-1]["round"] == 120

@@ -42,7 +42,7 @@ def test_a_picture_that_fails_is_one_line(error, monkeypatch, capsys, tmp_path):
     words = "algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=2"
     result = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}")
     assert result.code == 0
-    assert result.err.count("metrics.png: this picture cannot be drawn") == 1
+    assert result.err.count("metrics.png: this figure cannot be drawn") == 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
     assert not (tmp_path / "run" / "traceback.txt").exists()
     assert (tmp_path / "run" / "partition.png").stat().st_size > 1000
