@@ -170,10 +170,7 @@ class Result:
     def _trained(self) -> "Trained":
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
-            raise UserError(
-                f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true, "
-                "which starts the run again"
-            )
+            raise UserError(f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true")
         time = checkpoint.stat().st_mtime_ns
         if time not in self._cache:
             self._cache.clear()
@@ -431,9 +428,7 @@ def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
     if isinstance(overrides, Mapping):
         return overrides_of(overrides, sweep)
     if not isinstance(overrides, Sequence) or not all(isinstance(override, str) for override in overrides):
-        raise UserError(
-            f"{overrides}: must be overrides KEY=VALUE as on the command line, in one string or a list of strings, or a dict"
-        )
+        raise UserError(f"{overrides}: must be a string or a list of strings with overrides KEY=VALUE, or a dict")
     try:
         return [of_folder(text) for text in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
     except ValueError as error:

@@ -103,10 +103,8 @@ def too_large(error: BaseException) -> bool:
 
     An out-of-memory error of a GPU does not count.
     """
-    line = first_line(error)
-    return (
-        isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in line or "without overflow" in line
-    )
+    by_torch = re.search("can't allocate memory|without overflow", first_line(error))
+    return by_torch is not None or isinstance(error, MemoryError | OverflowError)
 
 
 def of_machine(error: BaseException | None) -> bool:

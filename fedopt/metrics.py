@@ -95,10 +95,7 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.better not in ("lower", "higher", "neither") or self.scale not in ("linear", "log"):
-            raise UserError(
-                f"metric {self.name}: better must be lower, higher or neither, and scale linear or log, not "
-                f"{self.better} and {self.scale}"
-            )
+            raise UserError(f"metric {self.name}: better must be lower, higher or neither, and scale linear or log")
 
     @property
     def title(self) -> str:
@@ -139,10 +136,7 @@ class Metric:
             UserError: ``better`` is ``neither``.
         """
         if self.better == "neither":
-            raise UserError(
-                f"{asked}: {self.name} cannot be optimised, since neither higher nor lower values are better; choose "
-                f"another eval.metric"
-            )
+            raise UserError(f"{asked}: {self.name} cannot be optimised, only monitored; choose another eval.metric")
 
 
 def validates(name: str) -> bool:

@@ -165,9 +165,7 @@ def untouched(function: object, args: object, instead: str = DRAWING) -> Iterato
         raise WrongFunction(function, WRITES)
     for library, state in _global_generators().items():
         if state != states[library]:
-            raise WrongFunction(
-                function, f"draws random numbers from {library}, which do not follow the seed; {instead}"
-            )
+            raise WrongFunction(function, f"uses the random numbers of {library}, which ignore the seed; {instead}")
 
 
 def _global_generators() -> dict[str, object]:

@@ -83,16 +83,12 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt compare",
-        description="Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines).",
-    )
+    what = "Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines)."
+    parser = Parser(prog="fedopt compare", description=what)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or a folder that is searched for runs")
-    add(
-        "--metric",
-        help="a column of metrics.csv (default: the problem's first metric, on validation rows if there are any)",
-    )
+    measured = "a column of metrics.csv (default: the problem's first metric, on validation rows if there are any)"
+    add("--metric", help=measured)
     add("--label", metavar="TEXT", help="the metric's label in tables and figures (default: the problem's label)")
     costs = f"the cost on the x axis: {', '.join(COSTS)} (default: comm_rounds)"
     add("--x", choices=COSTS, default="comm_rounds", metavar="NAME", help=costs)

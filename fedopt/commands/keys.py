@@ -186,11 +186,8 @@ def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
         rows: The help by key.
         with_tuned: Whether to show a column of tuned values.
     """
-    tuned = ["tuned"] if with_tuned else []
-    cells = [
-        (key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning) for key, row in rows.items()
-    ]
-    show_table(["key", "default", *tuned, "type or values", "meaning"], cells)
+    cells = [(key, row.default, *[row.tuned] * with_tuned, row.type, row.meaning) for key, row in rows.items()]
+    show_table(["key", "default", *["tuned"] * with_tuned, "type or values", "meaning"], cells)
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:

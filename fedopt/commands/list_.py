@@ -95,9 +95,8 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
         counts += [f"{count} of them experimental"] if (count := len(unchecked & {*members})) else []
         counts += [f"{more} from other classes also fit"] if (more := len(fitting) - len(members)) else []
         show_folded(", ".join(counts))
-        show_table(
-            ["", ""], [(f"  {name}", _title(group, name, bool(wanted), name in unchecked, folders)) for name in members]
-        )
+        titles = {name: _title(group, name, bool(wanted), name in unchecked, folders) for name in members}
+        show_table(["", ""], [(f"  {name}", text) for name, text in titles.items()])
     if not wanted:
         topic = next(topic for topic, its in TOPICS.items() if its == group)
         show_folded(f"for all {topic} that fit a class, with full titles: fedopt list {topic} CLASS, such as minimax")

@@ -73,9 +73,7 @@ def new(arguments: list[str]) -> None:
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
-        raise UserError(
-            f"{name}: a name consists of lower-case letters, digits and _, and begins with a letter, such as my_{kind}"
-        )
+        raise UserError(f"{name}: must be a name in lower-case letters, digits and _, such as my_{kind}")
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]}: exists already, and is not overwritten; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):

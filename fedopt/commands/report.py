@@ -25,10 +25,8 @@ def report(args: argparse.Namespace) -> None:
     """
     first = page(args.paths)
     if not first.sections:
-        raise UserError(
-            f"{', '.join(map(str, args.paths))}: contains neither runs nor results of fedopt reproduce; "
-            "give a folder that does"
-        )
+        paths = ", ".join(map(str, args.paths))
+        raise UserError(f"{paths}: contains neither runs nor results of fedopt reproduce; give another folder")
     for line in first.notes:
         note(line)
     show(f"results: {first.write(args.out)}")

@@ -53,9 +53,8 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt reproduce", description="Run published experiments, draw their figures and check their claims."
-    )
+    what = "Run published experiments, draw their figures and check their claims."
+    parser = Parser(prog="fedopt reproduce", description=what)
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; PAPER alone means all of its experiments")
     add("--list", action="store_true", help="list all experiments, with their run time in minutes on two cores")

@@ -129,10 +129,8 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # the user's modules
         lines.append(f"to resume: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
-        lines.append(
-            f"to continue from the last finite state: repeat the command with {shlex.quote(f'from={folder.path}')}, a new "
-            "output_dir and smaller step sizes"
-        )
+        start = shlex.quote(f"from={folder.path}")
+        lines.append(f"to continue from the last finite state: add {start}, a new output_dir and smaller step sizes")
     return "\n".join(lines)
 
 

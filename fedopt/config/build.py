@@ -263,9 +263,8 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{'.'.join([*path, str(error['loc'][-1])])}: is missing"
     key = ".".join(path)
     if error["type"] in KEY_ERRORS:
-        return (
-            removed(key) or f"{key}: there is no such key{nearest(path[-1], fields) if len(error['loc']) == 1 else ''}"
-        )
+        near = nearest(path[-1], fields) if len(error["loc"]) == 1 else ""
+        return removed(key) or f"{key}: there is no such key{near}"
     if error["type"].startswith("union_tag"):
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'set')}"

@@ -114,9 +114,8 @@ def _type_text(node: dict[str, Any]) -> str:
     bounds = {key: node[key] for key in BOUNDS if key in node and node[key] != 2**63}
     if node.get("type") == "integer" and bounds.get("exclusiveMinimum") == 0:
         bounds = {"minimum": 1} | {key: bound for key, bound in bounds.items() if key != "exclusiveMinimum"}
-    return NAMES.get(node.get("type", ""), "") + "".join(
-        f" {BOUNDS[key]} {str(bound).removesuffix('.0')}" for key, bound in bounds.items()
-    )
+    limits = [f"{BOUNDS[key]} {str(bound).removesuffix('.0')}" for key, bound in bounds.items()]
+    return " ".join([NAMES.get(node.get("type", ""), ""), *limits])
 
 
 def _times(files: Iterable[str]) -> dict[str, int]:

@@ -31,9 +31,8 @@ def options(group: str, folders: Folders = ()) -> list[str]:
         folders: The user's config folders.
     """
     roots = (Path(folder) / group for folder in (CONF, *folders))
-    return sorted(
-        {name.removesuffix(".yaml") for root in roots for name in glob("**/*.yaml", root_dir=root, recursive=True)}
-    )
+    files = {file for root in roots for file in glob("**/*.yaml", root_dir=root, recursive=True)}
+    return sorted(file.removesuffix(".yaml") for file in files)
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:

@@ -24,10 +24,8 @@ def refuse_misfit(algo: str, problem: str) -> None:
     solves, kind = (sorted(about(path)["fits"]) for path in (algo, problem))
     if solves and kind and not {*kind} & {*solves}:
         problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
-        raise UserError(
-            f"algo and problem do not fit: this problem is {kind[0]} (algo={methods}), but this algorithm solves "
-            f"{', '.join(solves)} problems (problem={problems}); choose another algo or problem"
-        )
+        fit = f"this problem is {kind[0]}; choose algo={methods}, or a {' or '.join(solves)} problem={problems}"
+        raise UserError(f"algo and problem do not fit: {fit}")
 
 
 def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:

@@ -43,18 +43,13 @@ def chosen_files(
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
-        raise UserError(
-            f"{', '.join(folders)}: the defaults lists of some files refer to each other in a cycle; remove "
-            f"one of the references"
-        ) from None
+        raise UserError(f"{', '.join(folders)}: the defaults lists of some files form a cycle; break it") from None
     except Exception as error:  # for example invalid YAML, or numbers in a defaults list
-        raise UserError(
-            f"the config cannot be read ({' '.join(str(error).split()) or first_line(error)}); correct the "
-            f"file or the override"
-        ) from None
+        why = " ".join(str(error).split()) or first_line(error)
+        raise UserError(f"the config cannot be read ({why}); correct the file or the override") from None
     if folders and _hydra_node(config) != _usual_hydra_node():
         raise UserError(
-            f"{', '.join(folders)}: a file configures Hydra, which could run code; remove all keys of hydra from it"
+            f"{', '.join(folders)}: a file configures Hydra, which could run code; remove its keys of hydra"
         )
     with open_dict(config):
         choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)

@@ -20,7 +20,7 @@ from fedopt.config.hydra import chosen_files
 from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
-from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.errors import UserError, nearest, unknown
 from fedopt.files import Node
 from fedopt.metrics import LIMITS
 
@@ -145,10 +145,8 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
         if wanted == "auto":  # step sizes tuned on one data set need not suit another
             name, values, pair = "", {}, f"{pair} with dataset={chosen['dataset']}"
         if general := setting_of(chosen["problem"], folders):
-            raise UserError(
-                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with the settings for one "
-                f"data set; use problem={general} with your data"
-            )
+            different_data = f"problem={chosen['problem']} has the settings for another data set"
+            raise UserError(f"dataset={chosen['dataset']}: {different_data}; choose problem={general} for your data")
     for key, value in values.items():
         if not any(overlap(key, other) for other in fixed):
             put(config, key, value, force_add=True)
@@ -169,12 +167,9 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folde
         folders: The user's config folders.
     """
     comments = meanings({"algo": algo}, folders)
-    work = [
-        key
-        for key in comments
-        if comments[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
-    ]
-    for key, value in {**equal, **dict.fromkeys(work, equal.get("local_work"))}.items():
+    work = [key for key, comment in comments.items() if comment.endswith("number of local steps")]
+    several = [key for key in work if OmegaConf.select(config, key) != 1]
+    for key, value in {**equal, **dict.fromkeys(several, equal.get("local_work"))}.items():
         if OmegaConf.select(config, key, default=MISSING) != MISSING:
             put(config, key, value)
 
@@ -229,8 +224,6 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"{error.full_key}: the reference cannot be resolved ({first_line(error)}); set a value, or refer to another key"
-        ) from None
+        raise UserError(f"{error.full_key}: the reference cannot be resolved; set a value or another key") from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

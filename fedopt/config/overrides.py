@@ -34,9 +34,7 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
     except OverrideParseException as error:
         raise UserError(misread(str(error.override))) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"a value cannot be read ({first_line(error)}); it is too long or too deeply nested, shorten it"
-        ) from None
+        raise UserError(f"a value is too long or too deeply nested ({first_line(error)}); shorten it") from None
     for override in parsed_overrides:
         if message := removed(override.key_or_group):
             raise UserError(message)
@@ -51,10 +49,8 @@ def misread(override: str) -> str:
         return f"{override}: write {group}={override}"
     key, _, value = override.partition("=")
     quoted = f"'{key or 'KEY'}=\"{value or 'VALUE'}\"'"
-    return (
-        f"{override}: is not an override; write KEY=VALUE, such as seed=1, without spaces around = and with spaces between "
-        f"overrides; a value with =, commas or brackets needs quotes inside the quotes of the shell: {quoted}"
-    )
+    how = "write KEY=VALUE, such as seed=1, without spaces around = and with spaces between overrides"
+    return f"{override}: is not an override; {how}; put a value with = or commas into two pairs of quotes: {quoted}"
 
 
 def key_of(override: str) -> str:
@@ -154,9 +150,8 @@ def command_line(overrides: Iterable[str], folders: Iterable[str]) -> str:
 
 def last_of_each(overrides: Iterable[str]) -> list[str]:
     """Keep only the last override of each key. A key with and without a leading + is the same key."""
-    return list(
-        {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}.values()
-    )
+    last = {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}
+    return [*last.values()]
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:

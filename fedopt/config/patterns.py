@@ -136,9 +136,7 @@ class Diurnal:
     @model_validator(mode="after")
     def _probabilities(self) -> "Diurnal":
         if np.max(self.share) * (1 + self.depth) > 1:
-            raise ValueError(
-                "share * (1 + depth) must be at most 1, since it is a probability; make share or depth smaller"
-            )
+            raise ValueError("share * (1 + depth) is a probability and must be at most 1; make share or depth smaller")
         _check_groups(self.groups, self.by)
         return self
 
@@ -183,9 +181,7 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
 
 def _refuse_other(value: object) -> object:
     if not isinstance(value, dict | Kinds):
-        raise ValueError(
-            "must be null, or a pattern such as {kind: cyclic, groups: 2}; fedopt --help lists all patterns"
-        )
+        raise ValueError("must be null or a pattern, such as {kind: cyclic, groups: 2}; fedopt help KEY lists them")
     return value
 
 

@@ -93,9 +93,7 @@ def _number_is_constant(value: object) -> object:
         return {"kind": "constant", "value": float(value)}  # type: ignore[arg-type]
     except (ValueError, TypeError):
         example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
-        raise ValueError(
-            f"must be a number, or a schedule such as {example}; fedopt --help algo=NAME lists all schedules"
-        ) from None
+        raise ValueError(f"must be a number, or a schedule such as {example}; fedopt help KEY lists them") from None
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise
@@ -183,7 +181,7 @@ def _parsed(value: object) -> object:
     unit = "epochs" if found and (found[2] or "").startswith("epoch") else "steps"
     if found is None or (unit == "steps" and "." in found[1]):
         raise ValueError(
-            "must be a number of steps such as 5, of epochs such as '5 epochs' or '0.5 epochs', or a schedule"
+            "must be a number of steps, such as 5, a number of epochs, such as '0.5 epochs', or a schedule"
         )
     return {"kind": "constant", "value": float(found[1]) if "." in found[1] else int(found[1]), "unit": unit}
 

@@ -18,10 +18,7 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"[^./]*@?hydra\b", key):
-            raise UserError(
-                f"{key}: settings of Hydra cannot be changed; remove it. Use fedopt -m --jobs N for N runs in parallel, "
-                "--launcher slurm for a cluster, fedopt tune to search for values, and output_dir=DIR for the folder"
-            )
+            raise UserError(f"{key}: settings of Hydra cannot be changed; fedopt --help lists the options for sweeps")
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
@@ -69,6 +66,4 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
         raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
     whole = group == "experiment" or (group in GROUPS and isinstance(node.get(group), dict))
     if whole and node and "@package" not in text_of(path):
-        raise UserError(
-            f"{path}: its keys belong to the top level of the config; add '# @package _global_' as the first line"
-        )
+        raise UserError(f"{path}: its keys belong to the top level; add '# @package _global_' as the first line")

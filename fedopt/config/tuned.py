@@ -123,11 +123,9 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
     setting = [("algo", option) for option in (line[line.index(file) + 1 :] if file in line else line[1:])]
     setting += [("experiment", option) for option in chain("experiment", chosen.get("experiment", "none"), folders)]
     taken = {key for group, option in setting for key in values_of(group, option, folders)}
-    node = nodes(file, folders)[problem]
-    values = {f"{part}.{key}": value for part in node for key, value in node[part].items()}
-    return f"{file}/{problem}", {
-        key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)
-    }
+    values = {f"{name}.{key}": v for name, node in nodes(file, folders)[problem].items() for key, v in node.items()}
+    untouched = {key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)}
+    return f"{file}/{problem}", untouched
 
 
 def keeps_defaults(name: str, folders: Folders = ()) -> bool:

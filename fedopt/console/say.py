@@ -77,9 +77,8 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
     stream, line = stream or sys.stdout, printable(line)
     if not stream.isatty():
         return line
-    return fill(
-        line, get_terminal_size().columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    return fill(line, get_terminal_size().columns, subsequent_indent="  ", **whole_words)
 
 
 def columns() -> int:

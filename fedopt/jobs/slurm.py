@@ -75,9 +75,7 @@ class Work:
         try:
             composed = compose(self.overrides, self.folders)
             if digits(composed.nodes) != self.digits:
-                raise UserError(
-                    "the config files have changed since the run was queued; repeat the command to queue it again"
-                )
+                raise UserError("the config files have changed since the run was queued; repeat the command")
             outcome = Job(Path(self.folder), composed, "").do(processes=1)
         except UserError as error:
             outcome = Outcome("refused", str(error))
@@ -126,9 +124,7 @@ class Queued(NamedTuple):
         try:
             return Outcome(*self.job.result())
         except Exception:  # raised by submitit, or by an incomplete pickle
-            return Outcome(
-                "failed", f"job {self.job.job_id} ended without a result; see the log {self.job.paths.stderr}"
-            )
+            return Outcome("failed", f"job {self.job.job_id} has no result; see its log {self.job.paths.stderr}")
 
     def forget(self) -> None:
         """Remove a job that has ended from the list of queued jobs.
@@ -241,9 +237,7 @@ def queue_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UserError(
-            f"{folder}: other users can write to this folder, whose files are executed; set FEDOPT_QUEUE to another folder"
-        )
+        raise UserError(f"{folder}: other users can change this folder; set FEDOPT_QUEUE to a folder of your own")
     return folder
 
 
