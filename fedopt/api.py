@@ -290,10 +290,8 @@ def sweep(
         raise UserError(f"jobs={jobs}: must be a whole number, 1 or more")
     one = isinstance(overrides, str | Mapping) or not all(isinstance(config, Mapping) for config in overrides)
     values |= {} if output_dir is None else {"output_dir": output_dir}
-    commands = [
-        last_of_each([*_overrides(config, sweep=True), *overrides_of(values, sweep=True)])
-        for config in ([overrides] if one else overrides) or [""]
-    ]
+    configs, added = ([overrides] if one else overrides) or [""], overrides_of(values, sweep=True)
+    commands = [last_of_each([*_overrides(config, sweep=True), *added]) for config in configs]
     with open(os.devnull, "w", encoding="utf-8") as devnull, ExitStack() as stack:
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(devnull))
@@ -411,11 +409,10 @@ def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude:
 
 
 def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> list[Path]:
-    if isinstance(runs, Result | str | Path):
-        runs = [runs]
-    if not runs:
+    several = [runs] if isinstance(runs, Result | str | Path) else runs
+    if not several:
         raise UserError("no runs to compare; give at least one run or folder")
-    return [_folder_of(run) for run in runs]
+    return [_folder_of(run) for run in several]
 
 
 def _folder_of(run: Result | str | Path) -> Path:

@@ -165,10 +165,9 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     """
     if message := removed(f"{group}={option}"):
         return message
-    shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     if re.fullmatch(r"[\w/-]{1,99}", option) and (file := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {file}; add --config-dir {file.parts[0]} so that it is found"
-    return f"{group}={shown}: there is no such {group}{among(option, known)}"
+    return f"{group}={option}: there is no such {group}{among(option, known)}"
 
 
 def mistake(error: BaseException, arguments: Iterable[str] = ()) -> str:
@@ -182,13 +181,8 @@ def mistake(error: BaseException, arguments: Iterable[str] = ()) -> str:
         return str(error)
     if too_large(error):
         numbers = [text for text in arguments if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", text)]
-        largest = max(
-            numbers, key=lambda text: abs(float(text.partition("=")[2])), default="a dimension or another number"
-        )
-        return (
-            f"{largest}: needs more memory than is available, or exceeds the range of numbers ({first_line(error)}); "
-            f"use a smaller value"
-        )
+        largest = max(numbers, key=lambda text: abs(float(text.partition("=")[2])), default="a number of this run")
+        return f"{largest}: needs more memory than is available, or is too large ({first_line(error)}); make it smaller"
     if isinstance(error, OSError):
         elsewhere = "choose another folder with output_dir=DIR, or with the option --output DIR or --out DIR"
         return f"{error.filename or 'output'}: {error.strerror or error}; fix this, or {elsewhere}"

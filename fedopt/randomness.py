@@ -83,13 +83,11 @@ def keyed_rng(
     Raises:
         UserError: The purpose is neither a `Purpose` nor a string.
     """
+    number: Any = purpose
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
-    elif isinstance(purpose, Purpose):
-        number = purpose
-    else:
-        shown = "" if purpose is None else purpose
-        raise UserError(f'rng({shown}): needs a name, such as rng("noise"); each name has its own random numbers')
+    elif not isinstance(purpose, Purpose):
+        raise UserError('rng: needs a name, such as rng("noise"); each name has its own random numbers')
     key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]

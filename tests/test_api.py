@@ -386,7 +386,7 @@ def test_mistakes_from_python():
     for algo in (Mine, Mine()):
         with pytest.raises(api.UserError, match=r"^algo=.*Mine.*: must be a number, a string"):
             api.run(algo=algo, problem="mco")
-    with pytest.raises(api.UserError, match="must be overrides"):
+    with pytest.raises(api.UserError, match="must be a string or a list of strings"):
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
         api.run(TINY, on_eval=3)

@@ -114,13 +114,9 @@ def _arguments() -> argparse.Namespace:
     add("--height", type=number, metavar="INCHES", help="height of the figure (default: depends on its content)")
     add("--font", type=number, metavar="POINTS", help=f"font size (default: {STYLE['font.size']})")
     for axis in "xy":
-        add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"limits of the {axis} axis")
+        add(f"--{axis}lim", type=lambda text: text.split(","), metavar="LOW,HIGH", help=f"limits of the {axis} axis")
     logy = "use a logarithmic y axis (default: if the values span several decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
     add("--title", default="", help="title above the figure")
     add("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
     return parser.parse_args()
-
-
-def _ends(text: str) -> list[str]:
-    return text.split(",")

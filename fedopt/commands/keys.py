@@ -15,6 +15,7 @@ from fedopt.config import (
     Folders,
     about,
     chain,
+    flat,
     key_of,
     meanings,
     merge,
@@ -76,7 +77,8 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
     overrides = missing + overrides
     composed = merge(overrides, folders)
     usual = merge([*overrides, "preset=none"], folders) if composed.tuned.name else composed
-    values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
+    values = {key: value for key, value in flat(composed.nodes, schedules=True).items() if "._" not in key}
+    defaults = {**flat(usual.nodes, schedules=True), "preset": composed.nodes["preset"]}
     comments, types = meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
         key: Key(
@@ -152,6 +154,9 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
     Raises:
         UserError: No option has the key.
     """
+    if key == group:
+        show_folded(f"{key}=NAME chooses one of fedopt list {key}; fedopt help {key}=NAME explains the keys of NAME")
+        return
     comments = {name: meanings({group: name}, folders) for name in options(group, folders)}
     by_meaning: dict[str, list[str]] = {}
     for name in [name for name in comments if key in comments[name]]:
@@ -195,22 +200,6 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
     names = [name.split("/") for name in tuned_names(folders)]
     problems = sorted({problem for file, problem in names if file in chain("algo", algo, folders)})
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
-
-
-def _leaves(node: Mapping[str, object], inside: str = "") -> dict[str, object]:
-    """Return the values of a config by dotted key, without keys that begin with an underscore. A schedule counts as one value.
-
-    Args:
-        node: The config, or a node of it.
-        inside: The dotted key of the node, followed by a dot.
-    """
-    leaves: dict[str, object] = {}
-    for name, value in node.items():
-        if isinstance(value, dict) and value and "kind" not in value:
-            leaves |= _leaves(value, f"{inside}{name}.")
-        elif name[0] != "_":
-            leaves[f"{inside}{name}"] = value
-    return leaves
 
 
 def _shown(value: object) -> str:

@@ -47,9 +47,8 @@ def ls(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
     args = parser.parse_intermixed_args(arguments)
     runs, rows = _chosen(args, args.sort)
-    values = [(row, _value(row, args.sort or "folder")) for row in rows]
-    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=args.reverse)
-    rows = [row for row, _ in values]
+    by = args.sort or "folder"
+    rows.sort(key=lambda row: (_value(row, by) is None, order(str(_value(row, by)))), reverse=args.reverse)
     if args.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
@@ -239,8 +238,8 @@ def _matches(value: object, wanted: str) -> bool:
     """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
-    yaml_names = {"None": "null", "True": "true", "False": "false"}
-    return fnmatchcase(yaml_names.get(str(value), str(value)), wanted)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # null, true and false
+    return fnmatchcase(text, wanted)
 
 
 def _print(rows: Sequence[Row]) -> None:
@@ -255,11 +254,6 @@ def _cell(name: str, value: object) -> str:
     return f"{value:.4g}" if name == "value" else str(value)
 
 
-def _counts(rows: Sequence[Row]) -> str:
-    counts = Counter(row["status"] for row in rows)
-    return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
-
-
 def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Print the number of runs, a command that compares them, and a command that resumes an interrupted run.
 
@@ -269,7 +263,8 @@ def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
         rows: The rows that were printed.
         args: The arguments, with the attributes that `_chosen` adds.
     """
-    show(_counts(rows))
+    counts = Counter(row["status"] for row in rows)
+    show(f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}")
     compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
         places = compared if args.filters else [_below(folder, args.paths) for folder in compared]

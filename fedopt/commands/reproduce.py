@@ -34,7 +34,9 @@ def _main() -> int:
     args = _arguments()
     wanted = chosen(args.names or names(args.folders), args.folders)
     if args.list:
-        show_list(wanted, args.folders)
+        published = {name: load(name, args.folders) for name in wanted}
+        rows = [(name, takes(name, one, args.folders), f"{one.paper}: {one.title}") for name, one in published.items()]
+        show_table(["experiment", "minutes", "paper and figure"], rows)
         return 0
     if not args.names:
         raise UserError("no experiment is named; choose one from fedopt reproduce --list")
@@ -69,9 +71,6 @@ def _arguments() -> argparse.Namespace:
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
     return parser.parse_args()
-
-
-# Running
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
@@ -119,26 +118,6 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
         show(f"{done} of {len(tasks)} runs are already done")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
     return {job.folder: outcome.text for job, outcome in run_all(todo, launcher).items()}
-
-
-# Listing experiments
-
-
-def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
-    """Print the experiments with their run times.
-
-    Args:
-        known: The names of the experiments.
-        folders: The user's config folders.
-
-    Raises:
-        UserError: The file of an experiment is invalid.
-    """
-    rows = []
-    for name in known:
-        published = load(name, folders)
-        rows.append((name, takes(name, published, folders), f"{published.paper}: {published.title}"))
-    show_table(["experiment", "minutes", "paper and figure"], rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from fedopt.commands.answer import SUBCOMMANDS, Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each, of_folder
+from fedopt.config import CONF, Budget, Composed, Settings, last_of_each, of_folder
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
@@ -56,9 +56,9 @@ def _dispatch(arguments: list[str]) -> int:
         parser.add_argument(*flags, action="store_true")
     args = parser.parse_intermixed_args(arguments)
     args.overrides = last_of_each(map(of_folder, args.overrides))
-    if (args.jobs > 1 or args.launcher or args.at_once) and not args.multirun:
-        option = "launcher" if args.launcher else "jobs" if args.jobs > 1 else "at-once"
-        raise UserError(f"--{option} needs a sweep; add -m")
+    for option, used in {"--launcher": args.launcher, "--jobs": args.jobs > 1, "--at-once": args.at_once}.items():
+        if used and not args.multirun:
+            raise UserError(f"{option} needs a sweep; add -m")
     if args.at_once and args.launcher:
         raise UserError("--at-once computes runs on this machine; leave out --launcher")
     if args.sc:
@@ -126,8 +126,7 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         lines.append(f"target {settings.eval.metric} {settings.eval.target:g}: {when}")
     lines = [*map(folded, lines), f"results: {folder.path}"]
     if status == "interrupted":
-        modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # the user's modules
-        lines.append(f"to resume: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
+        lines.append(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
         start = shlex.quote(f"from={folder.path}")
         lines.append(f"to continue from the last finite state: add {start}, a new output_dir and smaller step sizes")
@@ -143,7 +142,7 @@ def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
         budget: The budget of the run.
         summary: The content of summary.json.
     """
-    spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
-    reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]
+    limits = budget.limits.items()
+    reached = [f"budget.{key}={limit}" for key, limit in limits if (summary.get(LIMITS[key].name) or 0) >= limit]
     several = summary.get("status") == "finished" and len(budget.limits) > 1
     return f", at the limit {' and '.join(reached)}" if several and reached else ""

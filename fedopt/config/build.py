@@ -216,19 +216,6 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
             _refuse_odd_numbers(raw, typed_value, name)
 
 
-def _meant(key: str, value: object) -> str:
-    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. It is '' if there is
-    no hint.
-
-    Args:
-        key: The dotted key, for the hint.
-        value: The value that is not a number.
-    """
-    if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
-        return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
-    return "; write null for all or none" if str(value).lower() in ("all", "none") else ""
-
-
 MESSAGES = {  # pydantic's type of error -> message
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
@@ -272,7 +259,9 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{key}={value}: cannot be set as a whole; set individual keys with {key}.KEY=VALUE"
     message = MESSAGES.get(error["type"])
     text = message.format(**error.get("ctx", {})) if message else error["msg"].removeprefix("Value error, ")
-    text += _meant(key, value) if error["type"].startswith(("int_", "float_")) else ""
+    several = isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value))
+    if several and error["type"].startswith(("int_", "float_")):
+        text += f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
     text = text[0].lower() + text[1:]
     if not key:
         return text

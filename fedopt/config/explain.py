@@ -51,15 +51,12 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
     """
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; add one with +{key}=NAME"
-    parent, _, leaf = key.rpartition(".")
+    parent = key.rpartition(".")[0]
     names = [override.partition("=")[2] for override in overrides if key_of(override) == parent]
     custom = any(name not in options(parent) for name in names)
     brief = parent in BRIEF and not custom
-    if others := [name for name in options(parent) if brief and f"{parent}.{leaf}" in values_of(parent, name)]:
-        value = next((override.partition("=")[2] for override in overrides if key_of(override) == key), "")
-        named = [name for name in others if value.endswith(f".{name}")] or others
-        choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
-        return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
+    if others := [f"{parent}={name}" for name in options(parent) if brief and key in values_of(parent, name)]:
+        return f"{key}: there is no such key in the chosen {parent}; choose {' or '.join(others[:MOST_ALIKE])}"
     choices = [override for override in overrides if key_of(override) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains the keys"
     # Hydra reports only the first part of the key

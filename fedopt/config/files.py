@@ -163,15 +163,16 @@ def text_of(path: Path) -> str:
     return config_text(path, links=path.is_relative_to(CONF))
 
 
-def flat(node: Mapping[Any, Any]) -> Node:
+def flat(node: Mapping[Any, Any], schedules: bool = False) -> Node:
     """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values.
 
     Args:
         node: The nested dict.
+        schedules: Whether a schedule, which is a dict with the key ``kind``, counts as one value.
     """
     leaves: Node = {}
     for key, value in node.items():
-        inner = flat(value) if isinstance(value, dict) else {}
+        inner = flat(value, schedules) if isinstance(value, dict) and not (schedules and "kind" in value) else {}
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
     return leaves
 

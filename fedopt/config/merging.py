@@ -19,7 +19,7 @@ from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
 from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
-from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
+from fedopt.config.tuned import Tuned, nodes, other_model, overlap, tuned_values
 from fedopt.errors import UserError, nearest, unknown
 from fedopt.files import Node
 from fedopt.metrics import LIMITS
@@ -153,7 +153,9 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")
-    return Tuned(name, pair, keys, different, defaults=keeps_defaults(name, folders))
+    file, _, problem = name.partition("/")
+    defaults = nodes(file, folders)[problem].get("algo") == {}  # the search found nothing better than the defaults
+    return Tuned(name, pair, keys, different, defaults=defaults)
 
 
 def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folders: tuple[str, ...]) -> None:

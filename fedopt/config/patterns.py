@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+from fedopt.config.build import STRICT
+
 Groups = Annotated[int, Field(ge=2)] | Annotated[list[NonNegativeInt], Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Shares = Share | Annotated[list[Share], Field(min_length=1)]  # one number for all clients, or one for each
@@ -22,7 +23,7 @@ DAY = 100  # the number of times per day at which `Diurnal.chances` evaluates th
 Uniform = Callable[[int], np.ndarray]  # round -> one uniform random number in [0, 1) per client, [M]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Cyclic:
     """Several groups of clients are available in turn, one at a time [Eichner et al. 2019; Cho et al. 2023].
 
@@ -68,7 +69,7 @@ class Cyclic:
         return [groups == g for g in range(groups.max() + 1)]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Markov:
     """Each client's availability is an independent Markov chain with two states, started in its stationary distribution.
 
@@ -112,7 +113,7 @@ class Markov:
         return [np.broadcast_to(np.asarray(self.on) / np.add(self.on, self.off), len(groups))]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Diurnal:
     """In round r, client i is available with the probability share (1 + depth sin(2 pi (r / period + phase_i))).
 
@@ -136,7 +137,7 @@ class Diurnal:
     @model_validator(mode="after")
     def _probabilities(self) -> "Diurnal":
         if np.max(self.share) * (1 + self.depth) > 1:
-            raise ValueError("share * (1 + depth) is a probability and must be at most 1; make share or depth smaller")
+            raise ValueError("share * (1 + depth) must be at most 1, since it is a probability; reduce share or depth")
         _check_groups(self.groups, self.by)
         return self
 

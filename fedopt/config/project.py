@@ -17,7 +17,6 @@ TEXT = """# The folders in which fedopt finds your configuration files and Pytho
 config_dir = "myconf"
 python_path = "."
 """
-TYPED = os.environ.get("PYTHONPATH", "")  # as the user has set it, before a project's folder is added
 
 
 @dataclass(frozen=True)

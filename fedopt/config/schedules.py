@@ -14,18 +14,18 @@ import re
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
+from fedopt.config.build import STRICT
 from fedopt.decimals import exact
 
-_config = ConfigDict(extra="forbid")
 MOST_STEPS = 10**6  # the largest number of steps, or of epochs, of a client in a round
 Steps = Annotated[float, Field(gt=0, le=MOST_STEPS)]
 Size = Annotated[float, Field(ge=0, le=1e30)]  # a step size, within the range of float32
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Constant:
     """The same step size in every round: ``value``."""
 
@@ -37,7 +37,7 @@ class Constant:
         return self.value
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class InversePower:
     """Step size ``initial / (1 + r / delay)^power`` in round r."""
 
@@ -51,7 +51,7 @@ class InversePower:
         return self.initial / (1 + r / self.delay) ** self.power
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Exponential:
     """Step size ``initial * decay^r`` in round r."""
 
@@ -64,7 +64,7 @@ class Exponential:
         return self.initial * self.decay**r
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Piecewise:
     """Step size ``values[j]`` from round ``boundaries[j-1]`` to round ``boundaries[j] - 1``.
 
@@ -115,7 +115,7 @@ def values(schedule: StepSize) -> list[float]:
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Fixed:
     """The same local work in every round and for every client: ``value`` steps or epochs.
 
@@ -137,7 +137,7 @@ class Fixed:
         return self.value
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Growing:
     """Local work that grows with the round: ``ceil(tau (r + 1)^power)`` steps in round r, at most a million.
 

@@ -62,8 +62,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # Hydra reports the error if the file is chosen
         node = content(path)
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(node)):
-        only = "replace it with a value or with a reference to another key, such as ${seed}"
-        raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
+        raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; write its value instead")
     whole = group == "experiment" or (group in GROUPS and isinstance(node.get(group), dict))
     if whole and node and "@package" not in text_of(path):
         raise UserError(f"{path}: its keys belong to the top level; add '# @package _global_' as the first line")

@@ -128,17 +128,6 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
     return f"{file}/{problem}", untouched
 
 
-def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Return whether tuned values equal the algorithm's defaults, because a search found nothing better.
-
-    Args:
-        name: The name <algorithm>/<problem> of the tuned values.
-        folders: The user's config folders.
-    """
-    file, _, problem = name.partition("/")
-    return nodes(file, folders)[problem].get("algo") == {}
-
-
 def overlap(key: str, other: str) -> bool:
     """Return whether two dotted keys are equal, or one contains the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

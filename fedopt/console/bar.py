@@ -55,13 +55,10 @@ class Bar:
         self.live = terminal or self._cell is not None
         self._began: tuple[float, float] | None = None  # when the measurement of speed began: time, fraction done
         self._width = max(min(WIDTH, self._console.width - NARROW), 4)
-        columns = (
-            BarColumn(self._width),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
+        percentage, text = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[text]}", markup=False)
         apart = {f"redirect_{name}": getattr(sys, name).isatty() for name in ("stdout", "stderr") if terminal}
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not terminal, **apart)
+        options: dict[str, Any] = {"console": self._console, "transient": True, "disable": not terminal}
+        self._progress = Progress(BarColumn(self._width), percentage, text, **options, **apart)
         self._task = self._progress.add_task("", total=1.0, text="")
         self._progress.start()
 

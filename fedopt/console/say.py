@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import IO
+from typing import IO, Any
 
 from fedopt.console.texts import printable
 
@@ -49,7 +49,8 @@ def heard() -> Iterator[list[str]]:
 def _to_stderr(prefix: str, colour: int, line: str) -> None:
     if not speaks or sys.stderr is None:
         return
-    text = folded(f"{prefix}: {_one_line(line)}", sys.stderr)
+    shorter = re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(line))
+    text = folded(f"{prefix}: {shorter}", sys.stderr)
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         text = f"\033[{colour}m{prefix}\033[0m{text.removeprefix(prefix)}"
     print(text, file=sys.stderr)
@@ -77,15 +78,10 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
     stream, line = stream or sys.stdout, printable(line)
     if not stream.isatty():
         return line
-    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    whole_words: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     return fill(line, get_terminal_size().columns, subsequent_indent="  ", **whole_words)
 
 
 def columns() -> int:
     """Return the width of the terminal; a large number if stdout is not a terminal."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPED
-
-
-def _one_line(text: str) -> str:
-    """Return the text as one printable line. Words of hundreds of characters are shortened."""
-    return re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(text))

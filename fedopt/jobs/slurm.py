@@ -261,8 +261,7 @@ def queued() -> list[Queued]:
 
 def _runs(submission: Path) -> list[str]:
     """Return the folders of the runs of a submission, in the order of its jobs; [] if the submission was removed."""
-    runs: list[str] = read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])
-    return runs
+    return [*read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])]
 
 
 def _work(job: Job) -> Work:
