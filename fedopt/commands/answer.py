@@ -44,6 +44,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with argparse's message and a hint, for example that an option was removed."""
         for word in message.partition(": ")[2].split():
             if text := removed(word.partition("=")[0]):
                 raise UserError(text)
@@ -54,11 +55,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
-def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return an argparse `type` for a list of names that are separated by commas. Repeated names are dropped.
+def names_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that parses names separated by commas, for the parameter `type` of an argparse option.
 
     Args:
         choices: The allowed names.
+
+    Returns:
+        A function from the text to the list of names, without repetitions.
     """
 
     def parse(text: str) -> list[str]:
@@ -73,7 +77,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def number(text: str) -> float:
-    """Parse a finite number (an argparse `type`)."""
+    """Parse the value of an option that must be a finite number."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number")
@@ -81,14 +85,14 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """Parse a whole number from ``least`` to 2^62 - 1 (an argparse `type`)."""
+    """Parse the value of an option that must be a whole number from ``least`` to 2^62 - 1."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Parse a time, hours:minutes:seconds or a number of minutes (an argparse `type`).
+    """Parse the value of an option that is a time: hours:minutes:seconds, or a number of minutes.
 
     Returns:
         The time in whole minutes, rounded up, at least 1.
@@ -100,7 +104,7 @@ def minutes(text: str) -> int:
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """Add the options for running on a cluster to a parser. `launcher_of` reads them."""
+    """Add the options for running on a cluster to a parser. `launcher_of` turns their values into a launcher."""
     add = parser.add_argument_group("options for running on a cluster").add_argument
     add("--launcher", choices=["slurm"], help="submit the runs to this queue (default: run them on this machine)")
     add("--partition", metavar="NAME", help="Slurm partition (default: Slurm's default)")
@@ -112,7 +116,10 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
 
 
 def launcher_of(args: argparse.Namespace) -> "Launcher":
-    """Return the launcher that the parsed options choose: `Queue` with --launcher, otherwise `Local`.
+    """Return the launcher that a command's options choose: `Queue` with --launcher, otherwise `Local`.
+
+    Args:
+        args: The parsed options, including those of `add_launcher`.
 
     Raises:
         UserError: Options for a cluster are used without --launcher, or submitit is not installed.

@@ -22,7 +22,7 @@ from fedopt.analysis import (
     usable,
     write_table,
 )
-from fedopt.commands.answer import Parser, answer, number, some_of
+from fedopt.commands.answer import Parser, answer, names_from, number
 from fedopt.config.build import build
 from fedopt.console import tell
 from fedopt.drawing import FORMATS, LEGENDS, STYLE, WIDTH, PlotStyle
@@ -67,10 +67,12 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def _alone(comparison: Comparison) -> Iterator[str]:
-    """Yield a line with the metric of models that clients fit to their own examples, as the mean over the runs of each
-    group.
+    """Yield lines with the metric of local models, which each client trains on its own examples alone.
 
-    Nothing is yielded if the runs do not have this metric.
+    Each value is the mean over the runs of a group. Nothing is yielded if the runs have no local models.
+
+    Args:
+        comparison: The comparison of the runs.
     """
     rows, _, score = comparison.metric.partition("_")
     name, by_value = f"alone_{score}", dict[str, list[str]]()
@@ -83,6 +85,7 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 
 
 def _arguments() -> argparse.Namespace:
+    """Parse the arguments of the command."""
     what = "Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines)."
     parser = Parser(prog="fedopt compare", description=what)
     add = parser.add_argument
@@ -100,10 +103,10 @@ def _arguments() -> argparse.Namespace:
     called = "rename a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, and sets the order"
     add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
     formats, tables = (f"{', '.join(names)} (default: {names[0]})" for names in (FORMATS, TABLES))
-    add("--format", type=some_of(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
-    add("--table", type=some_of(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
+    add("--format", type=names_from(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
+    add("--table", type=names_from(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
     columns = f"columns of the tables, except CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
-    add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
+    add("--columns", type=names_from(COLUMNS), default=[], metavar="NAME,...", help=columns)
     digits = "decimals of the metric in the tables, except CSV, 0 to 15 (default: from its standard deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     bands = "shaded band: standard deviation, standard error, 95%% t-interval or extremes (default: std)"

@@ -44,7 +44,7 @@ EVERY = ""  # stands for the keys that every run has, among the config groups
 
 
 class Key(NamedTuple):
-    """The help on a config key.
+    """What `fedopt --help` shows about a config key.
 
     Attributes:
         default: The value without tuned values, as YAML.
@@ -60,14 +60,14 @@ class Key(NamedTuple):
 
 
 def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
-    """Return the help on the keys of a command's config.
+    """Return what `fedopt --help` shows about each key of a command's config.
 
     Args:
         overrides: The overrides of the command. If they choose no algorithm or problem, FedMSA and mco are used.
         folders: The user's config folders.
 
     Returns:
-        The help by key, the chosen option of each config group, and a line about the tuned values.
+        A `Key` for each dotted key, the chosen option of each config group, and a line about the tuned values.
 
     Raises:
         UserError: A key or an option does not exist.
@@ -93,8 +93,9 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
 
 
 def show_keys(overrides: list[str], folders: list[str]) -> None:
-    """Print the keys of the config groups from which a command chooses an option, or all keys if it chooses an algorithm and
-    a problem.
+    """Print the keys of the config groups from which a command chooses an option.
+
+    If the command chooses both an algorithm and a problem, or an experiment, all keys of the run are printed.
 
     Args:
         overrides: The overrides; [] prints the keys that every run has.
@@ -103,17 +104,17 @@ def show_keys(overrides: list[str], folders: list[str]) -> None:
     described, chosen, tuned = keys(overrides or PLAIN, folders)
     groups = [group for group in GROUPS if group in map(key_of, overrides)]
     of_run = bool(overrides) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
-    parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
-    shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
-    for part, rows in shown.items():
-        if rows or (part == "experiment" and part in groups):
-            head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
+    sections = [*GROUPS, EVERY] if of_run else groups or [EVERY]
+    shown = {group: {key: row for key, row in described.items() if _group(key) == group} for group in sections}
+    for group, rows in shown.items():
+        if rows or (group == "experiment" and group in groups):
+            head = f"={chosen[group]}: {title(group, chosen[group], folders)}" if group in chosen else ":"
             show("")
-            show_folded(f"{part or 'every run'}{head}")
+            show_folded(f"{group or 'every run'}{head}")
         if rows:
             _print(rows, of_run)
     _note_types(row for rows in shown.values() for row in rows.values())
-    if "algo" in parts:
+    if "algo" in sections:
         show("")
         show_folded(tuned if of_run else _tuned_problems(chosen["algo"], folders))
 
@@ -132,7 +133,7 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
     """
     described, chosen = keys(overrides or PLAIN, folders)[0], {*map(key_of, overrides)}
     for key in asked:
-        group = _part(key)
+        group = _group(key)
         if group and not {group, "experiment"} & chosen:
             _explain_in_all(group, key, folders)
             continue
@@ -162,7 +163,7 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
     for name in [name for name in comments if key in comments[name]]:
         by_meaning.setdefault(ROLE.sub("", comments[name][key]), []).append(name)
     if not by_meaning:
-        known = {known for keys_of in comments.values() for known in keys_of if _part(known) == group}
+        known = {known for keys_of in comments.values() for known in keys_of if _group(known) == group}
         raise UserError(f"{key}: no {group} has this key{nearest(key, sorted(known))}; fedopt list keys shows all keys")
     show_table([f"{key} is", f"with {group}="], [(meaning, ", ".join(names)) for meaning, names in by_meaning.items()])
     first = next(iter(by_meaning.values()))[0]
@@ -171,14 +172,18 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
 
 
 def _note_types(rows: Iterable[Key]) -> None:
-    """Explain the types in a table that need an explanation, such as a step size."""
+    """Print an explanation of each type in a table of keys that needs one, such as a step size.
+
+    Args:
+        rows: The rows of the table.
+    """
     types = " ".join(row.type for row in rows)
     for kind in [kind for kind in NOTES if kind in types]:
         show("")
         show_folded(f"{kind}: {NOTES[kind]}")
 
 
-def _part(key: str) -> str:
+def _group(key: str) -> str:
     """Return the config group of a key; `EVERY` for a key that every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
@@ -203,10 +208,16 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
 
 
 def _shown(value: object) -> str:
+    """Return a value of a config as YAML on one line, without quotes."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).split("\n")[0].strip("'")
 
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the type of each key of a config as readable text, by dotted key. Keys that belong to no class are left out.
+
+    Args:
+        nodes: The config, as nested dicts.
+    """
     types = dict(about(SETTINGS)["fields"])
     for where, node in {**nodes, **{f"logger.{name}": node for name, node in nodes["logger"].items()}}.items():
         path = str(node.get("_target_", "")) if isinstance(node, dict) else ""

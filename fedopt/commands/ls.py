@@ -61,8 +61,9 @@ def ls(arguments: list[str]) -> None:
 
 
 def rm(arguments: list[str]) -> None:
-    """Delete the runs that the arguments choose, or the failed runs, after asking for confirmation. Runs in progress are
-    kept.
+    """Delete runs after asking for confirmation: those that the arguments choose, or all failed runs if there are no arguments.
+
+    Runs in progress are kept.
 
     Args:
         arguments: The arguments after `fedopt rm`.
@@ -89,8 +90,10 @@ def rm(arguments: list[str]) -> None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete the files of a run, and its folder if it is empty afterwards. Return whether this was possible; if not, print a
-    note.
+    """Delete the files of a run, and its folder if it is empty afterwards.
+
+    Returns:
+        Whether the run was deleted. If another process uses it, it is kept and a note is printed.
     """
     folder = RunFolder(path)
     with closing(folder):
@@ -108,6 +111,12 @@ def _delete(path: Path) -> bool:
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of folders and filters for one of the commands.
+
+    Args:
+        name: The command, ``ls`` or ``rm``.
+        description: What the command does, for its help.
+    """
     parser = Parser(prog=f"fedopt {name}", description=description)
     what = "a folder (default: outputs), or a filter KEY=VALUE,... with a column or a config key, such as algo=fed* or "
     what += "'date=2026-05-*'"
@@ -145,9 +154,12 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
-    """Yield a row (see `_row`) for each run in the folders, and one for each search. No run is repeated.
+    """Yield a row (see `_row`) for each run below some folders, and one for each search of `fedopt tune`. No run is repeated.
 
-    Symbolic links are not followed. The status is None if summary.json cannot be read.
+    Symbolic links are not followed. The status in a row is None if summary.json cannot be read.
+
+    Args:
+        paths: The folders.
 
     Raises:
         UserError: A folder does not exist.
@@ -184,11 +196,11 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
 
 
 def _row(path: Path, files: Sequence[str]) -> Row:
-    """Return the row of a run: the columns, the error message if it failed, and the options that it chose.
+    """Return the row of a run: its values by column, with its error message and its chosen option of each config group.
 
     Args:
         path: The run's folder.
-        files: The names of the files in the folder, whose sizes are added.
+        files: The names of the files in the folder. The sum of their sizes in bytes is the column ``size``.
     """
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
@@ -231,11 +243,12 @@ def _config(row: Row) -> Row:
 
 
 def _value(row: Row, key: str) -> object:
+    """Return a column of a row, or a value of the run's config; None if there is no such value."""
     return row[key] if key in COLUMNS else _config(row).get(key)
 
 
 def _matches(value: object, wanted: str) -> bool:
-    """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
+    """Return whether a value satisfies a filter: it equals the number ``wanted``, or matches the shell pattern ``wanted``."""
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
     text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # null, true and false
@@ -249,6 +262,7 @@ def _print(rows: Sequence[Row]) -> None:
 
 
 def _cell(name: str, value: object) -> str:
+    """Return the text of a cell, given the name of its column and its value."""
     if value is None:
         return "-"
     return f"{value:.4g}" if name == "value" else str(value)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.analysis import write_table
-from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, names_from, positive
 from fedopt.config import outputs
 from fedopt.console import show, show_table, tell
 from fedopt.console.say import say
@@ -31,6 +31,7 @@ def main() -> None:
 
 
 def _main() -> int:
+    """Execute the command, and return its exit code."""
     args = _arguments()
     wanted = chosen(args.names or names(args.folders), args.folders)
     if args.list:
@@ -55,6 +56,7 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
+    """Parse the arguments of the command."""
     what = "Run published experiments, draw their figures and check their claims."
     parser = Parser(prog="fedopt reproduce", description=what)
     add = parser.add_argument
@@ -63,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     add("--seeds", type=positive, metavar="N", help="number of seeds per line (default: set by the experiment)")
     add("--quick", action="store_true", help="only a few rounds and one seed, to test that everything runs")
     formats = f"further formats of the figure, besides png: {', '.join(FORMATS)}"
-    add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
+    add("--format", type=names_from(FORMATS), default=[], metavar="NAME,...", help=formats)
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs in parallel (default: one per core)")
     add_launcher(parser)
     add("--hardware", metavar="NAME", help="cpu or cuda (default: set by the experiment)")
@@ -107,7 +109,7 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
         launcher: The launcher that executes the runs.
 
     Returns:
-        The reasons for runs that failed or were refused, by folder.
+        For each run that failed or was refused, its folder and the reason.
     """
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])

@@ -40,6 +40,14 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Execute the command with these arguments: a subcommand, help, shell completion, a sweep or a single run.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: The arguments are invalid.
+    """
     if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["export"]):
         others = {"list": ("list_", "show_list"), "rm": ("ls", "rm")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
@@ -104,6 +112,11 @@ def _complete(arguments: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
+    """Execute a run, print its results, and return the exit code.
+
+    Args:
+        composed: The config of the run.
+    """
     with ending_at_once():
         from fedopt.federation import rank
         from fedopt.running import execute
@@ -114,6 +127,13 @@ def _single(composed: Composed) -> int:
 
 
 def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
+    """Return the text to print after a run: its status, costs, final metrics and folder, and how to resume it.
+
+    Args:
+        status: The status, a key of `EXIT`.
+        folder: The run's folder.
+        settings: The settings of the run.
+    """
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
     why = f": {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
@@ -134,9 +154,9 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Return a phrase that names the limits of the budget that ended the run.
+    """Return a phrase that names the limits of the budget that the run has reached, such as ', at the limit budget.rounds=9'.
 
-    It is '' if the budget has only one limit, or the run has not finished.
+    It is empty if the budget has only one limit, or if the run has not finished.
 
     Args:
         budget: The budget of the run.

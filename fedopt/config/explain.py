@@ -65,11 +65,11 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
 
 
 def _meant(key: str, custom: bool, keys: Mapping[str, str]) -> str:
-    """Return a hint for an unknown key: the nearest key, or all keys of the same node.
+    """Return a hint for an unknown key, as the end of a message: the nearest key, or all keys of the same node.
 
     Args:
         key: The unknown key.
-        custom: Whether the file of the config group is the user's, so that fields can be added.
+        custom: Whether the chosen option is a file of the user, in which keys of the class may be missing.
         keys: The existing keys with their comments.
     """
     parent, _, leaf = key.rpartition(".")

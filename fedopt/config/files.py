@@ -96,7 +96,7 @@ def setting_of(problem: str, folders: Folders = ()) -> str:
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the comments at the head of an option's file, except comments for programs, such as @package."""
+    """Return the comments in the first lines of an option's file, except comments for programs, such as @package."""
     comments = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in comments if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
@@ -125,7 +125,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> Node:
-    """Return the values that an option's file sets, by dotted key. Values from files on which it is based are not included.
+    """Return the values that an option's file itself sets, by dotted key, without those of the files on which it is based.
 
     Args:
         group: The config group, such as ``algo``.
@@ -151,6 +151,7 @@ def content(path: Path) -> Node:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> Node:
+    """Return the content of a YAML file from the cache, whose key includes the file's time and size (``version``)."""
     loaded = yaml.load(text_of(path), Loader)
     return loaded if isinstance(loaded, dict) else {}
 

@@ -8,9 +8,7 @@ from fedopt.errors import UserError
 
 
 def refuse_misfit(algo: str, problem: str) -> None:
-    """Check that an algorithm solves problems of this class.
-
-    Classes of the user are not checked here but when they are built.
+    """Check that an algorithm solves a problem. Classes that are not part of fedopt are checked later, when they are built.
 
     Args:
         algo: The dotted path of the algorithm's class.

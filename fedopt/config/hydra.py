@@ -30,7 +30,7 @@ def chosen_files(
     Args:
         overrides: The overrides that choose files, or add or remove keys.
         folders: The user's config folders.
-        state: The times and sizes of the files, so that a changed file invalidates the cache.
+        state: The times and sizes of the files. A change invalidates the cached result.
 
     Returns:
         The config, the chosen option of each config group, and the config of the experiment ({} if there is none).
@@ -74,11 +74,12 @@ def _set_aside(running: GlobalHydra) -> Iterator[None]:
 
 @cache
 def _usual_hydra_node() -> Node:
+    """Return the configuration of Hydra (see `_hydra_node`) without config files of the user."""
     return _hydra_node(_with_hydra())
 
 
 def _hydra_node(config: DictConfig) -> Node:
-    """Return the configuration of Hydra in a config, without the entries that only record the call."""
+    """Return the configuration of Hydra in a config, without the entries that describe the present command."""
     node: Any = OmegaConf.to_container(config.hydra)
     node["job"].pop("override_dirname")
     return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}

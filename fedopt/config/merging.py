@@ -27,11 +27,14 @@ from fedopt.metrics import LIMITS
 
 @contextmanager
 def explained(overrides: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
-    """Turn exceptions of Hydra and OmegaConf into a UserError about the command.
+    """Turn the exceptions that Hydra and OmegaConf raise in this context into a UserError about the command.
 
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
+
+    Raises:
+        UserError: Hydra or OmegaConf has raised an exception.
     """
     try:
         yield
@@ -98,7 +101,13 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
 
 
 def refuse_mistyped(overrides: Iterable[str]) -> None:
-    """Raise UserError for an override whose key looks like a misspelt config group. Used before reporting a missing group."""
+    """Raise UserError for an override whose key looks like a misspelt config group.
+
+    It is called if no algorithm or problem is chosen, since a misspelt key such as ``alog=fedavg`` is the likely reason.
+
+    Args:
+        overrides: The overrides of the command.
+    """
     known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in about(SETTINGS)["fields"])])]
     for override in overrides:
         name = key_of(override).partition(".")[0]
@@ -120,7 +129,7 @@ def put(config: DictConfig, key: str, value: object, force_add: bool = False) ->
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
-    """Put the tuned values of the chosen algorithm and problem into the config, and return which of them apply.
+    """Put the tuned values of the chosen algorithm and problem into the config, and return a description of these values.
 
     Keys that the command adds or removes are not touched. Keys that the command sets are overwritten here; the caller sets
     them again. Tuned keys of the problem, the data set and other groups are skipped if the chosen option lacks them.
@@ -159,13 +168,13 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
 
 
 def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folders: tuple[str, ...]) -> None:
-    """Set the values that an experiment prescribes for all methods and problems, as far as the config has their keys.
+    """Set the values that an experiment prescribes for all methods and problems. Keys that the config lacks are skipped.
 
     Args:
         config: The config, which is changed in place.
         algo: The name of the algorithm.
-        equal: The values by key. The key ``local_work`` stands for all numbers of local steps or epochs of the algorithm,
-            except numbers that are 1, since a single step is part of the method.
+        equal: The values by key. The key ``local_work`` stands for all numbers of local steps of the algorithm, except
+            numbers that are 1, since a single step is part of the method.
         folders: The user's config folders.
     """
     comments = meanings({"algo": algo}, folders)

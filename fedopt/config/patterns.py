@@ -41,6 +41,7 @@ class Cyclic:
 
     @model_validator(mode="after")
     def _one_rule(self) -> "Cyclic":
+        """Refuse groups that contradict ``by``."""
         _check_groups(self.groups, self.by)
         return self
 
@@ -58,13 +59,13 @@ class Cyclic:
         return groups == r // self.stay % (groups.max() + 1)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return the clients' probabilities of being available in some representative rounds.
+        """Return the clients' probabilities of being available, 0 or 1, in each of the rounds of one cycle.
 
         Args:
             groups: The group of each client, shape ``[M]``.
 
         Returns:
-            For each of the rounds, an array of shape ``[M]``.
+            For each group, the probabilities in a round in which it is available, shape ``[M]``.
         """
         return [groups == g for g in range(groups.max() + 1)]
 
@@ -136,6 +137,7 @@ class Diurnal:
 
     @model_validator(mode="after")
     def _probabilities(self) -> "Diurnal":
+        """Refuse probabilities above 1, and groups that contradict ``by``."""
         if np.max(self.share) * (1 + self.depth) > 1:
             raise ValueError("share * (1 + depth) must be at most 1, since it is a probability; reduce share or depth")
         _check_groups(self.groups, self.by)
@@ -169,11 +171,13 @@ class Diurnal:
         return [self._chance(k * self.period / rounds, groups) for k in range(rounds)]
 
     def _chance(self, r: float, groups: np.ndarray) -> np.ndarray:
+        """Return each client's probability of being available at time ``r`` (in rounds), shape ``[M]``."""
         phase = groups / (groups.max() + 1)
         return np.asarray(self.share) * (1 + self.depth * np.sin(2 * np.pi * (r / self.period + phase)))
 
 
 def _check_groups(groups: int | list[int] | None, by: str) -> None:
+    """Raise ValueError if the groups of a pattern cannot be used. The arguments are its fields ``groups`` and ``by``."""
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):
@@ -181,6 +185,7 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
 
 
 def _refuse_other(value: object) -> object:
+    """Return the value of `participation.pattern` unchanged, or raise ValueError if it cannot be a pattern."""
     if not isinstance(value, dict | Kinds):
         raise ValueError("must be null or a pattern, such as {kind: cyclic, groups: 2}; fedopt help KEY lists them")
     return value

@@ -74,7 +74,7 @@ def project() -> Project | None:
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, after the project's config folder if there is one.
+    """Return the project's config folder, if there is one, followed by the config folders that a command names.
 
     This also makes the project's Python files importable, in this process and in its child processes. Installed modules
     take precedence.

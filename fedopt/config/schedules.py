@@ -77,6 +77,7 @@ class Piecewise:
 
     @model_validator(mode="after")
     def _check(self) -> "Piecewise":
+        """Refuse boundaries that do not increase, or whose number does not match the number of values."""
         if len(self.values) != len(self.boundaries) + 1 or sorted(set(self.boundaries)) != self.boundaries:
             raise ValueError("a piecewise schedule needs increasing boundaries and one more value than boundaries")
         return self
@@ -87,6 +88,11 @@ class Piecewise:
 
 
 def _number_is_constant(value: object) -> object:
+    """Return the config node of a constant schedule for a number. A schedule is returned unchanged.
+
+    Raises:
+        ValueError: The value is neither a number nor a schedule.
+    """
     if isinstance(value, dict | StepSize):
         return value
     try:
@@ -104,10 +110,10 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """Return the values of a schedule that a check must look at.
+    """Return some values of a schedule, among them its largest value, and 0 if the schedule reaches 0.
 
-    They are all values of a piecewise schedule, and the first value of any other schedule: its later values are not larger,
-    and none of them is 0 unless the first one is.
+    Checks of the range of a step size use them. They are all values of a piecewise schedule, and the first value of any other
+    schedule, which is its largest.
 
     Args:
         schedule: The schedule of a step size.
@@ -117,9 +123,9 @@ def values(schedule: StepSize) -> list[float]:
 
 @dataclass(frozen=True, config=STRICT)
 class Fixed:
-    """The same local work in every round and for every client: ``value`` steps or epochs.
+    """The same local work in every round and for every client: ``value`` steps or epochs, as ``unit`` says.
 
-    0.5 epochs are the first half of a pass over the client's examples.
+    With 0.5 epochs, a client stops halfway through a pass over its examples.
     """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
@@ -128,6 +134,7 @@ class Fixed:
 
     @model_validator(mode="after")
     def _check(self) -> "Fixed":
+        """Refuse a fraction of a step."""
         if self.unit == "steps" and self.value % 1:
             raise ValueError("must be a whole number of steps")
         return self

@@ -22,9 +22,7 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
-    """Check the YAML files of config folders, and return their paths, times and sizes.
-
-    The results of two calls are equal if no file has changed.
+    """Check the YAML files in config folders, and return their paths, times and sizes, which change if a file changes.
 
     Args:
         folders: The config folders.

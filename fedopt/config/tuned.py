@@ -27,7 +27,7 @@ class Tuned:
         name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
         pair: '<algorithm> on <problem>' of the run.
         keys: The keys whose tuned value takes effect.
-        beside: Overrides that choose another data set or model than the one for which the values were tuned.
+        beside: The overrides that choose a data set or model for which the values were not tuned.
         left_out: Whether preset=none disables tuned values.
         defaults: Whether the search found nothing better than the defaults.
     """
@@ -92,7 +92,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
 
 
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, Node]:
-    """Return the tuned values that apply.
+    """Return the tuned values that apply to the chosen algorithm and problem.
 
     Keys that an experiment's file sets are left out. If the chosen algorithm builds on the algorithm that was tuned, the keys
     that its file sets are left out too.
@@ -134,7 +134,7 @@ def overlap(key: str, other: str) -> bool:
 
 
 def other_model(by_command: Mapping[str, object], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the overrides of a command that replace the model or data set given in the problem's config file.
+    """Return the overrides of a command that replace the problem's usual model or data set, such as ``dataset=digits``.
 
     Args:
         by_command: The command's values, by key.

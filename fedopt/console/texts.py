@@ -39,7 +39,7 @@ def order(text: str) -> tuple[float, list[float | str]]:
 
 def csv_cell(text: str) -> str:
     """Escape a text for a CSV file. A text that a spreadsheet would take for a formula gets the prefix '."""
-    numbers = text == "-" or all(as_number(part) is not None for part in text.split(" ± "))
+    numbers = text == "-" or all(as_number(number) is not None for number in text.split(" ± "))
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not numbers
     return f"'{printable(text)}" if risky else printable(text)
 
