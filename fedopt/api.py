@@ -162,12 +162,14 @@ class Result:
 
     @property
     def _folder(self) -> RunFolder:
+        """The run's folder, as an object that reads its files."""
         if not (self.folder / "config.yaml").is_file():
             raise UserError(f"{self.folder}: contains no run; give the folder with the run's config.yaml")
         return RunFolder(self.folder)
 
     @property
     def _trained(self) -> "Trained":
+        """The variables and models of the run's checkpoint, read again only if the checkpoint has changed."""
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
             raise UserError(f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true")
@@ -409,6 +411,11 @@ def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude:
 
 
 def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> list[Path]:
+    """Return the folders of one or several runs.
+
+    Raises:
+        UserError: There are no runs, or one of the values is neither a run nor a path.
+    """
     several = [runs] if isinstance(runs, Result | str | Path) else runs
     if not several:
         raise UserError("no runs to compare; give at least one run or folder")
@@ -416,12 +423,26 @@ def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> li
 
 
 def _folder_of(run: Result | str | Path) -> Path:
+    """Return the folder of a run, which may be given as a path.
+
+    Raises:
+        UserError: The value is neither a run nor a path.
+    """
     if not isinstance(run, Result | str | Path):
         raise UserError(f"{run}: must be a run or the path of its folder")
     return run.folder if isinstance(run, Result) else Path(run)
 
 
 def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
+    """Return the overrides that a user has passed to `run` or `sweep`, as a list of strings.
+
+    Args:
+        overrides: A string, a list of strings or a dict.
+        sweep: Whether a list in a dict contains alternatives.
+
+    Raises:
+        UserError: ``overrides`` has another form.
+    """
     if isinstance(overrides, Mapping):
         return overrides_of(overrides, sweep)
     if not isinstance(overrides, Sequence) or not all(isinstance(override, str) for override in overrides):

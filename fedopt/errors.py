@@ -63,12 +63,12 @@ def need(what: str, library: str, extra: str) -> None:
 
 
 def gives(function: Any, returned: object, wanted: str) -> WrongFunction:
-    """Return the error for a user's function that returns a wrong value.
+    """Return the exception to raise for a user's function that returned a wrong value.
 
     Args:
         function: The user's function.
         returned: The value that it returned.
-        wanted: A description of what it must return.
+        wanted: What it must return, as the end of the message.
     """
     what = f"a tensor of shape {list(returned.shape)}" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
     what = "None (is its return missing?)" if returned is None else what
@@ -83,7 +83,7 @@ def is_own(path: str) -> bool:
 
 
 def line_of(path: str, line: int | None) -> str:
-    """Return `file.py:12`. The path is relative to the working directory if that is shorter."""
+    """Return the position of a line as `file.py:12`. The path is relative to the working directory if that is shorter."""
     with suppress(OSError, ValueError):  # the working directory was removed, or is on another drive
         path = min(os.path.relpath(path), path, key=len)
     return f"{path}:{line}"
@@ -99,19 +99,16 @@ def first_line(error: BaseException) -> str:
 
 
 def too_large(error: BaseException) -> bool:
-    """Return whether the CPU ran out of memory, or a number does not fit its type.
+    """Return whether an exception was raised because main memory ran out, or because a number does not fit its type.
 
-    An out-of-memory error of a GPU does not count.
+    If the memory of a GPU has run out, the result is False.
     """
     by_torch = re.search("can't allocate memory|without overflow", first_line(error))
     return by_torch is not None or isinstance(error, MemoryError | OverflowError)
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, comes from files, the disk or memory.
-
-    All other errors are attributed to the computation.
-    """
+    """Return whether an exception, or one of its causes, comes from files, the disk or memory, and not from the computation."""
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
             return True
@@ -151,7 +148,7 @@ def some(names: Iterable[object], most: int) -> str:
 
 
 def among(name: str, known: list[str]) -> str:
-    """Return the end of a message about an unknown name: similar names, then all known names."""
+    """Return the end of a message about an unknown name: the similar names, then the known names, at most `MOST_NAMED`."""
     return f"{nearest(name, known)}; choose from {some(known, MOST_NAMED)}"
 
 

@@ -173,8 +173,8 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folde
     Args:
         config: The config, which is changed in place.
         algo: The name of the algorithm.
-        equal: The values by key. The key ``local_work`` stands for all numbers of local steps of the algorithm, except
-            numbers that are 1, since a single step is part of the method.
+        equal: The values by key. The key ``local_work`` stands for all numbers of local steps or epochs of the algorithm,
+            except numbers that are 1, since a single step is part of the method.
         folders: The user's config folders.
     """
     comments = meanings({"algo": algo}, folders)

@@ -59,13 +59,13 @@ class Cyclic:
         return groups == r // self.stay % (groups.max() + 1)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return the clients' probabilities of being available, 0 or 1, in each of the rounds of one cycle.
+        """Return the clients' probabilities of being available, which are 0 or 1, for each group that is available.
 
         Args:
             groups: The group of each client, shape ``[M]``.
 
         Returns:
-            For each group, the probabilities in a round in which it is available, shape ``[M]``.
+            For each group, an array of shape ``[M]`` for the rounds in which this group is available.
         """
         return [groups == g for g in range(groups.max() + 1)]
 

@@ -15,7 +15,7 @@ from fedopt.console.texts import printable
 RED, CYAN = 31, 36  # colour codes of terminals
 PIPED = 250  # the number of columns if stdout is not a terminal
 
-# Only the main one of several ranks prints; `running.lifecycle.execute` chooses another rank if one fails
+# Of several processes (ranks) of torchrun, only the first prints; `running.lifecycle.execute` chooses another if one fails
 several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
 speaks = os.environ.get("RANK", "0") == "0" or not several
 
@@ -23,7 +23,7 @@ _heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)  # the 
 
 
 def say(line: str) -> None:
-    """Print an error, or how a command ended, as one line on stderr. If there are several ranks, only one prints."""
+    """Print an error, or how a command ended, as one line on stderr. If several processes share a run, only one prints."""
     _to_stderr("fedopt", RED, line)
 
 
@@ -47,6 +47,13 @@ def heard() -> Iterator[list[str]]:
 
 
 def _to_stderr(prefix: str, colour: int, line: str) -> None:
+    """Print a line on stderr. Words of hundreds of characters are shortened.
+
+    Args:
+        prefix: The word before the line, such as note.
+        colour: The colour code of the prefix in a terminal.
+        line: The text.
+    """
     if not speaks or sys.stderr is None:
         return
     shorter = re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(line))
@@ -67,9 +74,9 @@ def tell(*texts: str) -> None:
 
 
 def folded(line: str, stream: IO[str] | None = None) -> str:
-    """Make a line printable, and wrap it between words to the width of the terminal, with continuation lines indented.
+    """Return a line in printable characters, wrapped between words to the width of the terminal.
 
-    Words that are longer than a line, such as paths, are not broken.
+    Continuation lines are indented. Words that are longer than a line, such as paths, are not broken.
 
     Args:
         line: The line.

@@ -31,7 +31,10 @@ def as_number(text: str) -> float | None:
 
 
 def order(text: str) -> tuple[float, list[float | str]]:
-    """Return a sort key: numbers come first, by size; other texts follow, with the numbers inside them compared by size."""
+    """Return a key for sorting texts: texts that are numbers come first, by size.
+
+    Other texts follow in alphabetical order, except that numbers inside them are compared by size: run2 comes before run10.
+    """
     size, pieces = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
     mixed = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
     return (math.inf, mixed) if size is None else (size, [])
@@ -75,6 +78,7 @@ def latex_cell(text: str) -> str:
 
 
 def _is_safe_formula(text: str) -> bool:
+    """Return whether a text is one formula between two $ that matplotlib can draw and that contains no \\text command."""
     return bool(re.fullmatch(r"\$[^$]+\$", text)) and "\\text" not in text and is_mathematics(text)
 
 
