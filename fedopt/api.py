@@ -142,7 +142,9 @@ class Result:
         return self._trained.deployed(client)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
-        """Draw a metric as a line and return the matplotlib axes. More lines on the same axes get different colours.
+        """Draw the run's values of a metric over a cost as a line, and return the matplotlib axes.
+
+        Several runs can be drawn on the same axes, in different colours.
 
         Args:
             metric: The metric's name. None: the problem's first metric.
@@ -268,8 +270,8 @@ def sweep(
         overrides: Overrides, in any form that `run` accepts. Alternatively a list of dicts, one per config; ``values`` are
             added to each.
         jobs: The number of runs in parallel. Each has its own process, which does not execute your script again.
-        at_once: Whether to compute runs together that differ only in real numbers of the algorithm, which is faster. The last
-            digits of their metrics may differ from those of separate runs.
+        at_once: Whether runs that differ only in real-valued keys of the algorithm, such as step sizes, are computed
+            together, which is faster. The last digits of their metrics may differ from those of separate runs.
         output_dir: The folder that will contain the folders of all runs. None: a new folder under outputs/.
         folders: Your config folders, as with ``--config-dir``.
         quiet: Whether to write nothing to stdout and stderr.
@@ -309,11 +311,12 @@ def sweep(
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:
-    """Return the run in a folder.
+    """Return a run that was started earlier, in this or another process, by its folder.
 
     Args:
         folder: The run's folder.
-        which: ``last`` or ``best``: which values `Result.variables` and `Result.model` return.
+        which: Which values `Result.variables` and `Result.model` return: those of the ``last`` checkpoint, or those of the
+            ``best`` evaluation, which a run stores if it was started with ``keep=best``.
 
     Returns:
         The run.
@@ -344,7 +347,7 @@ def compare(
     exclude: Sequence[str] = (),
     label: str | None = None,
 ) -> "Comparison":
-    """Compare runs as ``fedopt compare`` does.
+    """Compare the values of a metric between groups of runs, as ``fedopt compare`` does. Runs of a group differ only in seeds.
 
     Args:
         runs: A run or a folder, or a list of runs and folders. Folders are searched for runs at any depth.

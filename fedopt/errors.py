@@ -117,7 +117,7 @@ def of_machine(error: BaseException | None) -> bool:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return ', did you mean ...?' with the known names that an unknown name may stand for; empty if none is similar.
+    """Return the hint ', did you mean ...?' with the known names that the user may have meant; empty if none is similar.
 
     The suggestions include names from other programs (lr), the same name under another key, names that begin in the same
     way, and similar spellings. Upper and lower case do not matter.

@@ -120,11 +120,11 @@ def show_keys(overrides: list[str], folders: list[str]) -> None:
 
 
 def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> None:
-    """Print the meanings of keys.
+    """Print the meanings of keys, with their types and default values.
 
     Args:
-        asked: The keys. For a node such as `participation` all of its keys are explained. A key of a config group from which
-            the overrides choose nothing, such as algo.beta, is explained for all options of the group.
+        asked: The keys. For a node such as `participation` all of its keys are explained. A key such as algo.beta is
+            explained for all algorithms if the overrides choose no algorithm.
         overrides: The overrides of the command.
         folders: The user's config folders.
 
@@ -145,7 +145,9 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
 
 
 def _explain_in_all(group: str, key: str, folders: Folders) -> None:
-    """Print each meaning of a key of a config group, with the options that have the key.
+    """Print what a key means for each option of its config group, since options may use a key differently.
+
+    For the name of the group itself, print how to list its options and their keys.
 
     Args:
         group: The config group, such as algo.
@@ -184,7 +186,7 @@ def _note_types(rows: Iterable[Key]) -> None:
 
 
 def _group(key: str) -> str:
-    """Return the config group of a key; `EVERY` for a key that every run has."""
+    """Return the config group of a dotted key; `EVERY`, an empty text, for a key outside all groups, which every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
@@ -193,7 +195,7 @@ def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
     """Print a table of keys.
 
     Args:
-        rows: The help by key.
+        rows: What to print about each key, by dotted key.
         with_tuned: Whether to show a column of tuned values.
     """
     cells = [(key, row.default, *[row.tuned] * with_tuned, row.type, row.meaning) for key, row in rows.items()]

@@ -48,8 +48,9 @@ def file_of(group: str, option: str, folders: Folders = ()) -> Path:
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """Return the options of the same group on which an option is based, the most general one first, followed by the option
-    itself.
+    """Return the options on which an option is based, as its defaults list says, followed by the option itself.
+
+    The most general option comes first.
 
     Args:
         group: The config group, such as ``algo``.
@@ -75,7 +76,12 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return the label in `CHECKED` or `EXPERIMENTAL` that says how certain a method's equations are; empty if it has none."""
+    """Return a label that says how certain a method's equations are, from `CHECKED` or `EXPERIMENTAL`; empty if it has none.
+
+    Args:
+        algo: The name of the algorithm, an option of the config group ``algo``.
+        folders: The user's config folders.
+    """
     head = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in head for label in (*CHECKED, *EXPERIMENTAL) if line.startswith(label)), "")
 
@@ -87,9 +93,9 @@ def experimental(algo: str, folders: Folders = ()) -> str:
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the general problem that a problem specialises to one data set; empty if there is none.
+    """Return the general problem of which a problem is a special case for one data set; empty if there is none.
 
-    The comment below the problem's title names the general problem.
+    A comment such as 'a setting of loss_tuning' below the title in the problem's file names the general problem.
     """
     comments = _head("problem", problem, folders)
     return next((line.removeprefix("a setting of ") for line in comments if line.startswith("a setting of ")), "")
@@ -108,8 +114,9 @@ def display_name(algo: str, folders: Folders = ()) -> str:
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the `_target_` of an option, from its file or else from the nearest file on which it is based; empty if there
-    is none.
+    """Return the dotted path of the class that an option names with `_target_`; empty if there is none.
+
+    If the option's own file does not name a class, the files on which it is based are searched.
 
     Args:
         group: The config group, such as ``algo``.

@@ -122,7 +122,7 @@ def put(config: DictConfig, key: str, value: object, force_add: bool = False) ->
         config: The config.
         key: The dotted key.
         value: The new value.
-        force_add: Whether to add a missing key to a config in struct mode.
+        force_add: Whether to add the key if the config lacks it. Otherwise a missing key is an error.
     """
     is_schedule = isinstance(value, dict) and "kind" in value
     OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
@@ -186,7 +186,7 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folde
 
 
 def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
-    """Check that the options which overrides choose exist. Hydra itself would follow '..' out of the group's folder.
+    """Check that the options that the overrides choose exist. Hydra itself would follow '..' out of the group's folder.
 
     Args:
         overrides: The overrides.
@@ -203,7 +203,7 @@ def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
 
 
 def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
-    """Map each config group (to '') and each dotted key of a command's config (to its comment in the config files).
+    """Return the config groups and dotted keys of a command's config, each with its comment ('' for groups).
 
     Keys that begin with an underscore are left out. If the chosen options cannot be composed, only the groups are returned.
 

@@ -122,15 +122,15 @@ class Participation:
         cohort: The number of clients that are sampled in a round. None: all clients.
         cohort_from: If there are fewer clients than this number, all clients take part and ``cohort`` is ignored.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
-        least: The smallest number of local steps or epochs. Each client's number in a round is drawn uniformly between this
+        least: The smallest number of local steps or epochs. Each client's number in a round is sampled uniformly between this
             number and the algorithm's number. None: all clients use the algorithm's number.
-        work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is drawn once
-            for all rounds. None: numbers are drawn in each round.
+        work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is sampled once
+            for all rounds. None: numbers are sampled in each round.
         stragglers: The fraction of clients, sampled in each round, that are idle: they answer without a local step.
         pattern: The availability model (`config.patterns`); the cohort is sampled from the available clients. None: all
             clients are always available.
-        late: The largest delay of a client's answers in rounds; the delay of each client and round is drawn between 0 and this
-            number. A list: the fixed delay of each client.
+        late: The largest delay of a client's answers in rounds; the delay of each client and round is sampled between 0 and
+            this number. A list: the fixed delay of each client.
         sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
             weights in the objective as probabilities; a client counts in the mean as often as it was sampled.
     """
@@ -149,7 +149,7 @@ class Participation:
     def _one_kind(self) -> "Participation":
         """Refuse values of ``work`` and ``least`` that contradict each other."""
         if self.work == "once" and self.least is None:
-            raise ValueError("work=once needs participation.least, the smallest number to draw; set it")
+            raise ValueError("work=once needs participation.least, the smallest number of local steps; set it")
         if self.least is not None and isinstance(self.work, list):
             raise ValueError("least and work cannot be combined; set one of them to null")
         return self

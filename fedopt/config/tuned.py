@@ -60,7 +60,7 @@ def tuned_names(folders: Folders = ()) -> list[str]:
 
 
 def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
-    """Return the nodes of a file of tuned values as problem -> node -> key -> value; {} if there is no such file.
+    """Return an algorithm's tuned values as nested dicts, problem -> config node -> key -> value; {} if there are none.
 
     Keys in the user's folders override the keys in fedopt's folder. With `like`, the keys of a file override the keys of the
     included file.

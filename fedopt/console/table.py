@@ -71,7 +71,7 @@ def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int]
 
 
 def _print(cells: Sequence[str], layout: Sequence[tuple[int, bool]], style: str = "") -> None:
-    """Print a row.
+    """Print a row of a table.
 
     Args:
         cells: The texts of the row.
