@@ -234,7 +234,7 @@ def run(
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row of metrics.csv")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(f"start: {start.folder}: which=best is set, but runs start from the last checkpoint; omit it")
+        raise UserError(f"start={start.folder}: a run starts from the last checkpoint of another run; omit which=best")
     places = {"output_dir": output_dir, "from": start}
     paths = {key: _folder_of(run) for key, run in places.items() if run is not None}
     overrides = last_of_each([*_overrides(overrides), *overrides_of(values | paths)])

@@ -158,7 +158,7 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
         UserError: No option has the key.
     """
     if key == group:
-        show_folded(f"{key}=NAME chooses one of fedopt list {key}; fedopt help {key}=NAME explains the keys of NAME")
+        show_folded(f"fedopt list {key} shows the values of {key}; fedopt help {key}=NAME explains the keys of NAME")
         return
     comments = {name: meanings({group: name}, folders) for name in options(group, folders)}
     by_meaning: dict[str, list[str]] = {}

@@ -149,7 +149,7 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         lines.append(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
         start = shlex.quote(f"from={folder.path}")
-        lines.append(f"to continue from the last finite state: add {start}, a new output_dir and smaller step sizes")
+        lines.append(f"to continue with smaller step sizes: add {start} and a new output_dir to the command")
     return "\n".join(lines)
 
 

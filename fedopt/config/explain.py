@@ -12,7 +12,7 @@ from fedopt.config.overrides import key_of
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
 KINDS = {  # name of a key in other programs -> pattern in the comment of fedopt's key
-    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step"),
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step size"),
     **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^outer samples "),
     **dict.fromkeys(("epochs", "local_epochs", "local_steps", "steps"), "tuned as a number of local steps"),
 }

@@ -90,7 +90,7 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
         try:
             put(config, key, value)
         except (TypeError, ValueError):
-            raise UserError(f"{text}: this key cannot have such a value; fedopt --help shows its type") from None
+            raise UserError(f"{text}: this value has the wrong type; fedopt help {key} shows the right one") from None
     by_key = {override.key_or_group: override.value() for override in setting.values()}
     limited = any(by_key.get(f"budget.{name}") is not None for name in LIMITS)
     if limited and "budget.rounds" not in map(key_of, overrides):
@@ -235,6 +235,6 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: the reference cannot be resolved; set a value or another key") from None
+        raise UserError(f"{error.full_key}: the reference cannot be resolved; set a value instead") from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

@@ -187,7 +187,7 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
 def _refuse_other(value: object) -> object:
     """Return the value of `participation.pattern` unchanged, or raise ValueError if it cannot be a pattern."""
     if not isinstance(value, dict | Kinds):
-        raise ValueError("must be null or a pattern, such as {kind: cyclic, groups: 2}; fedopt help KEY lists them")
+        raise ValueError("must be null or a pattern, such as {kind: cyclic, groups: 2}; fedopt help KEY lists all")
     return value
 
 

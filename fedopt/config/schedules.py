@@ -99,7 +99,7 @@ def _number_is_constant(value: object) -> object:
         return {"kind": "constant", "value": float(value)}  # type: ignore[arg-type]
     except (ValueError, TypeError):
         example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
-        raise ValueError(f"must be a number, or a schedule such as {example}; fedopt help KEY lists them") from None
+        raise ValueError(f"must be a number, or a schedule such as {example}; fedopt help KEY lists all") from None
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise

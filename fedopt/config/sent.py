@@ -18,7 +18,7 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"[^./]*@?hydra\b", key):
-            raise UserError(f"{key}: settings of Hydra cannot be changed; fedopt --help lists the options for sweeps")
+            raise UserError(f"{key}: settings of Hydra cannot be changed; use the options that fedopt --help lists")
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:

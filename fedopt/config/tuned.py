@@ -80,7 +80,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
             raise UserError(f"{path}: cannot be read ({first_line(error)}); correct it, or use preset=none") from None
         if "like" in tuned:
             if tuned["like"] == file:
-                raise UserError(f"{path}: like: names this file itself; name another one")
+                raise UserError(f"{path}: like={file} names this file itself; name another file")
             by_problem |= nodes(str(tuned.pop("like")), folders)
         for problem, node in tuned.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
