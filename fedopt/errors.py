@@ -141,7 +141,7 @@ def nearest(name: str, known: list[str]) -> str:
     return f", did you mean {' or '.join(found[:MOST_ALIKE])}?" if found else ""
 
 
-def some(names: Iterable[object], most: int) -> str:
+def joined(names: Iterable[object], most: int) -> str:
     """Join names with commas. If there are more than ``most``, list the first ``most`` and the total number."""
     listed = [*map(str, names)]
     return ", ".join(listed if len(listed) <= most else [*listed[:most], f"... ({len(listed)} in all)"])
@@ -149,7 +149,7 @@ def some(names: Iterable[object], most: int) -> str:
 
 def among(name: str, known: list[str]) -> str:
     """Return the end of a message about an unknown name: the similar names, then the known names, at most `MOST_NAMED`."""
-    return f"{nearest(name, known)}; choose from {some(known, MOST_NAMED)}"
+    return f"{nearest(name, known)}; choose from {joined(known, MOST_NAMED)}"
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:

@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from fedopt.commands.answer import Parser
 from fedopt.config import flat, outputs
 from fedopt.console import as_number, columns, counted, note, order, printable, show, show_table
-from fedopt.errors import UserError, nearest, some
+from fedopt.errors import UserError, joined, nearest
 from fedopt.jobs import queued
 from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 
@@ -77,7 +77,7 @@ def rm(arguments: list[str]) -> None:
     args.selection = args.selection or ["status=failed"]
     rows = [row for row in _chosen(args)[1] if row["status"] != "search"]  # a search would run deleted trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
-        note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
+        note(f"{counted(len(busy), 'run')} in progress, not deleted: {joined([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
     if rows:
         _print(rows)
@@ -142,7 +142,7 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
     runs = list(_rows(args.paths)) if args.paths != ["outputs"] or Path("outputs").is_dir() else []
     _add_queued(runs, args.paths)
     if broken := [str(row["folder"]) for row in runs if row["status"] is None]:
-        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
+        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {joined(broken, 3)}")
     rows = runs = [row for row in runs if row["status"] is not None]
     for key in filter(None, [sort, *(text.partition("=")[0] for text in args.filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
