@@ -59,11 +59,14 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterat
     Args:
         head: The cells of the head, escaped if necessary.
         rows: The cells of each row, as many as in the head, escaped if necessary.
+
+    Raises:
+        ValueError: A row has more or fewer cells than the head.
     """
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(cell for _, cell in zip(head, row, strict=True))} |"
 
 
 def html_text(text: str) -> str:
