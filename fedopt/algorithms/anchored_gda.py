@@ -104,7 +104,7 @@ class AnchoredGda:
             w, q, *stage = message
             u, anchor = w, None if exact or kept else w
             if exact or kept:
-                q = q - (w.parts(client.memory) if kept else minimax_field(client, w, client.sample("local")))
+                q = q - (w.unflatten(client.memory) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q.moved(u - stage[0], (-lam, -lam)) if stage else q
                 # u - eta (F_i(u; b) - F_i(w; b) + q)

@@ -24,6 +24,8 @@ from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.problems import Minimax
 from fedopt.toolbox import Tensors, Vectors, descend, minimax_field
 
+Answer = tuple[Vectors, Vectors]  # a client's u after its local steps, and the change of its c_i
+
 
 class State(NamedTuple):
     """The state of CODA+ and CODASCA.
@@ -87,12 +89,10 @@ class Codasca:
         number, place = divmod(fed.r, self.stage)
         eta = (self.eta_x(fed.r) / self.decay**number, self.eta_y(fed.r) / self.decay**number)
 
-        def local_steps(
-            client: Client, message: tuple[Vectors, Vectors, Tensors]
-        ) -> tuple[tuple[Vectors, Vectors], Tensor]:
+        def local_steps(client: Client, message: tuple[Vectors, Vectors, Tensors]) -> tuple[Answer, Tensor]:
             w, c, x_s = message
             u, total = w, 0 * w
-            c_i = w.parts(client.memory) if c else c
+            c_i = w.unflatten(client.memory) if c else c
             correction = c - c_i if c else None
             for b in client.steps("local"):
                 G = minimax_field(client, u, b)

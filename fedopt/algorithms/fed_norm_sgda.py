@@ -95,9 +95,7 @@ class FedNormSgda:
     def __post_init__(self) -> None:
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
-            raise ValueError(
-                "mu * eta_x and mu * eta_y must be at most 1, else gradients get negative weights; choose a smaller mu"
-            )
+            raise ValueError("mu * eta_x and mu * eta_y must be at most 1; choose a smaller mu")
 
     def init(self, problem: Minimax) -> State:
         x, y = problem.start()

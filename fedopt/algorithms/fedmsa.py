@@ -83,9 +83,7 @@ class FedMSA:
             (x,) = problem.start()
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise UserError(
-                f"algo.beta: is a list of {len(self.beta)}; use one number, or {len(u) - 1} numbers, one for each z^n"
-            )
+            raise UserError(f"algo.beta: has {len(self.beta)} numbers; use one number, or {len(u) - 1}, one per z^n")
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
@@ -99,9 +97,8 @@ class FedMSA:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
         def moved(space: Any, u: Vectors, d: Vectors) -> Vectors:
-            return (
-                descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
-            )  # w stays in Y of a minimax problem
+            # In a bilevel problem, w is projected onto Y, the constraint set of a minimax problem
+            return descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")

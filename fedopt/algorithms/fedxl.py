@@ -119,9 +119,8 @@ class FeDXL:
             return torch.cat([F.pad(v, (0, width - len(v))) for part, width in parts for v in part])
 
         def first_scores(client: Client, w: Tensor) -> Tensor:
-            return row(
-                [(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in steps(client)]
-            )
+            pairs = steps(client)
+            return row([(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in pairs])
 
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_other: Tensor) -> Tensor:

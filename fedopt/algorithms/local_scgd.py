@@ -14,7 +14,6 @@ Notation
     t, I                      the step, and the number of steps between exchanges
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -26,6 +25,8 @@ from fedopt.config import Constant, Schedule, values
 from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
 from fedopt.toolbox import Tensors, chain, check_weights
+
+Sent = tuple[Tensor, Tensors, Tensors]  # x, (m,) and u, where m and u may be ()
 
 
 class State(NamedTuple):
@@ -87,9 +88,7 @@ class LocalScgd:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
         first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
-        def local_steps(
-            client: Client, message: tuple[Tensor, Tensors, Tensors]
-        ) -> tuple[tuple[Tensor, Tensors, Tensors], Tensor]:
+        def local_steps(client: Client, message: Sent) -> tuple[Sent, Tensor]:
             x, (*m_sent,), u = message
             m = m_sent[0] if m_sent else 0 * x
             u = u or client.memory.split(sizes)
@@ -114,9 +113,7 @@ class LocalScgd:
         return (s.x,)
 
 
-def estimated(
-    client: Client, x: Tensor, u: Tensors, xi: Sequence[Sample], a: float, old: bool
-) -> tuple[Tensors, Tensor]:
+def estimated(client: Client, x: Tensor, u: Tensors, xi: Sample, a: float, old: bool) -> tuple[Tensors, Tensor]:
     """Return the new u, and an estimate of the gradient of the composition, ``[d]``.
 
     The new values are::

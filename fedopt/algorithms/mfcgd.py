@@ -100,10 +100,8 @@ class Mfcgd:
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
-            what = (
-                f"a problem of two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
-            )
-            raise UserError(f"this algorithm needs {what}, since it stores their Jacobian; choose another problem")
+            levels = f"two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
+            raise UserError(f"this algorithm needs a problem of {levels}; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
         return State(x, 0 * x, a, Memory([row] * problem.clients))

@@ -97,18 +97,18 @@ class Multilevel:
             x, h, p = self.estimates(client, x, (x_old, tuple(h), p), client.sample("xi"))
             return p, torch.cat([x, *h, p])
 
+        levels = len(problem.dims)
         if fed.r == 0:  # each client has its h and p from the start
-            p, memory = fed.exchange(
-                start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, len(problem.dims))
-            )
+            xi = Steps(1, self.B_start, levels)
+            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=xi)
             return State(s.x, p, memory)
-        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, len(problem.dims))
+        S, xi = fed.cohort(), Steps(self.tau - at_mean, self.B, levels)
+        answer, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=xi)
         if not at_mean:
-            (x, p), memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
+            x, p = answer
             return State(x, p, memory)
-        x, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
-        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, len(problem.dims)))
-        return State(x, p, memory)
+        p, memory = fed.exchange(at_mean_x, answer, S, memory=memory, xi=Steps(1, self.B, levels))
+        return State(answer, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
         """Return (x, h, p) with the new x and the estimates at the new x. They use the same samples at the new x and at the old x.

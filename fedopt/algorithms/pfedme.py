@@ -83,10 +83,8 @@ class PFedMe:
         trained = S if self.trained == "cohort" else fed.everyone()
         p = np.zeros(problem.clients)
         p[S] = fed.weights(S)
-        local = fed.local(self.R, self.B, replace=True)
-        mean, theta = fed.exchange(
-            local_rounds, s.w, trained, weights=p[trained] / p[trained].sum(), memory=s.theta, local=local
-        )
+        weights, local = p[trained] / p[trained].sum(), fed.local(self.R, self.B, replace=True)
+        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=weights, memory=s.theta, local=local)
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

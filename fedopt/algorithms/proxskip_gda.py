@@ -67,7 +67,7 @@ class ProxSkipGda:
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)
 
         def iterations(client: Client, w: Vectors) -> tuple[Vectors, Tensor]:
-            a_i, w_i = w.parts(client.memory), w
+            a_i, w_i = w.unflatten(client.memory), w
             minus_h_i = Vectors((a_v - w_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
             for b in client.steps("local"):
                 w_i = w_i.moved(minimax_field(client, w_i, b, plus=minus_h_i), gamma)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedopt.federation import Client, Sample
 from fedopt.toolbox import Tensors, moved
 
+Etas = tuple[float, float]  # the step sizes of x and of y in the first local step
 Gradients = Callable[[Tensor, Tensor, Sample], tuple[Tensor, Tensor]]
 
 
@@ -36,9 +37,7 @@ class Solver(NamedTuple):
         """Whether the solver is plain SGD. Then |a|_1 is the number of steps."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
-    def local_steps(
-        self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: tuple[float, float]
-    ) -> Tensors:
+    def local_steps(self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: Etas) -> Tensors:
         """Take the local steps of a client, and return x_i, y_i, u_i, and |a_i|_1 of x and of y.
 
         Args:
@@ -88,7 +87,7 @@ class Solver(NamedTuple):
         """
         return (1 - eta * self.mu) * a + self.decay**k * m
 
-    def norms(self, steps: np.ndarray, etas: tuple[float, float]) -> np.ndarray:
+    def norms(self, steps: np.ndarray, etas: Etas) -> np.ndarray:
         """Return |a_i|_1 for x and for y of each client, ``[2, n]``.
 
         Args:

@@ -66,7 +66,7 @@ class ClientWeights(SupervisedBilevel):
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True, real=True)
-        self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
+        self.set_up(data, self.subset(data, self.examples), self.validation)
         M, split, rng = self.clients, self.splits["train"], self.world.rng(Part.LABELS)
         everyone = np.arange(M)
         kept = np.setdiff1d(everyone, self.omit)
@@ -83,10 +83,8 @@ class ClientWeights(SupervisedBilevel):
         rows = split.rows[np.isin(owner[split.rows], self.wrong_clients)]
         labels[rows] = self.train.y.cpu().numpy()[rng.choice(split.rows, len(rows))]
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))
-        self.notes = [
-            *self.notes,
-            f"problem.wrong randomises the training labels of {len(self.wrong_clients)} of {M} clients",
-        ]
+        wrong = f"{len(self.wrong_clients)} of {M} clients"
+        self.notes = [*self.notes, f"problem.wrong randomises the training labels of {wrong}"]
         (y,) = self._start
         self._shares = np.isin(everyone, targets) / len(targets)
         self._judges = self.world.tensor(M * self._shares)
@@ -129,7 +127,14 @@ class ClientWeights(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. ``val_loss`` is v(y); ``wrong_weight`` is the total weight of the clients with wrong labels."""
+        """Return the value of each metric by name.
+
+        ``val_loss`` is the validation loss of the target clients, and ``wrong_weight`` the total weight of the clients with wrong
+        labels.
+
+        Args:
+            point: The variables (x, y).
+        """
         net = partial(self.net, point[1])
         return {
             "val_loss": self.client_loss("val", net, weights=self._shares),

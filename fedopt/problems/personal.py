@@ -15,16 +15,16 @@ from fedopt.networks import Tuning, each
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
 from fedopt.problems.partition import ScoredRows
-from fedopt.problems.scores import Scorer, Values
+from fedopt.problems.scores import Scores, Values
 
 PIECE = 2048  # rows that one model predicts together
 OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated probabilities
 
 
-class Errors(Scorer):
-    """The root mean squared error of the first output, for regression."""
+class Errors:
+    """The root mean squared error of the first output, for regression, with the methods and attributes of `Scores`."""
 
-    client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
+    client_metrics, rarest, each, note = (CLIENT_RMSE,), None, dict[str, tuple[str, int]](), ""
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)
@@ -36,6 +36,9 @@ class Errors(Scorer):
         squares = ((outputs[:, 0] - y).double() ** 2).cpu().numpy()
         with np.errstate(invalid="ignore"):  # clients without examples
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
+
+
+Scorer = Scores | Errors
 
 
 class ScoresModels(Problem):
@@ -83,11 +86,8 @@ class ScoresModels(Problem):
         if self.local_set is None or main.name not in self._defined:
             return []
         self.client_metric = main
-        of_clients = [
-            replace(metric, name=f"personal_{metric.name}", label=f"mean of the clients' {metric.label}")
-            for metric in self.scorer.client_metrics
-            if metric.name in self._defined
-        ]
+        defined = [m for m in self.scorer.client_metrics if m.name in self._defined]
+        of_clients = [replace(m, name=f"personal_{m.name}", label=f"mean of the clients' {m.label}") for m in defined]
         of_clients.insert(1, replace(main, name=f"worst_personal_{main.name}", label=f"worst client's {main.label}"))
         if self.compares_with_alone():
             of_clients += [BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test")]

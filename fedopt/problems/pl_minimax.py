@@ -59,14 +59,9 @@ class PlMinimax(Reduced, Minimax):
     def __post_init__(self) -> None:
         d, family = self.d, self.families()
         self.splits = self.world.split(self.examples)
-        terms = Sample(
-            A=family(spd, d, self.conditioning),
-            c=family(gaussian, d),
-            D=family(spd, d, self.conditioning),
-            e=family(gaussian, d),
-        )
-        e = terms.e - torch.from_numpy(self.weights).to(terms.e) @ terms.e
-        self.set_up(terms._replace(e=e), dict.fromkeys("AcDe", "train"))
+        A, c = family(spd, d, self.conditioning), family(gaussian, d)
+        D, e = family(spd, d, self.conditioning), family(gaussian, d)
+        self.set_up(Sample(A, c, D, e - torch.from_numpy(self.weights).to(e) @ e), dict.fromkeys("AcDe", "train"))
         self._S = self.world.tensor(self.coupling * isometry(self.world.rng(Part.COUPLING), 1, d, d)[0])
         values, axes = torch.linalg.eigh(self._mean.D)
         self._R = axes * values.sqrt() @ axes.T

@@ -71,16 +71,9 @@ class NestedQuadratic(Reduced, Nested):
             S = gaussian(rng, count, *shape)
             return np.tensordot(self.weights, A.cpu(), 1) @ (S / np.linalg.norm(S, 2, axis=(1, 2)))
 
-        terms = Sample(
-            A=A,
-            B=family(gaussian if self.delta is None else response, dy, dx),
-            c=family(gaussian, dy),
-            D=H[:, :dx, :dx],
-            d=family(gaussian, dx),
-            F=H[:, dx:, dx:],
-            e=family(gaussian, dy),
-            G=H[:, :dx, dx:],
-        )
+        B, c = family(gaussian if self.delta is None else response, dy, dx), family(gaussian, dy)
+        d, e = family(gaussian, dx), family(gaussian, dy)
+        terms = Sample(A, B, c, H[:, :dx, :dx], d, H[:, dx:, dx:], e, H[:, :dx, dx:])
         self.set_up(terms, {**dict.fromkeys("ABc", "train"), **dict.fromkeys("DdFeG", "val")})
 
     def start(self) -> tuple[Tensor, ...]:

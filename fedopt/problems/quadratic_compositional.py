@@ -46,9 +46,7 @@ class QuadraticComposition(Reduced, Composition):
 
     def __post_init__(self) -> None:
         if self.d0 > self.d1:
-            raise UserError(
-                f"problem.d0={self.d0}: must be at most problem.d1={self.d1}, else the composition is not strongly convex"
-            )
+            raise UserError(f"problem.d0={self.d0}: must be at most problem.d1={self.d1}; choose a smaller problem.d0")
         self.splits, family = self.world.split(self.examples), self.families()
         self.dims = (self.d0, self.d1)
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)

@@ -57,11 +57,6 @@ class QuadraticHierarchical(Reduced, Hierarchical):
         value = 0.5 * off.mT @ off
         return Outer(torch.eye(self.d).to(A) + S.mT @ S, (S.mT @ off)[..., 0], value[..., 0, 0])
 
-    def inner_solutions(self, x: Tensor) -> Tensor:
-        """Return y_i(x) for all clients, ``[M, d]``."""
-        own = self.per_client
-        return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
-
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
         return None
 

@@ -60,17 +60,10 @@ class QuadraticMinimax(Quadratic, Minimax):
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
-            raise UserError(
-                f"problem.mismatch={self.mismatch}: must be a list with an entry for each of the {self.clients} clients"
-            )
-        terms = Sample(
-            A=family(spd, dx, self.conditioning),
-            B=self.coupling * family(gaussian, dx, dy),
-            D=family(spd, dy, self.conditioning),
-            c=family(gaussian, dx),
-            e=family(gaussian, dy),
-        )
-        self.set_up(terms, dict.fromkeys("ABDce", "train"))
+            raise UserError(f"problem.mismatch={self.mismatch}: must have a number for each of {self.clients} clients")
+        A, B = family(spd, dx, self.conditioning), self.coupling * family(gaussian, dx, dy)
+        D, c, e = family(spd, dy, self.conditioning), family(gaussian, dx), family(gaussian, dy)
+        self.set_up(Sample(A, B, D, c, e), dict.fromkeys("ABDce", "train"))
         self._mean = self.mean(self.weights)
         self._saddles = {"distance": self.saddle(self.weights)}
         if self.mismatch is not None:

@@ -154,9 +154,7 @@ class Quadratic(Problem):
         self.per_client = terms._asdict()
         self._sample_type = type(terms)
         self._noisy = {name: split for name, split in noisy.items() if getattr(terms, name).ndim == 2}
-        self._scaled = {
-            name: split for name, split in noisy.items() if name not in self._noisy and self.curvature_noise
-        }
+        self._scaled = {name: noisy[name] for name in noisy if name not in self._noisy and self.curvature_noise}
         if self.alike:
             means = self.mean(self.weights)._asdict()
             self.per_client = {name: means[name].expand_as(v) for name, v in self.per_client.items()}

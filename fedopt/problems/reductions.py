@@ -199,8 +199,5 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     for reduction in REDUCTIONS:
         if isinstance(problem, reduction.source) and issubclass(reduction, solves):
             return reduction(problem)
-    kinds, kind = sorted(covered(solves)), name(class_of(problem))
-    raise UserError(
-        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another "
-        "algorithm or problem"
-    )
+    kinds, found = ", ".join(sorted(covered(solves))), f"{type(problem).__name__} is {name(class_of(problem))}"
+    raise UserError(f"the algorithm solves {kinds} problems, and {found}; choose another algorithm or problem")

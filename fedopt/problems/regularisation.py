@@ -66,10 +66,7 @@ class Regularisation(Labelled, Bilevel):
     def __post_init__(self) -> None:
         data = self._made() if self.world.dataset is None else self.world.load(validation=True)
         if data.tokens:
-            raise UserError(
-                "problem=regularisation penalises features, and token ids are not features; use "
-                "dataset.tokens=false, or another problem"
-            )
+            raise UserError("problem=regularisation: needs features, not token ids; set dataset.tokens=false")
         self.partition(data, held_out=self.validation)
         self.outputs = 1 if self.classes == 2 else self.classes
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
@@ -81,9 +78,8 @@ class Regularisation(Labelled, Bilevel):
     def _made(self) -> LabelledData:
         """Generate artificial data whose labels follow a linear model that uses half of the features."""
         rng = self.world.rng(Part.EXAMPLES)
-        x, model = (
-            rng.standard_normal(shape) for shape in ((self.examples, self.features), (self.features, self.classes))
-        )
+        x = rng.standard_normal((self.examples, self.features))
+        model = rng.standard_normal((self.features, self.classes))
         model[(self.features + 1) // 2 :] = 0
         y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # samples from the softmax
         test = max(self.examples // 5, 1)
@@ -205,10 +201,8 @@ class Regularisation(Labelled, Bilevel):
             p = 1 / self.classes
             self._curvature = (p * (1 - p) * batch.weight * batch.x.mT) @ batch.x
         strengths = torch.exp(x).expand(self.outputs, -1) if self.per == "feature" else torch.exp(x)[:, None]
-        least = 1e-9 * self._curvature.diagonal().max()
-        return torch.linalg.cholesky(
-            self._curvature + torch.diag_embed(strengths.clamp(min=least).expand(-1, batch.x.shape[1]))
-        )
+        strengths = strengths.clamp(min=1e-9 * self._curvature.diagonal().max()).expand(-1, batch.x.shape[1])
+        return torch.linalg.cholesky(self._curvature + torch.diag_embed(strengths))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -44,10 +44,7 @@ class RobustNn(SupervisedMinimax):
         super().__post_init__()
         (x,) = self._start
         if not self.train.x.is_floating_point():
-            raise UserError(
-                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
-                "dataset.tokens=false, or another problem"
-            )
+            raise UserError("problem=robust_nn: needs pixels or features, not token ids; set dataset.tokens=false")
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
@@ -99,15 +96,6 @@ class RobustNn(SupervisedMinimax):
             batch = self.test_examples.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
             (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
-            y = self._climbed(y.detach(), g)
+            steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
+            y = self.project(y.detach() + 2.5 * self.eps / self.ascent * steepest)  # the steps can cross the ball
         return y
-
-    def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
-        """Take one step of `worst` and return the new perturbation.
-
-        Args:
-            y: The perturbation.
-            g: Gradient of the test loss.
-        """
-        steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
-        return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball

@@ -47,8 +47,6 @@ class WithServer(Supervised):
     pretrain_step: PositiveFloat
     weighting: Weighting
 
-    own_test_seed = None
-
     def __post_init__(self) -> None:
         world, data = self.world, self.world.load()
         if self.test is not None:
@@ -60,7 +58,7 @@ class WithServer(Supervised):
                 raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [of_server]))
-        self.set_up(data, at_clients, self.own_test, stratified=self.own_test_seed)
+        self.set_up(data, at_clients, self.own_test)
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         if held_out := self.splits.get("val"):
             if self.local_set and self.own_test_seed is not None:
@@ -70,9 +68,7 @@ class WithServer(Supervised):
             self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
         self.splits = {"train": self.splits["train"]}
         if self.pretrain and not of_server:
-            raise UserError(
-                f"problem.pretrain={self.pretrain}: the server has no examples; set problem.server to a fraction of the data"
-            )
+            raise UserError(f"problem.pretrain={self.pretrain}: the server has no examples; set problem.server")
         self._start = (self._pretrained(),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:

@@ -62,22 +62,18 @@ class Labelled(ScoresModels):
             with a key, even if it has no dropout.
         alone: Whether to fit a logistic regression to each client's own examples (`alone.logistic`), the baseline of the
             metric better_than_alone. None: fit it if clients have test examples and the table is small enough.
+        own_test_seed: Seed of a stratified choice of the clients' own test examples (see `WithServer`). None: not stratified.
     """
 
     train: Examples
     test_examples: Examples
     training_keys: tuple[Tensor, ...] = ()
     alone: bool | None = None
+    own_test_seed: int | None = None
     _class_weight: Tensor | None = None
     _start: tuple[Tensor, ...]
 
-    def partition(
-        self,
-        data: LabelledData,
-        rows: np.ndarray | None = None,
-        held_out: float | None = None,
-        stratified: int | None = None,
-    ) -> None:
+    def partition(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Partition the data among the clients, and choose the metrics.
 
         Args:
@@ -85,18 +81,17 @@ class Labelled(ScoresModels):
             rows: Indices of the training examples to use. None: all.
             held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
                 if the data mark validation examples.
-            stratified: Seed of a stratified choice of these examples. None: not stratified (see `World.split`).
         """
-        division = partitioned(self.world, data, rows, held_out, stratified)
-        vars(self).update(division._asdict())
+        found = partitioned(self.world, data, rows, held_out, self.own_test_seed)
+        vars(self).update(found._asdict())
         self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
         self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
         self.fills = data.fills
         wanted = vars(self).pop("metrics", None)  # the user's choice; the class attribute becomes visible again
         chosen = wanted if wanted and isinstance(wanted[0], str) else None  # a copied problem has Metric objects here
         self.scorer = self.scorer_of(data, chosen)
-        self.notes = [text for text in (getattr(self.scorer, "note", ""), *data.notes) if text]
-        if data.owners is not None and not division.splits["train"].names:
+        self.notes = [text for text in (self.scorer.note, *data.notes) if text]
+        if data.owners is not None and not found.splits["train"].names:
             self.notes.append("the client that the data name for each row is not used; partitioner=by_column uses it")
 
     @property
@@ -258,14 +253,7 @@ class Supervised(Labelled):
     else:
         metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})
 
-    def set_up(
-        self,
-        data: LabelledData,
-        rows: np.ndarray | None = None,
-        held_out: float | None = None,
-        dropout: float = 0.0,
-        stratified: int | None = None,
-    ) -> None:
+    def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Partition the data among the clients, and create the network and its initial parameters.
 
         Args:
@@ -273,14 +261,12 @@ class Supervised(Labelled):
             rows: Indices of the training examples to use. None: all.
             held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
                 if the data mark validation examples.
-            dropout: Dropout probability, for an mlp only.
-            stratified: Seed of a stratified choice of the examples in ``val``. None: not stratified (see `World.split`).
 
         Raises:
             UserError: The network does not support dropout or token ids.
         """
-        self.partition(data, rows, held_out, stratified)
-        self.net = self._network(self.train, data, dropout)
+        self.partition(data, rows, held_out)
+        self.net = self._network(self.train, data)
         if data.real:
             self.net.dense = False  # the derivatives of dense networks assume the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
@@ -291,27 +277,25 @@ class Supervised(Labelled):
         if isinstance(self.net, FlatModule):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
-    def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
-        """Build the network that `model` names.
+    def _network(self, examples: Examples, data: LabelledData) -> FlatModel:
+        """Build the network that ``model`` names. If the problem has a field ``dropout``, an mlp gets this dropout probability.
 
         Args:
             examples: The training examples.
             data: The data set.
-            dropout: Dropout probability, for an mlp only.
 
         Raises:
             UserError: The network does not support dropout, token ids or the shape of the examples.
         """
+        dropout = getattr(self, "dropout", 0.0)
         if dropout and self.model != "mlp":
             raise UserError(f"problem.dropout={dropout} needs problem.model=mlp; in a custom network, use nn.Dropout")
         common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
-            some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
-            return custom.build(self.model, examples.x[some], *common)
+            shown = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
+            return custom.build(self.model, examples.x[shown], *common)
         if data.tokens:
-            raise UserError(
-                f"problem.model={self.model}: cannot take token ids; use a custom network, problem.model=PACKAGE.CLASS"
-            )
+            raise UserError(f"problem.model={self.model}: cannot take token ids; set problem.model=PACKAGE.CLASS")
         return models.build(self.model, self.widths, *common, dropout)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:

@@ -83,10 +83,8 @@ class XRiskAuc(Ranking, XRisk):
         for name, label in (("positive", 1), ("negative", 0)):
             of_clients = [rows[labels[rows] == label] for rows in own]
             if lacking := [i for i, rows in enumerate(of_clients) if not len(rows)]:
-                raise UserError(
-                    f"client {lacking[0]} has no {name} examples, and problem=x_risk needs some on each client; choose "
-                    "another partition, fewer clients or another problem.positive"
-                )
+                remedy = "choose another partition, fewer clients or another problem.positive"
+                raise UserError(f"problem=x_risk: client {lacking[0]} has no {name} examples; {remedy}")
             for rows in of_clients:
                 place[rows] = np.arange(len(rows))
                 share[rows] = len(own) * len(rows) / sum(map(len, of_clients))
@@ -122,7 +120,8 @@ class XRiskAuc(Ranking, XRisk):
 
         a, b = (scores(ScoredRows.of(self.train, self.splits[split])).double() for split in ("positive", "negative"))
         tests, hits = scores(self.test_set).cpu().numpy(), self.test_set.y.cpu().numpy() == 1
-        inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
+        chunks = a.split(max(1, PAIRS // len(b)))
+        inner = torch.cat([self.pair_loss(chunk[:, None] - b).mean(1) for chunk in chunks])
         return {
             **self.test_metrics(*self.models(*point)),
             "test_partial_auc": partial_area(tests, hits, self.max_fpr),
