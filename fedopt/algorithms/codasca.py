@@ -5,11 +5,11 @@ Both follow the authors' public code, `ICML2021_FedDeepAUC_CODASCA`. A second pu
 Explained in docs/algorithms/codasca.md.
 
 Notation
-    w, u       (x, y) of the server, and of a client in its local steps
-    x_s        the stage's point, towards which x is pulled
-    G_k        F_i(u; b) = (grad_x f_i, -grad_y f_i) in local step k
-    c, c_i     control variates of the server and of client i, estimates of F and of F_i; c = sum_i p_i c_i [CODASCA]
-    p_i        the clients' weights in the objective
+    w, u       the point (x, y) on the server, and the point of a client during its local steps
+    x_s        the point of the stage, towards which local steps pull x
+    G_k        the gradients F_i(u; b) = (grad_x f_i, -grad_y f_i) on the sample b of local step k
+    c, c_i     the control variates of the server and of client i in CODASCA: estimates of F and of F_i, with c = sum_i p_i c_i
+    p_i        the weight of client i in the objective
 """
 
 from dataclasses import dataclass, field
@@ -58,8 +58,8 @@ class Codasca:
         stage: The number of rounds per stage.
         decay: The factor by which eta_x and eta_y are divided after each stage.
         stage_point: The point x_s of a stage: the ``last`` x, or the ``mean`` of x over the previous stage.
-        restart: Whether a stage starts from this point of x and y, as in the paper (unverified). If false, x and y continue, and
-            only the term with lam pulls x to x_s, as in the authors' code.
+        restart: Whether x and y start each stage from this point, as in the paper (unverified). If false, x and y continue from
+            their last values, and only the term with lam pulls x to x_s, as in the authors' code.
         lam: The weight of the term lam (u_x - x_s) in the steps of x.
         control: ``none``: no control variates, which is CODA+. ``gradients``: c_i is the mean of the local gradients G_k.
     """
@@ -98,17 +98,17 @@ class Codasca:
                 G = minimax_field(client, u, b)
                 if c:
                     total = Vectors(client.moved_(v, g, -1.0) for v, g in zip(total, G, strict=True))  # total + G
-                # u - eta (G + lam (u - x_s) + c - c_i), where only x is drawn to x_s
-                drawn = Vectors((torch.lerp(u[0], x_s[0], self.lam * eta[0]), u[1])) if x_s else u
-                u = descend(client, drawn, G + correction if correction else G, eta)
+                # u - eta (G + lam (u - x_s) + c - c_i), where only x is pulled to x_s
+                pulled = Vectors((torch.lerp(u[0], x_s[0], self.lam * eta[0]), u[1])) if x_s else u
+                u = descend(client, pulled, G + correction if correction else G, eta)
             if not c:
                 return (u, c), client.memory
             new = 1 / self.K * total
             return (u, new - c_i), torch.cat(new)
 
-        S, draws = fed.cohort(), Steps(self.K, self.B)
+        S, local = fed.cohort(), Steps(self.K, self.B)
         message = (s.w, s.c, (s.x_s,) if self.lam else ())
-        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
+        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=local)
         c = s.c + float(problem.weights[S].sum()) * dc
         w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
         w_mean = s.w_mean + 1 / (place + 1) * (w - s.w_mean)

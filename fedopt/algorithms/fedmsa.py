@@ -3,11 +3,12 @@
 Explained in docs/algorithms/fedmsa.md.
 
 Notation
-    u = (x, Z), Z = (z^1, ..., z^N)      all variables; Z = (w, v) for bilevel problems, w where grad_x f is the hypergradient
-    F = (P, S^1, ..., S^N)               the mappings whose common zero is sought [eq. 2, 3]
-    d = (h, q^1, ..., q^N)               the directions, estimates of F(u) [eq. 5, 6]
-    p^m, s^{m,n}; xi                     client m's P and S^n on a sample; that sample, with one for each level of a composition
-    r, k                                 the round, and the local step of it
+    u = (x, Z), Z = (z^1, ..., z^N)    all variables. For bilevel problems, Z = (w, v); if the hypergradient is grad_x f, Z = (w)
+    F = (P, S^1, ..., S^N)             the mappings whose common zero is sought [eq. 2, 3]
+    d = (h, q^1, ..., q^N)             the directions, which are estimates of F(u) [eq. 5, 6]
+    p^m, s^{m,n}                       the values of P and S^n on a sample of client m
+    xi                                 this sample; for a composition, one sample for each level
+    r, k                               the round, and the local step in the round
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Compositional
 from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, drawn_iterate
 
-Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the drawn one
+Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the random iterate
 
 
 class State(NamedTuple):
@@ -35,7 +36,7 @@ class State(NamedTuple):
         u: The variables (x, Z) after this round.
         u_prev: The variables after the previous round.
         d: The last directions (h, q).
-        drawn: An iterate drawn uniformly from all iterates so far, if iterate=random; otherwise empty.
+        drawn: An iterate that is sampled uniformly from all iterates so far, if iterate=random; otherwise empty.
     """
 
     u: Vectors
@@ -55,10 +56,10 @@ class FedMSA:
         K: The number of local steps. If it differs between clients, this is the largest number. If K = 1 for all clients, the
             server takes the step, and a round has one exchange.
         B: The batch size of each sample. None: all examples of the client.
-        anchor: The clients that take part in lines 5 to 8: ``all`` clients, as in the paper, or a ``cohort`` sampled for these
-            lines. If the server takes the step, it is always a cohort.
+        anchor: The clients that compute the directions at the start of a round (lines 5 to 8 of the algorithm): ``all`` clients, as
+            in the paper, or a ``cohort`` that is sampled for this purpose. If the server takes the step, it is always a cohort.
         warm_up: The number of rounds at the start in which only Z moves, towards its solution at the initial x. The paper has 0.
-        damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f. The paper has 0.
+        damping: The number lambda in the mapping of v, (grad^2_ww g + lambda I) v - grad_w f. The paper has 0.
         iterate: The output: the ``last`` iterate, or a uniformly ``random`` one of the iterates so far, as in the theorem.
     """
 
@@ -150,7 +151,7 @@ class FedMSA:
 
 
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
-    """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11]::
+    """Return the mappings (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N), with the shapes of u [eq. 3, 11]::
 
         P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N)
         S^n = z^n - f^{n-1}(z^{n-1})
@@ -158,9 +159,9 @@ def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
     It counts as one gradient call and N Jacobian-vector products.
 
     Args:
-        client: The client.
+        client: The client, whose problem is a composition of the levels f^0, ..., f^N.
         u: The variables.
-        xi: N + 1 samples, one for each level. With one sample for two levels, their product would be biased.
+        xi: N + 1 samples, one for each level. If two levels shared a sample, the product of their derivatives would be biased.
     """
     s = list[Tensor]()
 

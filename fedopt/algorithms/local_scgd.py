@@ -8,10 +8,10 @@ Explained in docs/algorithms/local_scgd.md.
 
 Notation
     r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x))); K = 1 in the paper
-    u = (u^1, ..., u^K)       estimates of what the levels give; u^0 = x
-    m                         the momentum, of J r^1(x)' ... J r^K(u^(K-1))' grad f(u^K)
+    u = (u^1, ..., u^K)       estimates of the values of the levels: u^k estimates r^k(u^(k-1)), with u^0 = x
+    m                         the momentum, a moving average of the gradients J r^1(x)' ... J r^K(u^(K-1))' grad f(u^K)
     xi                        the samples of one step, one for each level
-    t, I                      the step, and the number of steps between exchanges
+    t, I                      the index of the step, and the number of steps between exchanges
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
 from fedopt.toolbox import Tensors, chain, check_weights
 
-Sent = tuple[Tensor, Tensors, Tensors]  # x, (m,) and u, where m and u may be ()
+Sent = tuple[Tensor, Tensors, Tensors]  # x, (m,) and u; the second and the third may be ()
 
 
 class State(NamedTuple):
@@ -51,7 +51,7 @@ class LocalScgd:
 
     Args:
         eta: The step size.
-        alpha: The weight of the newest values in u.
+        alpha: The weight of the newest values in u, the estimates of the values of the inner functions.
         beta: The weight of the newest gradient in m. With 1, there is no momentum.
         I: The number of local steps.
         B: The batch size of each sample. None: all examples of the client.
@@ -104,9 +104,9 @@ class LocalScgd:
             own = client.memory if share_u else torch.cat(u)
             return (x, (m,) if momentum else (), u if share_u else ()), own
 
-        draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
+        xi = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
         S = fed.everyone() if first and not share_u else fed.cohort()  # each client has its u from the start
-        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
+        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=xi)
         return State(x, m, u, memory)
 
     def output(self, s: State) -> Tensors:
@@ -114,9 +114,9 @@ class LocalScgd:
 
 
 def estimated(client: Client, x: Tensor, u: Tensors, xi: Sample, a: float, old: bool) -> tuple[Tensors, Tensor]:
-    """Return the new u, and an estimate of the gradient of the composition, ``[d]``.
+    """Return the new estimates u of a client's levels, and an estimate of the gradient of its composition, ``[d]``.
 
-    The new values are::
+    The new estimates are::
 
         u^k <- (1 - a) u^k + a r^k(u^(k-1)),    k = 1, ..., K
 
@@ -128,7 +128,7 @@ def estimated(client: Client, x: Tensor, u: Tensors, xi: Sample, a: float, old: 
         u: The old estimates (u^1, ..., u^K).
         xi: K + 1 samples, one for each level.
         a: The weight of the newest values.
-        old: Whether u^(k-1) in the formula and the point of the gradient are the old estimates instead of the new ones.
+        old: Whether the old estimates replace the new ones as u^(k-1) in this formula, and as the point of the gradient.
     """
     new = list[Tensor]()
 

@@ -5,10 +5,11 @@ Follows public code, `ProxSkipVIP`.
 Explained in docs/algorithms/proxskip_gda.md.
 
 Notation
-    w, w_i     (x, y) of the server, and of client i in its local steps
-    h_i        client i's control variate, which converges to F_i(w*); without a constraint sum_i p_i h_i = 0
-    a_i        w_i - (gamma / p) h_i, what client i sends; when it receives w, it sets h_i = (p / gamma) (w - a_i)
-    p          probability that an iteration ends with an exchange: one coin for all clients
+    w, w_i     the point (x, y) on the server, and the point of client i during its local steps
+    F_i        the gradient field (grad_x f_i, -grad_y f_i) of client i
+    h_i        the control variate of client i, which converges to F_i(w*). Without a constraint, sum_i p_i h_i = 0
+    a_i        w_i - (gamma / p) h_i, the answer of client i. When the client receives w, it sets h_i = (p / gamma) (w - a_i)
+    p          the probability that an iteration ends with an exchange. One coin decides for all clients
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class State(NamedTuple):
 
     Attributes:
         w: (x, y) of the server.
-        memory: a_i of each client as one vector.
+        memory: The last answer a_i of each client as one vector; see the module's docstring.
     """
 
     w: Vectors

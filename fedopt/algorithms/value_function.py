@@ -7,11 +7,12 @@ so the iterates equal those of a single machine with the data of all clients. Wi
 Explained in docs/algorithms/value_function.md.
 
 Notation
-    y, s          F2SA: the inner variable of f + lam g, and that of g alone
-    y_n, q        BOME: y after n steps on g, and q(x, y) = g(x, y) - g(x, y_n), with y_n held fixed in its gradient
+    y, s          in F2SA, the approximate minimisers of f + lam g and of g
+    y_n           in BOME, the point after n gradient steps on g from y
+    q             in BOME, the function q(x, y) = g(x, y) - g(x, y_n), whose gradient is taken with y_n held constant
     eta_x, ...    the step sizes of x, of y and, in F2SA, of s
-    lam           the penalty
-    xi, zeta      samples of each client, independent of each other and of all others
+    lam           the coefficient of the penalty
+    xi, zeta      two samples of each client, which are independent of each other and of all other samples
 """
 
 from dataclasses import dataclass
@@ -108,16 +109,16 @@ class BOME:
         (x, y) -= steps (grad f + lam grad q),    q(x, y) = g(x, y) - g(x, y_n)
         lam = max(phi - <grad f, grad q>, 0) / |grad q|^2,    phi = eta |grad q|^2
 
-    So q decreases at a rate of at least phi. The solution is not a fixed point: there, grad q = 0, and grad_y f moves y away from
-    y*(x).
+    So q decreases at a rate of at least phi. The solution is not a fixed point, because grad q = 0 at the solution, and grad_y f
+    moves y away from y*(x).
 
     Args:
         eta_x: The step size of x.
         eta_y: The step size of y, also for the n steps to y_n.
         eta: The factor in phi.
         n: The number of steps from y to y_n.
-        B: The batch size. None: all examples of the client, as in the paper, which has no samples. With samples, the ratio in lam
-            is biased.
+        B: The batch size. None: all examples of the client, as in the paper, which uses exact gradients. With smaller batches, the
+            ratio in lam is biased.
 
     It follows the public code benchmark_bilevel, whose phi uses the gradient. It has not been compared with the paper's text.
     """
@@ -150,7 +151,7 @@ class BOME:
         return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
 
     def penalty(self, f: Vectors, q: Vectors) -> Tensor:
-        """Return the penalty lam of BOME, a scalar; 0 if grad q is 0.
+        """Return the coefficient lam of the penalty in BOME, a scalar; 0 if grad q is 0.
 
         Args:
             f: The gradients of f with respect to x and y.

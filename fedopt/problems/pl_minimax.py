@@ -70,14 +70,14 @@ class PlMinimax(Reduced, Minimax):
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))
 
     def hessians(self) -> tuple[Tensor, ...]:
-        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), where it is largest over y."""
+        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), which is its largest one over y."""
         return self._mean.A, (1 + 2 * self.rho) * self._mean.D
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._x, self._S @ self._x
 
     def start(self) -> tuple[Tensor, ...]:
-        """Return x = (1, ..., 1) and the y for which every z_j is pi / 2, where h is least convex in all directions."""
+        """Return x = (1, ..., 1), and the y for which every z_j is pi / 2. There, h has its most negative curvature."""
         x = torch.ones_like(self._x)
         return x, self._S @ x + torch.linalg.solve(self._R, x * (math.pi / 2))
 
@@ -94,6 +94,10 @@ class PlMinimax(Reduced, Minimax):
         return A @ x - c + slope @ self._S, e - slope
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is max_y f(x, y)."""
+        """Return the value of each metric by name. The objective is max_y f(x, y).
+
+        Args:
+            point: The variables (x, y).
+        """
         _, y_s = self.solution()
         return {**super().evaluate(*point), "distance_y": number(torch.linalg.norm(point[1] - y_s))}

@@ -30,10 +30,10 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 
 
 def reduced(terms: Sample) -> Outer:
-    """Return f(x, y*(x)) as a quadratic function of x.
+    """Return the outer objective f(x, y*(x)) as a quadratic function of x.
 
     Args:
-        terms: The terms of one problem, or of M problems, ``[M, ...]``, for M functions.
+        terms: The terms of one problem. With terms of M problems, ``[M, ...]`` each, the result contains M functions.
     """
     A, B, c, D, d, F, e, G = columns(terms)
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
@@ -121,7 +121,11 @@ class QuadraticBilevel(NestedQuadratic, Bilevel):
     """
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """Return y*(x), ``[dy]``."""
+        """Return the solution y*(x) of the lower level, ``[dy]``.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+        """
         return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
 
     def solution(self) -> tuple[Tensor, ...]:

@@ -30,8 +30,8 @@ Sample = namedtuple("Sample", "A c Q e")
 class QuadraticComposition(Reduced, Composition):
     """Base class of the quadratic compositions.
 
-    The common matrix and each client's own matrix, which are mixed into A_i, have orthonormal columns. `Quadratic` describes
-    the arguments that are not listed here.
+    The matrix A_i is a mixture of a common matrix and of the client's own matrix, which both have orthonormal columns.
+    `Quadratic` describes the arguments that are not listed here.
 
     Args:
         d0, d1: Dimensions of x and of f^0(x).

@@ -42,8 +42,8 @@ class QuadraticMinimax(Quadratic, Minimax):
     Args:
         dx, dy: Dimensions of x and y.
         conditioning: Condition number of the matrices A_i and D_i.
-        mismatch: Wrong weights of the clients, ``[M]``, up to a factor. The metric `distance_mismatched` is the distance to
-            the saddle point with these weights. None: there is no such metric.
+        mismatch: Wrong weights of the clients, ``[M]``, up to a factor. The metric distance_mismatched is the distance to the
+            saddle point of the problem with these weights. None: there is no such metric.
         coupling: Factor of the matrices B_i. With a large value, the game rotates, and descent-ascent diverges unless its
             steps are small.
 
@@ -85,9 +85,9 @@ class QuadraticMinimax(Quadratic, Minimax):
         return A + B @ torch.linalg.solve(D, B.T), D
 
     def constants(self) -> dict[str, float]:
-        """Return constants of the mean game by name.
+        """Return constants of the mean problem by name: L_x and L_y as in `Quadratic.constants`, and kappa.
 
-        ``kappa`` is the Lipschitz constant of its gradient field divided by its strong monotonicity constant.
+        ``kappa`` is the Lipschitz constant of the gradient field, divided by its strong monotonicity constant.
         """
         A, B, D, *_ = self._mean
         field = torch.cat([torch.cat([A, B], 1), torch.cat([-B.T, D], 1)])
@@ -111,7 +111,11 @@ class QuadraticMinimax(Quadratic, Minimax):
         return A @ x - c + B @ y, x @ B - D @ y + e
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is max_y f(x, y)."""
+        """Return the value of each metric by name. The objective is max_y f(x, y).
+
+        Args:
+            point: The variables (x, y).
+        """
         x, y = point[:2]
         best = torch.linalg.solve(self._mean.D, self._mean.e + self._mean.B.T @ x)
         off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}

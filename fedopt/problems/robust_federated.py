@@ -59,10 +59,13 @@ class _Robust(Supervised):
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
-        * ``objective``: the objective in the docstring of the module, in the unit of a loss.
-        * ``train_loss``, ``worst_loss``: mean and maximum of the clients' losses.
+        * ``objective``: the robust objective lam log mean_k exp(g_k(x) / lam) of the clients' training losses g_k.
+        * ``train_loss``, ``worst_loss``: mean and maximum of the clients' training losses.
+
+        Args:
+            point: The variable x. Further entries are ignored.
         """
         logits = partial(self.net, point[0])
         of_clients = [self.train.loss_and_accuracy(logits, rows)[0] for rows in self.splits["train"]]
@@ -77,7 +80,7 @@ class _Robust(Supervised):
 
 @dataclass(eq=False)
 class RobustFederated(_Robust, LocalCompositional):
-    """The robust objective as a sum of local compositions, which is the paper's objective times lam exp(-c / lam).
+    """Distributional robustness over clients as a sum of local compositions, with the same minimiser as the robust objective.
 
     The levels are::
 
@@ -90,7 +93,7 @@ class RobustFederated(_Robust, LocalCompositional):
 
 @dataclass(eq=False)
 class RobustFederatedGlobal(_Robust, KnownOuter):
-    """The robust objective as one composition of means over clients.
+    """Distributional robustness over clients as one composition with a mean over clients inside.
 
     The levels are::
 

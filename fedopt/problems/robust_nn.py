@@ -57,12 +57,15 @@ class RobustNn(SupervisedMinimax):
         return ball(y, self.eps, self.norm)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
         * ``test_accuracy``: accuracy on the unchanged test examples.
         * ``perturbed_accuracy``: accuracy on test examples perturbed by y.
-        * ``robust_accuracy``: the lower of ``perturbed_accuracy`` and the accuracy under the perturbation of `worst`; missing
-          with ``ascent=0``.
+        * ``robust_accuracy``: the lower of ``perturbed_accuracy`` and the accuracy under the perturbation that `worst` finds;
+          missing with ``ascent=0``.
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
@@ -84,9 +87,9 @@ class RobustNn(SupervisedMinimax):
         return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """Search for a perturbation with a large test loss, ``[features]``, by projected ascent from y.
+        """Search for a perturbation with a large test loss by projected ascent from y, and return it, ``[features]``.
 
-        Each step is normalised and uses the next part of the test set.
+        Each step is normalised, and uses the next chunk of the test set.
 
         Args:
             x: Parameters of the network.
@@ -96,6 +99,15 @@ class RobustNn(SupervisedMinimax):
             batch = self.test_examples.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
             (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
-            steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
-            y = self.project(y.detach() + 2.5 * self.eps / self.ascent * steepest)  # the steps can cross the ball
+            y = self._climbed(y.detach(), g)
         return y
+
+    def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
+        """Take one step of `worst`, of length 2.5 eps / ascent, and return the new perturbation, ``[features]``.
+
+        Args:
+            y: The perturbation before the step, ``[features]``.
+            g: Gradient of the test loss with respect to the perturbation, ``[features]``.
+        """
+        steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
+        return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # all steps together can cross the ball

@@ -13,7 +13,7 @@ from fedopt.errors import MOST_NAMED, UserError, among, some
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_AUC, CLIENT_LOSS, Metric
 
 Means = Callable[[np.ndarray], np.ndarray]  # from one number per example, [n], to the means of the clients, [M]
-Values = dict[str, np.ndarray]  # values of each client, [M], by the name of a score
+Values = dict[str, np.ndarray]  # the values of the clients, [M], by the name of a score
 RARE = 0.4  # a class is rare if its share is below this fraction of 1 / (number of classes)
 MOST_CLASSES = 10  # with more classes, recall and precision are not measured by default
 EACH = ("recall", "precision")  # metrics of single classes
@@ -39,9 +39,9 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     In the area, a tie between a positive and a negative example counts one half.
 
     Args:
-        scores: Finite scores, ``[n]``.
-        positive: Boolean array ``[n]``, true for positive examples.
-        owner: Client of each example, ``[n]``.
+        scores: Finite scores of the examples of all clients, ``[n]``.
+        positive: Whether each example is positive, ``[n]``, as booleans.
+        owner: Index of the client of each example, ``[n]``.
         clients: Number M of clients.
 
     Returns:
@@ -62,15 +62,15 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
 
 @dataclass(frozen=True)
 class Scores:
-    """The metrics of a classifier's logits.
+    """The metrics that are computed from a classifier's logits. `Scores.of` chooses them.
 
     Args:
         classes: Names of the classes, or their numbers as texts.
-        rarest: The class with the fewest training examples.
+        rarest: Index of the class with the fewest training examples.
         names: The chosen metrics, such as accuracy and recall_yes.
-        each: For names about one class: the metric and the class.
-        client_metrics: Metrics computed for each client: the accuracy, or, if a class is rare, the loss and the area under
-            the ROC curve.
+        each: For each metric of one class, such as recall_yes: the kind of metric, recall, and the index of the class.
+        client_metrics: Metrics that are computed for each client: the accuracy, or, if a class is rare, the loss and the area under
+            the ROC curve. The first one is also computed for the baseline that each client fits to its own examples.
         note: A line for the user about the share of the rarest class; empty if no class is rare.
     """
 
@@ -124,7 +124,7 @@ class Scores:
         return replace(scores, names=defined)
 
     def _note(self, counts: np.ndarray, y: np.ndarray) -> str:
-        """Return a line about the share of the rarest class and the accuracy of always predicting the most frequent class.
+        """Return a line for the user that says how rare the rarest class is, and how often the most frequent class is right.
 
         Args:
             counts: Number of training examples of each class, ``[C]``.
@@ -136,11 +136,11 @@ class Scores:
         return f"{100 * share:.1f} % of {counts.sum():,} training rows are {rare}: {always}"
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics.
+        """Return the chosen metrics with the names and labels that they have on one set of examples.
 
         Args:
-            prefix: First part of their names, such as ``test``.
-            where: Description of the examples, for the labels of the metrics.
+            prefix: First part of the names, such as ``test``.
+            where: First part of the labels, which describes the examples, such as ``test``.
         """
         found = []
         for name in self.names:
@@ -150,7 +150,9 @@ class Scores:
         return tuple(found)
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values over all examples by name, rates in percent; nan if an output is not finite.
+        """Return the values of the chosen metrics over all examples by name, without a prefix. Rates are in percent.
+
+        All values are nan if an output is not finite.
 
         Args:
             outputs: Logits, ``[n, classes]``.
@@ -168,7 +170,7 @@ class Scores:
         Args:
             outputs: Logits, ``[n, classes]``.
             y: Classes, ``[n]``.
-            owner: Client of each example, ``[n]``.
+            owner: Index of the client of each example, ``[n]``.
             M: Number of clients.
             means_only: Whether to compute only ``client_metrics``.
         """
@@ -195,7 +197,7 @@ class Scores:
         Args:
             outputs: Logits, ``[n, classes]``.
             y: Classes, ``[n]``.
-            owner: Client of each example, ``[n]``.
+            owner: Index of the client of each example, ``[n]``.
             M: Number of clients.
             mean: Function from one number per example, ``[n]``, to the clients' means, ``[M]``.
         """

@@ -26,10 +26,10 @@ class WithServer(Supervised):
 
     Args:
         test: Fraction of all examples used for testing. None: the data set's own test examples.
-        server: Fraction of the other examples that only the server has.
+        server: Fraction of the training examples that only the server has.
         own_test: Fraction of its examples that each client keeps for testing. None: none; not needed if the data name the
             client of each test example.
-        pretrain: Number of SGD steps on the server's examples that lead to the initial parameters.
+        pretrain: Number of SGD steps on the server's examples before the run, which change the initial parameters.
         pretrain_step: Step size of these steps.
         weighting: How clients count in the objective: by their numbers of examples (``samples``), so that f is a mean over
             all examples, or equally (``uniform``).
@@ -84,7 +84,7 @@ class WithServer(Supervised):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self) -> Tensor:
-        """Return the initial parameters after SGD on batches of the server's examples, ``[dim]``."""
+        """Take ``pretrain`` steps of SGD on the server's examples, and return the parameters, ``[dim]``."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(self.pretrain):
             batch = self.server_batch(rng, PRETRAIN_BATCH)

@@ -46,14 +46,18 @@ SHOWN = 256  # number of examples for trial runs of a custom network
 
 
 def length(y: Tensor) -> Tensor:
-    """Return the Euclidean norm of a vector, with first and second derivatives that are 0 at the origin."""
+    """Return the Euclidean norm of a vector, a scalar whose first and second derivatives are 0 at the origin.
+
+    Args:
+        y: The vector, ``[d]``.
+    """
     return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
 class Labelled(ScoresModels):
     """Base class of problems about labelled examples.
 
-    `partition` sets the attributes below and the fields of `Partitioned`; each problem sets ``_start`` itself.
+    `partition` sets the attributes below and the fields of `Partitioned`. Each problem sets its initial variables, ``_start``.
 
     Attributes:
         classes: Number of classes; 0 for regression.
@@ -96,7 +100,7 @@ class Labelled(ScoresModels):
 
     @property
     def remark(self) -> str:  # type: ignore[override]
-        """A description of the data: the numbers of examples, the features and the classes."""
+        """A text for the user that lists the numbers of examples, the features and the classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(self.test_examples)}
         if self.val_set or "val" in self.splits:
             counts["validation"] = len(self.val_set.rows if self.val_set else self.splits["val"].rows)
@@ -188,13 +192,19 @@ class Labelled(ScoresModels):
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return a minibatch of each split in `rows`, by the name of the split."""
+        """Return the client's minibatch of each split by the name of the split.
+
+        Args:
+            client: Index of the client, which is not used.
+            rows: For each split, the indices of examples, ``[B]``, and their weights, ``[B]``.
+        """
         return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
-        """Return the share of each class in a split, ``[C]``: the weighted mean of the clients' shares; 1 for an absent class.
+        """Return the share of each class in a split, ``[C]``, or 1 for a class without examples.
 
-        It differs from the share among all examples if the weight p_i of a client is not proportional to its size n_i.
+        It is the mean of the shares among the examples of each client, weighted by p_i. It differs from the share among all
+        examples if the weights p_i are not proportional to the clients' numbers of examples n_i.
 
         Args:
             split: Name of the split.
@@ -208,7 +218,7 @@ class Labelled(ScoresModels):
     ) -> float:
         """Return the weighted mean of the clients' losses on a split.
 
-        With the n_i examples j of client i in the split, it is::
+        With the cross-entropies CE_j of the n_i examples j of client i in the split, it is::
 
             sum_i  p_i / n_i  sum_j  class_weight[y_j] CE_j
 
@@ -299,24 +309,24 @@ class Supervised(Labelled):
         return models.build(self.model, self.widths, *common, dropout)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Add the gradient of the penalties to a vector.
+        """Return a vector plus the gradient of the penalties, ``[dim]``.
 
         Args:
             y: Parameters at which the gradient is taken, ``[dim]``.
-            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
         """
         if self.ridges is not None:
             plus = self.ridges * y if plus is None else plus.addcmul(self.ridges, y)
         return plus
 
     def pulls(self, y: Tensor, plus: Tensor | None, anchor: Tensor | None) -> Tensor | None:
-        """Return ``plus`` plus the gradient of the penalties at y, minus their gradient at the anchor.
+        """Return a vector plus the gradient of the penalties at y, minus their gradient at an anchor, ``[dim]``.
 
-        This is the argument ``plus`` of `Dense.descend`.
+        The result is the argument ``plus`` of `Dense.descend`, which knows no penalties.
 
         Args:
             y: Parameters, ``[dim]``.
-            plus: A vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
             anchor: Parameters, ``[dim]``. None: nothing is subtracted.
         """
         if anchor is not None and (less := self.penalised(anchor, None)) is not None:
@@ -324,11 +334,20 @@ class Supervised(Labelled):
         return self.penalised(y, plus)
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        """Return the sample with a key that determines the dropout masks."""
+        """Return the sample with a key that determines the dropout masks.
+
+        Args:
+            sample: Batches by split.
+            key: The key, an integer tensor.
+        """
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def network(self, *point: Tensor) -> Model:
-        """Return the trained network at a point, on the CPU. It takes raw examples and normalises them itself."""
+        """Return the trained network at a point, on the CPU. It takes raw examples and normalises them itself.
+
+        Args:
+            point: The variables.
+        """
         spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
         return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
@@ -402,7 +421,13 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return the penalised training loss, a scalar."""
+        """Return the penalised training loss g_i(x, y), a scalar.
+
+        Args:
+            x: Outer variable.
+            y: Parameters of the network, ``[dim]``.
+            sample: Batches by split.
+        """
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
         if self.ridges is not None:
@@ -413,7 +438,13 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return the gradient of g in y."""
+        """Return the gradient of g_i in y, ``[dim]``.
+
+        Args:
+            x: Outer variable.
+            y: Parameters of the network, ``[dim]``.
+            sample: Batches by split.
+        """
         batch, tuning = self.inner(x, sample["train"])
         return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
@@ -421,25 +452,29 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
-        """Take a step in y with step size beta, in place, and return y.
+        """Take a gradient step in y in place, and return the new y.
+
+        The new y is::
+
+            y - beta (grad_y g_i(y) - grad_y g_i(anchor) + plus)
 
         Args:
             x: Outer variable.
             y: Parameters, which are overwritten.
             sample: Batches by split.
             beta: Step size.
-            plus: Vector added to the gradient. None: nothing is added.
-            anchor: Point whose gradient is subtracted. None: nothing is subtracted.
+            plus: Vector that is added to the gradient, ``[dim]``. None: nothing is added.
+            anchor: Point at which the subtracted gradient is taken, ``[dim]``. None: nothing is subtracted.
         """
         batch, tuning = self.inner(x, sample["train"])
         return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Add the gradient of all penalties of g, including ``norms``, to a vector.
+        """Return a vector plus the gradient of all penalties of g, including ``norms``, ``[dim]``.
 
         Args:
             y: Parameters at which the gradient is taken, ``[dim]``.
-            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
         """
         plus = super().penalised(y, plus)
         if self.norms:

@@ -34,13 +34,13 @@ PAIRS = 2**22  # number of pairs whose losses are computed together
 
 
 def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:
-    """Return the area under the ROC curve up to a false positive rate, or nan if a score is not finite.
+    """Return the area under the ROC curve up to a given false positive rate; nan if a score is not finite.
 
     It is scaled such that random guessing gives 1/2 and a perfect classifier 1 [McClish 1989].
 
     Args:
         scores: Scores, ``[n]``. A tie counts one half.
-        positive: Boolean array ``[n]``, true for positive examples.
+        positive: Whether each example is positive, ``[n]``, as booleans.
         most: The largest false positive rate, strictly between 0 and 1.
     """
     from sklearn.metrics import roc_auc_score  # slow to import
@@ -50,14 +50,14 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
 
 @dataclass(eq=False)
 class XRiskAuc(Ranking, XRisk):
-    """Maximisation of the AUC or the partial AUC over pairs of examples. The docstring of the module has the formulas.
+    """Maximisation of the area under the ROC curve (AUC), or of a partial area, as a risk of pairs of examples.
 
-    `Supervised` describes the arguments that are not listed here.
+    The docstring of the module has the formulas. `Supervised` describes the arguments that are not listed here.
 
     Args:
         examples: Number of training examples to use, chosen at random. None: all.
         positive: Index of the positive class. All other classes are negative.
-        form: ``pairwise`` or ``partial``.
+        form: The risk, ``pairwise`` or ``partial``.
         margin: The margin m.
         lam: The parameter lam of ``form=partial``.
         max_fpr: False positive rate up to which the metric test_partial_auc is computed.
@@ -113,7 +113,11 @@ class XRiskAuc(Ranking, XRisk):
 
     @torch.no_grad()
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is the risk of all pairs of training examples."""
+        """Return the value of each metric by name. The objective is the risk of all pairs of training examples.
+
+        Args:
+            point: The variable x.
+        """
 
         def scores(of: ScoredRows) -> Tensor:
             return torch.softmax(self.predictions(of, partial(self.net, point[0])), 1)[:, 1]
