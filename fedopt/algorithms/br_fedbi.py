@@ -172,7 +172,7 @@ class BRFedBi:
         elif self.attack == "ipm":
             sent = -0.5 * honest.mean(dim=0)
         else:
-            supporters = max(n // 2 + 1 - f, 1)  # honest clients that must look further off
+            supporters = max(n // 2 + 1 - f, 1)  # honest clients whose answers must be further from the mean
             share = max((n - f - supporters) / max(n - f, 1), 0.5)
             sent = honest.mean(dim=0) - NormalDist().inv_cdf(share) * honest.std(dim=0, correction=0)
         return torch.where(bad[:, None], sent, g)

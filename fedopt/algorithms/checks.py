@@ -33,7 +33,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
             remedy = f"hardware.dtype is {wanted}; torch.zeros_like(x) has the type of x"
             raise WrongFunction(algorithm.init, f"returns {name} of {leaf.dtype}, and {remedy}")
     shapes = [[*v.shape] for v in start]
-    found = [[*getattr(v, "shape", ())] for v in point] if isinstance(point, tuple) else []  # of local levels, x alone
+    found = [[*getattr(v, "shape", ())] for v in point] if isinstance(point, tuple) else []  # it may have only x
     if not found or found[: len(start)] != shapes[: len(found)]:
         raise gives(algorithm.output, point, f"a point of the problem, a tuple of tensors of shapes {shapes}")
     return state

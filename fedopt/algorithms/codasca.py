@@ -77,7 +77,7 @@ class Codasca:
     control: Literal["none", "gradients"]
 
     solves: ClassVar = (Minimax,)
-    each_once = property(lambda self: self.control != "none")  # c moves by the changes of the clients' c_i, each once
+    each_once = property(lambda self: self.control != "none")  # c changes by the clients' changes of c_i
     cohort_weights = property(lambda self: "mean" if self.control == "none" else "corrected")
 
     def init(self, problem: Minimax) -> State:

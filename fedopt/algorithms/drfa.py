@@ -52,13 +52,13 @@ class Drfa:
         gamma_l: The server's step size of lambda.
         tau: The number of local steps.
         B: The batch size. None: all examples of the client.
-        sampling: ``lambda``: the cohort S is sampled with the probabilities lambda, and the mean over the draws is unweighted.
+        sampling: ``lambda``: the cohort S is sampled with the probabilities lambda, and the mean over the samples is unweighted.
             ``uniform``: the change of client i has the weight lambda_i M / |S|. These weights need not sum to 1, so x diverges if
             clients differ much. ``normalised``: the change of client i has the weight lambda_i, divided by the sum of lambda over
             S. If all clients take part, uniform and normalised both use the weights lambda.
         losses: The losses that update lambda. ``kept``: the losses of a second cohort at the mean of the stored points (DRFA).
             ``last``: the loss of each client on its last local batch, before its last step (AFL).
-        k: The number of local steps after which a client stores its point, at most tau. None: drawn from 1..tau in each round.
+        k: The number of local steps after which a client stores its point, at most tau. None: sampled from 1..tau in each round.
     """
 
     eta: Schedule

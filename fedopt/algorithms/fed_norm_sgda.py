@@ -27,7 +27,7 @@ from fedopt.algorithms.solvers import Solver
 from fedopt.config import LocalWork, Schedule, values
 from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimax
-from fedopt.toolbox import Tensors, drawn_iterate
+from fedopt.toolbox import Tensors, sampled_iterate
 
 Iterate = tuple[Tensor, Tensor, Tensor]  # x_i, y_i, u_i
 
@@ -43,13 +43,13 @@ class State(NamedTuple):
         x: The server's x, ``[dx]``.
         y: The server's y, ``[dy]``.
         x_hat: (x_hat,), the last snapshot of x, in the "+" variants, which set S; otherwise ().
-        drawn: (x, y), sampled uniformly from the iterates so far, if iterate=random; otherwise ().
+        sampled: (x, y), sampled uniformly from the iterates so far, if iterate=random; otherwise ().
     """
 
     x: Tensor
     y: Tensor
     x_hat: Tensors
-    drawn: Tensors
+    sampled: Tensors
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class FedNormSgda:
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
         x = s.x - tau_x * self.gamma_x(fed.r) * g_x  # line 20; gamma is relative to eta, which is in g
         y = problem.project(s.y + tau_y * self.gamma_y(fed.r) * g_y)
-        drawn = (x, y) if self.iterate == "random" and drawn_iterate(fed) else s.drawn  # line 22
-        return State(x, y, x_hat, drawn)
+        sampled = (x, y) if self.iterate == "random" and sampled_iterate(fed) else s.sampled  # line 22
+        return State(x, y, x_hat, sampled)
 
     def output(self, s: State) -> Tensors:
-        return (s.x, s.y) if self.iterate == "last" else s.drawn
+        return (s.x, s.y) if self.iterate == "last" else s.sampled
 
     def _solver(self, of_clients: Callable[[Any], Any]) -> Solver:
         """Return the local solver of one client, or of several.

@@ -24,7 +24,7 @@ from fedopt.config import Schedule
 from fedopt.errors import UserError
 from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Compositional
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, drawn_iterate
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, sampled_iterate
 
 Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the random iterate
 
@@ -36,13 +36,13 @@ class State(NamedTuple):
         u: The variables (x, Z) after this round.
         u_prev: The variables after the previous round.
         d: The last directions (h, q).
-        drawn: An iterate that is sampled uniformly from all iterates so far, if iterate=random; otherwise empty.
+        sampled: An iterate that is sampled uniformly from all iterates so far, if iterate=random; otherwise empty.
     """
 
     u: Vectors
     u_prev: Vectors
     d: Vectors
-    drawn: Vectors
+    sampled: Vectors
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,17 @@ class FedMSA:
 
             def step(carry: Iterates, xi: Sample, k: int) -> Iterates:
                 nonlocal known
-                u_prev, u, d, drawn = carry
+                u_prev, u, d, sampled = carry
                 F_prev = F(client, u_prev, xi) if known is None else known
                 F_u = F(client, u, xi)
                 d, known = F_u + (d - F_prev), F_u if same_xi else None  # eq. 6
-                return u, moved(client, u, d), d, u if k <= k_drawn else drawn
+                return u, moved(client, u, d), d, u if k <= k_sampled else sampled
 
             steps = client.own_steps("K")
             # k = 1: x^0 = x^1, so that h and q stay; a straggler stays where it is
             u = Vectors(torch.where(steps > 0, *pair) for pair in zip(moved(client, u_prev, d), u_prev, strict=True))
-            _, u, _, drawn = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
-            return u, drawn if self.iterate == "random" else Vectors()
+            _, u, _, sampled = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
+            return u, sampled if self.iterate == "random" else Vectors()
 
         def work(clients: np.ndarray) -> np.ndarray:  # K of each, 0 for a straggler; 1 in round 0
             steps = np.broadcast_to(fed.work(self.K, clients), clients.shape)
@@ -138,16 +138,16 @@ class FedMSA:
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
-        k_drawn = drawn_iterate(fed, self.K) if self.iterate == "random" else 0
+        k_sampled = sampled_iterate(fed, self.K) if self.iterate == "random" else 0
         if of_server:
             u = moved(problem, s.u, d)
-            return State(u, s.u, d, u if k_drawn else s.drawn)
-        sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
-        u, drawn = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=sampled, K=Steps(work))
-        return State(u, s.u, d, drawn if k_drawn else s.drawn)
+            return State(u, s.u, d, u if k_sampled else s.sampled)
+        xi = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
+        u, sampled = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=xi, K=Steps(work))
+        return State(u, s.u, d, sampled if k_sampled else s.sampled)
 
     def output(self, s: State) -> Vectors:
-        return s.u if self.iterate == "last" else s.drawn
+        return s.u if self.iterate == "last" else s.sampled
 
 
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:

@@ -339,7 +339,7 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
         q: The anchor at y for SVRG, ``[dy]``. None: SGD.
         beta: The step size.
     """
-    client = client.hold(x)  # what depends on x alone is computed once
+    client = client.hold(x)  # values that depend only on x are then computed once
 
     def sgd(y_i: Tensor, zeta: Sample) -> Tensor:
         return client.inner_step_(x, y_i, zeta, beta)

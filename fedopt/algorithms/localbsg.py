@@ -97,7 +97,7 @@ class LocalBSGM(Momentum):
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
                 x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
-            return Pair(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
+            return Pair(Vectors((x, y)), Vectors((u, v)))  # line 12 prints u_{t+1} and v_{t+1}, not yet computed
 
         return Pair(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
 
@@ -117,7 +117,7 @@ class LocalBSGVRM(Momentum):
         L_Phi: The constant L_Phi of the theorem, for step_size=theorem.
         S: The number of samples over which the first hypergradient and the first grad_y g are averaged.
         warm_up: The number of rounds at the start in which x does not move, so that y approaches y*(x_1), where the paper starts.
-        neumann: ``sum``: all Q + 1 terms of the Neumann sum. ``term``: a random term times Q + 1, drawn for each sample
+        neumann: ``sum``: all Q + 1 terms of the Neumann sum. ``term``: a random term times Q + 1, chosen for each sample
             [Khanduri et al. 2021].
     """
 
@@ -165,7 +165,7 @@ class LocalBSGVRM(Momentum):
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]
 
-        # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
+        # The server averages after p iterations. Alg. 2, which counts from 1, does so first after p - 1 iterations
         xi = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
         with_terms = lambda client: zip(client.steps("xi"), terms, strict=True)  # noqa: E731
         return together(Storm(estimates, move, weights), s, fed, self.p, xi, S, with_terms)

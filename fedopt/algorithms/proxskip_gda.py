@@ -75,9 +75,9 @@ class ProxSkipGda:
             a_i = w_i.moved(minus_h_i, [-step for step in skipped])
             return a_i, torch.cat(a_i)
 
-        local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until heads
+        local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until the coin shows heads
         (x, y), memory = fed.exchange(iterations, s.w, fed.everyone(), memory=s.memory, local=local)
-        return State(Vectors((x, problem.project(y))), memory)  # the proximal step of consensus and constraint
+        return State(Vectors((x, problem.project(y))), memory)  # the proximal step: a mean, projected onto Y
 
     def output(self, s: State) -> Vectors:
         return s.w

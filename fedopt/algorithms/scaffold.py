@@ -51,7 +51,7 @@ class Scaffold:
 
     solves: ClassVar = (Minimisation,)
     uneven: ClassVar = "tau"
-    each_once: ClassVar = True  # c moves by the changes of the clients' c_i, each once
+    each_once: ClassVar = True  # c changes by the clients' changes of c_i, each of which must count once
     cohort_weights: ClassVar = "corrected"
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ class SimFBO:
             if not self.normalised:
                 return q_i, ()
             a_i = client.own_steps("local").to(z[0].dtype)
-            return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # 0, 0 of a straggler
+            return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # both are 0 for a straggler
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
         pt = fed.weights(S, unbiased=True)

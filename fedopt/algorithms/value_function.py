@@ -75,7 +75,7 @@ class F2SA:
         (x, y, s, _), lam = state, float(state.lam)
         S, samples = fed.cohort(), Steps(1, self.B, samples=2)
         eta_x, eta_y, eta_s = self.eta_x(fed.r), self.eta_y(fed.r), self.eta_s(fed.r)
-        pulled = problem.indirect  # else grad_y f is zero where grad_y g is, and y needs no pull
+        pulled = problem.indirect  # if false, grad_y f is zero at y*(x), and y needs no pull towards it
 
         def inner(client: Client, point: Tensors) -> Tensors:
             (x, y, s), (xi, zeta) = point, client.sample("xi")

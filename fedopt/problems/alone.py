@@ -14,10 +14,10 @@ import numpy as np
 
 from fedopt.metrics import EQUAL
 
-RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, which wins ties
+RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, since the first of equal errors is chosen
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
-UNPENALISED = 1e6  # C of the "unpenalised" classifier, which thus exists for separable classes too
+UNPENALISED = 1e6  # the C of the "unpenalised" classifier, finite so that it exists for separable classes
 MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # limits of rows x features and of clients, for about five seconds
 
 
@@ -66,7 +66,7 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
             models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # warned about for separable classes
+            warnings.simplefilter("ignore", ConvergenceWarning)  # separable classes cause this warning
             for its, model in zip(shares, models, strict=True):
                 its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
     return np.log(np.maximum(shares, 1e-300))

@@ -62,11 +62,11 @@ def check(problem: Problem) -> None:
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
         if dropping and not dropping[0].module.training:  # after the last function in _calls, which is g or f
-            raise WrongFunction(function, "calls its network without *batch.keys, which turns off dropout: add them")
+            raise WrongFunction(function, "calls its network without *batch.keys, which turns off dropout; add it")
         if isinstance(problem, Nested) and not problem.direct:
             (x, y), by_x = start, problem.f
             if not torch.equal(by_x(x, y, sample), by_x(x + 1, y, sample)):
-                raise WrongFunction(by_x, "depends on x, but the class has direct = False; delete one of them")
+                raise WrongFunction(by_x, "depends on x, but the class has direct = False; delete that line")
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:

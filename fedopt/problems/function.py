@@ -28,7 +28,7 @@ class function:
     A faster derivative is added under the name of the function::
 
         @function
-        def f(self, x, sample): ...  # f_i(x); this is enough
+        def f(self, x, sample): ...  # f_i(x); a derivative is optional
 
         @f.gradient
         def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation

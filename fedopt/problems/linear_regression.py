@@ -97,8 +97,8 @@ class Table(Labelled):
             remedy = "choose dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
             raise UserError(f"problem={choice}: needs a table [n, features] with numbers as targets; {remedy}")
         self.partition(data, held_out=held_out)
-        for part in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
-            part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
+        for of in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
+            of.x, of.y = F.pad(of.x, (0, 1), value=1.0), of.y.to(of.x)
         self.local_set = self.test_set.known()
         if not len(self.local_set.rows):
             raise UserError(f"problem={choice}: no client has both training and test examples; use another partition")

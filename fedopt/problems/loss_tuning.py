@@ -67,7 +67,7 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
     """
     model = load_model(path)
     if model.scale is None or model.shift is None:
-        raise UserError(f"problem.loss={path}: is not a model of problem=loss_tuning; export one: fedopt export RUN")
+        raise UserError(f"problem.loss={path}: is not a model of problem=loss_tuning; make one with fedopt export RUN")
     if [*map(str, model.classes_)] != [*classes]:
         known = f"its classes are {some(model.classes_, MOST_NAMED)}, but the data have {some(classes, MOST_NAMED)}"
         raise UserError(f"problem.loss={path}: {known}; export a run on these data")

@@ -58,7 +58,7 @@ class QuadraticComposition(Reduced, Composition):
         return Outer(A.mT @ Q @ A, constant[..., 0], value[..., 0, 0])
 
     def hessians(self) -> tuple[Tensor, ...]:
-        lower = torch.eye(self.d1).to(self._x)  # of the equivalent lower level, 1/2 |y - f^0(x)|^2
+        lower = torch.eye(self.d1).to(self._x)  # Hessian of the equivalent lower level, 1/2 |y - f^0(x)|^2
         return self._outer.hessian, lower
 
     @function

@@ -81,7 +81,7 @@ class Regularisation(Labelled, Bilevel):
         x = rng.standard_normal((self.examples, self.features))
         model = rng.standard_normal((self.features, self.classes))
         model[(self.features + 1) // 2 :] = 0
-        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # samples from the softmax
+        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # a sample from the softmax
         test = max(self.examples // 5, 1)
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 

@@ -305,7 +305,7 @@ class Supervised(Labelled):
             shown = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
             return custom.build(self.model, examples.x[shown], *common)
         if data.tokens:
-            raise UserError(f"problem.model={self.model}: cannot take token ids; set problem.model=PACKAGE.CLASS")
+            raise UserError(f"problem.model={self.model}: cannot take token ids; use a custom network (PACKAGE.CLASS)")
         return models.build(self.model, self.widths, *common, dropout)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:

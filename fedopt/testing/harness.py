@@ -35,7 +35,7 @@ PAIR = ["algo=fedmsa", "problem=mco"]
 # Your config folder, whose files are then tested: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
-    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: this folder has neither algo nor problem; name your config folder")
+    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: contains no folder algo or problem; set it to your config folder")
 if EXTRA:
     with_project()  # so that the user's modules can be imported
 FULL = 3  # the number of checks of a pair that are marked full

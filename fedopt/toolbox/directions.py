@@ -68,7 +68,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -
     if not v:
         return Vectors((client.outer_gradient_x(x, y, xi), client.inner_gradient(x, y, xi)))
 
-    if hasattr(client.g, "second"):  # written by hand; then the other derivatives are too
+    if hasattr(client.g, "second"):  # if g has hand-written second derivatives, it also has the others
         (f_x, f_y), (d_y, Hv, Jv) = client.outer_gradients(x, y, xi), client.inner_second(x, y, v[0], xi)
         d_v = Hv - f_y
         return Vectors((f_x - Jv, d_y, d_v.add(*v, alpha=damping) if damping else d_v))

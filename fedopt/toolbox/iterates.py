@@ -4,7 +4,7 @@ from fedopt.federation import Round
 from fedopt.randomness import Purpose
 
 
-def drawn_iterate(fed: Round, K: int = 1) -> int:
+def sampled_iterate(fed: Round, K: int = 1) -> int:
     """Return the index k = 1, ..., K of the iterate of this round that becomes the random iterate; 0 if the random iterate stays.
 
     With these choices, the random iterate is uniformly distributed over all iterates so far.

@@ -646,7 +646,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("myconfig", "=myconfig: this folder has neither algo nor problem"),
+        ("myconfig", "=myconfig: contains no folder algo or problem"),
         ("myconf", "my_sgd.yaml cannot be imported: the module my_sgd is neither "),
     ],
 )
