@@ -35,7 +35,7 @@ class State(NamedTuple):
     Attributes:
         w: (x, y) after this round.
         w_prev: (x, y) after the previous round.
-        q: The last anchor, an estimate of F(w).
+        q: The last anchor, an estimate of the mean of (grad_x f_i, -grad_y f_i) over clients.
         w_s: (x, y) at the start of the stage.
     """
 

@@ -139,9 +139,8 @@ class FeDualEx:
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
         """Return the primal point T_t(o) of a dual point o.
 
-        The entries are soft-thresholded by t eta lam and clipped to [-D, D]; y is projected onto the problem's constraint set.
-
-        The result is exact if the problem has no constraint, or if lam = 0 and D = None.
+        The entries are soft-thresholded by t eta lam and clipped to [-D, D], and y is projected onto the problem's constraint set.
+        If the problem has a constraint set, this gives the exact point only for lam = 0 and D = None.
 
         Args:
             at: The client, or the problem on the server. Its ``project`` is used.

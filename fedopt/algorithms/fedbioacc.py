@@ -41,6 +41,8 @@ class FedBiOAcc:
 
         alpha_t = delta / (u0 + t)^(1/3)
 
+    u estimates [grad^2_yy g]^-1 grad_y f, the variable v of other methods.
+
     Args:
         eta: The step size of x is eta alpha_t.
         gamma: The step size of y is gamma alpha_t.

@@ -123,7 +123,7 @@ class FedNest:
         return State(*problem.start())
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        """Run one round of Alg. 1, and return the new state.
+        """Run one round of FedNest [Alg. 1], in which steps of x follow the steps of y, and return the new state.
 
         Args:
             s: The state before the round.
@@ -207,8 +207,8 @@ class FedNest:
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Run local outer steps with SGD, in which each client uses its own Hessian [Alg. 5], and return the new x, ``[dx]``.
 
-        The listing in the paper prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not for
-        each client and step.
+        The randomised estimate of the inverse Hessian chooses its number of Hessian-vector products once per round, not for each
+        client and step. The paper's listing prints grad_x f as its last factor; we use grad_y f.
 
         Args:
             x: The outer variable, ``[dx]``.

@@ -37,7 +37,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep:
-    """FedRep: a common representation with a personal head for each client. If all coordinates are personal, each client is alone.
+    """FedRep: a common representation with a personal head for each client.
+
+    If all coordinates are personal, each client trains alone.
 
     Args:
         own: The personal parameters of each client: the last layer of the network (``last_layer``), ``all`` parameters, or a number

@@ -52,7 +52,7 @@ class LocalScgd:
     Args:
         eta: The step size.
         alpha: The weight of the newest values in u, the estimates of the values of the inner functions.
-        beta: The weight of the newest gradient in m. With 1, there is no momentum.
+        beta: The weight of the newest gradient in the momentum m, along which x moves. With 1, there is no momentum.
         I: The number of local steps.
         B: The batch size of each sample. None: all examples of the client.
         share_u: Whether u is averaged with x and m. If false, each client keeps its own u.

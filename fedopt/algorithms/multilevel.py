@@ -51,7 +51,7 @@ class Multilevel:
 
     Args:
         gamma: The step size of x is gamma eta.
-        eta: The second factor of the step size.
+        eta: The second factor of the step size of x, which also enters the following two weights.
         alpha: The newest values in the estimates of the levels have the weight alpha eta^2, which must be at most 1 (ValueError
             otherwise).
         rho: The newest gradient in the estimate of the gradient has the weight rho eta^2, which must be at most 1 (ValueError

@@ -120,7 +120,7 @@ class SimFBO:
 
 @dataclass(frozen=True)
 class FedBiO:
-    """FedBiO: x, y and u move together, and are averaged every I iterations.
+    """FedBiO: x, y and u move together, and are averaged every I iterations. u estimates [grad^2_yy g]^-1 grad_y f.
 
     Args:
         eta: The step size of x.

@@ -37,7 +37,7 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, followed by one step of x.
+    """F2SA: n steps of y and s, which approach the minimisers of f + lam g and of g, followed by one step of x.
 
         n times   y -= eta_y (grad_y f + lam grad_y g)(x, y),   s -= eta_s grad_y g(x, s)
         then      x -= eta_x (grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s))),   lam += delta

@@ -41,7 +41,8 @@ class ZoHfl:
     Args:
         gamma: The server's step size.
         gamma_local: The clients' step size, a schedule over the local steps t = 0, 1, ...
-        eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
+        eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v, for the server's point x and random
+            unit vectors v.
         tau: The amount of local work at each of the two points: steps or epochs.
         B: The batch size of a local step. None: all examples of the client.
         B_server: The number of examples for the server's gradient. None: all examples of the server.

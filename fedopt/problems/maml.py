@@ -140,7 +140,7 @@ class _Sinusoids(Problem):
 class Maml(_Sinusoids, LocalBilevel):
     """Meta-learning as a bilevel problem with one curve per client.
 
-    The lower level, whose Hessian in y is the identity, has the adaptation on the training points as its solution::
+    The solution of the lower level is x, adapted by one gradient step on the training points of the client's curve::
 
         g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2
         f_i(y)    = L_i(y) on the validation points

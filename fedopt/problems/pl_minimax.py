@@ -41,13 +41,13 @@ Sample = namedtuple("Sample", "A c D e")
 class PlMinimax(Reduced, Minimax):
     """A minimax problem that is not concave in y but satisfies the Polyak-Lojasiewicz (PL) condition.
 
-    `Quadratic` describes the arguments that are not listed here.
+    The docstring of the module has the formulas. `Quadratic` describes the arguments that are not listed here.
 
     Args:
         d: Dimension of x and of y.
-        rho: Factor of sin^2. f is PL and not concave in y for the allowed values.
-        coupling: Singular values of S.
-        conditioning: Condition number of the matrices A_i and D_i.
+        rho: Factor of the term with sin^2 in f. For the allowed values, f satisfies the PL condition and is not concave in y.
+        coupling: Value of all singular values of the matrix S, with which y*(x) = S x.
+        conditioning: Condition number of the clients' matrices A_i and D_i, the Hessians of the quadratic terms in x and in y.
     """
 
     d: PositiveInt

@@ -37,7 +37,8 @@ class QuadraticHierarchical(Reduced, Hierarchical):
     Args:
         d: Dimension of x and of each y_i.
         conditioning: Condition number of the matrices A_i, whose largest eigenvalue is at most 1.
-        delta: Heterogeneity around a fixed mean problem, below 1, where an A_i could be singular.
+        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). It must be below 1, because an A_i could be singular
+            otherwise.
     """
 
     d: PositiveInt

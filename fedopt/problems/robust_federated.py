@@ -82,7 +82,7 @@ class _Robust(Supervised):
 class RobustFederated(_Robust, LocalCompositional):
     """Distributional robustness over clients as a sum of local compositions, with the same minimiser as the robust objective.
 
-    The levels are::
+    With the loss g_k of client k and the loss c of a uniform guess, the levels are::
 
         f_k^0 = g_k - c,    f_k^1(u) = lam exp(u / lam)
     """
@@ -95,7 +95,7 @@ class RobustFederated(_Robust, LocalCompositional):
 class RobustFederatedGlobal(_Robust, KnownOuter):
     """Distributional robustness over clients as one composition with a mean over clients inside.
 
-    The levels are::
+    With the loss g_k of client k and the loss c of a uniform guess, the levels are::
 
         f_k^0 = exp((g_k - c) / lam) - 1,    f^1(u) = c + lam log(1 + u)
 
