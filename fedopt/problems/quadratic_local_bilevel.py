@@ -24,7 +24,7 @@ class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
     `NestedQuadratic` describes the arguments that are not listed here.
 
     Args:
-        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). It must be below 1, because a client's A_i could be singular
+        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). It must be below 1, because an A_i could be singular
             otherwise.
     """
 
