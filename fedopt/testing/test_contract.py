@@ -318,7 +318,7 @@ def test_metric_improves(algo: str, problem: str) -> None:
     every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
     improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
     if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in YOURS:
-        pytest.skip(f"no metric improves with the step sizes of {algo}; set '{algo} {problem}' in contract.yaml")
+        pytest.skip(f"the step sizes of {algo} do not suit {problem}; set '{algo} {problem}' in contract.yaml")
     hint = f"is a sign wrong? If not, set other step sizes for '{algo} {problem}' in contract.yaml"
     assert improves, f"{metric.name} does not improve by a fifth: {hint}"
 
