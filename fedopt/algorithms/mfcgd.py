@@ -110,7 +110,7 @@ class Mfcgd:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
             levels = f"two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
-            raise UserError(f"this algorithm needs a problem of {levels}; choose another problem")
+            raise UserError(f"this algorithm stores a Jacobian and needs {levels}; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
         return State(x, 0 * x, a, Memory([row] * problem.clients))
