@@ -60,8 +60,9 @@ class Codasca:
         stage_point: The point x_s of a stage: the ``last`` x, or the ``mean`` of x over the previous stage.
         restart: Whether x and y start each stage from this point, as in the paper (unverified). If false, x and y continue from
             their last values, and only the term with lam pulls x to x_s, as in the authors' code.
-        lam: The weight of the term lam (u_x - x_s) in the steps of x.
-        control: ``none``: no control variates, which is CODA+. ``gradients``: c_i is the mean of the local gradients G_k.
+        lam: The weight of the term lam (x - x_s) in the direction of a local step, which pulls x to x_s.
+        control: ``none``: no control variates, which is CODA+. ``gradients``: the control variate of a client is the mean of the
+            gradients of its local steps, which is CODASCA.
     """
 
     eta_x: Schedule

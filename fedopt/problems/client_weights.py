@@ -52,7 +52,7 @@ class ClientWeights(SupervisedBilevel):
         target: Client, or list of clients, whose validation loss counts, with equal weights. None: all clients that are not
             omitted.
         rho: Factor of the divergence from uniform weights in f.
-        wrong: Fraction of clients, chosen at random, whose training labels are replaced by random labels of all clients.
+        wrong: Fraction of clients, chosen at random, whose training labels are replaced with random labels of all clients.
         omit: Clients that are excluded: their weight is 0.
     """
 
