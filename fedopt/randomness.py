@@ -47,7 +47,6 @@ class Purpose(IntEnum):
     POOL = 17  # which scores of other clients a client receives
     LATE = 18
     HOSTILE = 19  # the noise that hostile clients add
-    CLIENT = 20  # what a method's clients sample
 
 
 class Part(IntEnum):

@@ -1,20 +1,21 @@
 """Attacks of hostile clients, and robust rules, on the clients' changes: answers minus the origin of the exchange."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedopt.config import Hostile, Rule
 from fedopt.errors import UserError
 from fedopt.networks import depth
 
-SCALES = {"sign_flip": 1.0, "noise": 1.0, "ipm": 0.5, "large": 1e6}  # default sizes of attacks
+SCALES = {"sign_flip": 1.0, "noise": 1.0, "ipm": 0.5, "alie": 0.0, "large": 1e6}  # default sizes; 0: see `attacked`
 
 
 def origins(origin: Any, answer: Any) -> list[Tensor | None]:
@@ -27,12 +28,13 @@ def origins(origin: Any, answer: Any) -> list[Tensor | None]:
     Raises:
         ValueError: The structure or a shape differs.
     """
-    if isinstance(answer, Tensor):
-        if origin is not None and getattr(origin, "shape", None) != answer.shape:
-            raise ValueError("shape")
+    if origin is None:
+        return [None] * len(tree_leaves(answer))
+    if isinstance(origin, Tensor):
+        if origin.shape != answer.shape:
+            raise ValueError("the shapes differ")
         return [origin]
-    parts = [None] * len(answer) if origin is None else origin
-    return [leaf for pair in zip(parts, answer, strict=True) for leaf in origins(*pair)]
+    return [leaf for pair in zip(origin, answer, strict=True) for leaf in origins(*pair)]
 
 
 def attacked(b: Tensor, hostile: np.ndarray, attack: Hostile, noise: Callable[[], np.ndarray]) -> Tensor:
@@ -45,10 +47,10 @@ def attacked(b: Tensor, hostile: np.ndarray, attack: Hostile, noise: Callable[[]
         noise: A function that returns standard normal numbers for the hostile clients, ``[hostile, d]``.
     """
     n, f, kind = len(b), int(hostile.sum()), attack.attack
-    if f == 0 or kind == "labels":
+    if f == 0:
         return b
     bad, others = (torch.from_numpy(np.flatnonzero(who)).to(b.device) for who in (hostile, ~hostile))
-    honest, own, scale = b[others] if f < n else b, b[bad], attack.scale or SCALES.get(kind)
+    honest, own, scale = b[others] if f < n else b, b[bad], attack.scale or SCALES[kind]
     if kind == "sign_flip":
         sent = -scale * own
     elif kind == "noise":
@@ -103,12 +105,13 @@ def combined(b: Tensor, weights: Tensor, rule: Rule, last: Tensor | float = 0.0)
     return b[scores.topk(1 if rule.kind == "krum" else n - f, largest=False).indices].mean(0)
 
 
-class Robust(NamedTuple):
+@dataclass(frozen=True)
+class Robust:
     """What a server makes of the answers of an exchange with hostile clients or a robust rule.
 
     Attributes:
         origins: The origin of each tensor of an answer, as `origins` returns it.
-        hostile: Whether each client is hostile, ``[n]``.
+        lies: Whether each client is hostile, ``[n]``.
         attack: The attack. None: all clients are honest.
         noise: A function that returns standard normal numbers for the hostile clients, ``[hostile, d]``, for a number d.
         rule: The rule. None: the server uses ``combine``.
@@ -118,7 +121,7 @@ class Robust(NamedTuple):
     """
 
     origins: list[Tensor | None]
-    hostile: np.ndarray
+    lies: np.ndarray
     attack: Hostile | None
     noise: Callable[[int], np.ndarray]
     rule: Rule | None
@@ -128,17 +131,13 @@ class Robust(NamedTuple):
 
     def __call__(self, answers: Any, weights: Tensor) -> Any:
         """Return the result for the answers, whose tensors are ``[n, ...]``, and their weights, ``[n]``."""
-        leaves, structure = tree_flatten(answers)
-        starts = [
-            torch.zeros_like(leaf[0]) if o is None else o.to(leaf) for leaf, o in zip(leaves, self.origins, strict=True)
-        ]
-        changes = [
-            (leaf - o).flatten(1) if leaf.ndim > 1 else (leaf - o)[:, None]
-            for leaf, o in zip(leaves, starts, strict=True)
-        ]
-        b = torch.cat([*changes, weights.new_zeros(len(weights), 0)], 1)
+        (leaves, structure), n = tree_flatten(answers), len(weights)
+        pairs = zip(leaves, self.origins, strict=True)
+        starts = [torch.zeros_like(leaf[0]) if o is None else o.to(leaf) for leaf, o in pairs]
+        changes = [(leaf - o).reshape(n, o.numel()) for leaf, o in zip(leaves, starts, strict=True)]
+        b = torch.cat([*changes, weights.new_zeros(n, 0)], 1)
         if self.attack:
-            b = attacked(b, self.hostile, self.attack, partial(self.noise, b.shape[1]))
+            b = attacked(b, self.lies, self.attack, partial(self.noise, b.shape[1]))
         if self.rule:
             last = self.centres.get(self.name)
             if last is None or last.shape != b.shape[1:]:

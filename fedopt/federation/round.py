@@ -63,7 +63,8 @@ class Federation:
         ledger: The costs so far: bytes, communication rounds and oracle calls. It also stores the messages to which late clients
             respond.
         availability: Which clients are available in each round, and how late their answers are.
-        hostile: Whether each client is hostile, ``[M]``.
+        lies: Whether each client sends wrong answers, ``[M]``.
+        rule: The rule by which the server combines answers. None: by the weighted mean.
 
     Args:
         problem: The problem.
@@ -83,8 +84,9 @@ class Federation:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.problem.clients)
         self.availability = Availability(self.problem, self.seed, self.participation)
-        M, attackers = self.problem.clients, self.participation.hostile
-        self.hostile = np.isin(np.arange(M), attackers.clients(M) if attackers else ())
+        M, hostile, rule = self.problem.clients, self.participation.hostile, self.participation.rule
+        self.lies = np.isin(np.arange(M), hostile.clients(M) if hostile and hostile.attack != "labels" else ())
+        self.rule = rule if rule and rule.kind != "mean" else None
 
     def at(self, r: int) -> "Round":
         """Return a round. Its random draws depend only on the seed and on r.
@@ -333,6 +335,10 @@ class Round:
         """
         return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
 
+    def _key(self, exchange: int, name: str) -> int:
+        """Return the number from which clients derive their random numbers of a name in an exchange of this round."""
+        return int(self.rng(f"client.{name}", exchange).integers(2**62))
+
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """Return the gradient of the server's objective, ``grad f1(x)``, ``[d]``, for a hierarchical problem.
 
@@ -357,6 +363,9 @@ class Round:
         client_fn: Callable[[Client, Message], Answer],
         message: Message,
         cohort: np.ndarray,
+        *,
+        origin: Any = None,
+        name: str | None = None,
         **draws: Steps | Epochs,
     ) -> Answer: ...
 
@@ -429,13 +438,11 @@ class Round:
         mine, steps, idle = self._mine(cohort, ages, draws)
         messages = self._by_age(message, name, ages[mine])
         before = versions(messages)
-        who, hostile = self.participation, self._federation.hostile[cohort]
-        attack = who.hostile if hostile.any() and who.hostile.attack != "labels" else None
-        rule = who.rule if who.rule and who.rule.kind != "mean" else None
+        lies, rule = self._federation.lies[cohort], self._federation.rule
         if rule and combine:
             why = "this method combines answers by a function of its own; set participation.rule=null"
             raise UserError(f"participation.rule.kind={rule.kind}: {why}")
-        answers = Answers(weights, idle, apart=bool(combine or attack or rule))
+        answers = Answers(weights, idle, apart=bool(combine or rule or lies.any()))
         client_fn_checked = partial(checked_answer, client_fn, memory is not None)
         engine = self._federation.engine
         for age, sent in messages.items():
@@ -452,17 +459,17 @@ class Round:
             raise WrongFunction(client_fn, "writes over its message; write x = x - 1 instead of x -= 1")
         try:
             starts = origins(origin, tree_unflatten(answers.one, answers.structure))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, AttributeError):
             why = "is exchanged with an origin= unlike its answer; pass a tuple of the answer's shapes, with None for directions"
             raise WrongFunction(client_fn, why) from None
-        if attack or rule:
+        if rule or lies.any():
 
             def noise(d: int) -> np.ndarray:
-                rngs = (self.rng(Purpose.HOSTILE, exchange.number, int(i)) for i in cohort[hostile])
+                rngs = (self.rng(Purpose.HOSTILE, exchange.number, int(i)) for i in cohort[lies])
                 return np.stack([rng.standard_normal(d) for rng in rngs])
 
-            centres = self._federation.ledger.centres
-            combine = Robust(starts, hostile, attack, noise, rule, combine, centres, f"centre.{name}")
+            attack, centres = self.participation.hostile, self._federation.ledger.centres
+            combine = Robust(starts, lies, attack, noise, rule, combine, centres, f"centre.{name}")
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
@@ -539,7 +546,7 @@ class Round:
                 own=None if own is None else own[members.tolist()],
                 key=self._keys(exchange.number, clients).to(like.device) if problem.random else None,
             )
-            yield members, Stack(clients, drawn, share)
+            yield members, Stack(clients, drawn, share, partial(self._key, exchange.number))
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
         """Add the cost of one communication round to the ledger.

@@ -17,6 +17,8 @@ from fedopt.problems.classes import XRisk as XRisk
 from fedopt.problems.classes import class_of as class_of
 from fedopt.problems.classes import name as name
 from fedopt.problems.classes import named as named
+from fedopt.problems.keyed import normal as normal
+from fedopt.problems.keyed import uniform as uniform
 from fedopt.problems.projections import ball as ball
 from fedopt.problems.projections import simplex as simplex
 from fedopt.problems.reductions import covered as covered

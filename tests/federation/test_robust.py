@@ -121,7 +121,6 @@ def test_attacks():
         "sign_flip": -own,
         "large": np.full_like(own, 1e6),
         "ipm": np.tile(-honest.mean(0) / 2, (2, 1)),
-        "labels": own,
     }.items():
         np.testing.assert_allclose(sent(kind, b, f)[:f], expected)
         np.testing.assert_array_equal(sent(kind, b, f)[f:], honest)
@@ -283,7 +282,7 @@ def test_rows_of_memory_stay_honest():
 @pytest.mark.parametrize("who", ["2", "0.34", "[0, 1]"])
 def test_who_is_hostile(who):
     e = small("fedavg", "quadratic_minimisation", f"participation.hostile={{who: {who}, attack: ipm}}")
-    assert np.flatnonzero(e.federation.hostile).tolist() == [0, 1]
+    assert np.flatnonzero(e.federation.lies).tolist() == [0, 1]
     assert "2 hostile (ipm)" in e.federation.participation.described(6)
 
 
