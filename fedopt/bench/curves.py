@@ -59,7 +59,7 @@ def add_rows(path: Path, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(".lock")):
         ordered = sorted(read_rows(path) + rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
-        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), mtime=0))
+        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), 6, mtime=0))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

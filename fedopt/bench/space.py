@@ -8,7 +8,6 @@ from itertools import product, takewhile
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import qmc
 
 from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
 from fedopt.decimals import exact
@@ -196,6 +195,8 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
         yield from grid(ranges, count)
         return
     if sampler == "sobol":
+        from scipy.stats import qmc  # slow to import
+
         sequence = qmc.Sobol(len(ranges), rng=np.random.default_rng(seed))
         shares = sequence.random(2 ** math.ceil(math.log2(count)))[:count]  # powers of two are balanced
     else:
