@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from fedopt.running import Outcome as Computed
 
 TABLE = "curves.csv.gz"
-Rows = list[
-    dict[str, str]
-]  # one per evaluation of a trial with a seed: trial, seed, the searched keys, how it ended, metrics
+# One per evaluation of a trial with a seed: the trial, the seed, the searched keys, how the run ended, and the metrics
+Rows = list[dict[str, str]]
 
 
 def read_rows(path: Path) -> Rows:
@@ -45,7 +44,7 @@ def read_rows(path: Path) -> Rows:
     except (EOFError, zlib.error, *BROKEN) as error:
         why = first_line(error).removeprefix(f"{path}: ")
         raise UserError(
-            f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials again"
+            f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials"
         ) from None
 
 

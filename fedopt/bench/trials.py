@@ -217,9 +217,8 @@ class Search:
 
     def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
         """Yield the jobs that compute trials together, with each seed, as far as the table lacks them."""
-        configs = {
-            n: compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders) for n, point in points.items()
-        }
+        commands = {n: [*self.command(point), f"seed={FIRST_SEED}"] for n, point in points.items()}
+        configs = {n: compose(command, self.folders) for n, command in commands.items()}
         for seed in self.seeds:
             left = {n: one.changed(seed=seed) for n, one in configs.items() if (n, seed) not in self.ends}
             for numbers in alike(left):

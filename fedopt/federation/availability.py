@@ -90,7 +90,5 @@ def _usual_labels(problem: Problem) -> np.ndarray:
     """Return the most frequent label of each client, [M]."""
     labels = problem.labels
     if labels is None:
-        raise UserError(
-            "participation.pattern.by=label: this problem has no labels; use by: random, or list each client's group"
-        )
+        raise UserError("participation.pattern.by=label: this problem has no labels; use by=random, or list the groups")
     return np.array([np.bincount(labels[rows]).argmax() for rows in problem.splits["train"]])

@@ -126,10 +126,8 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
         UserError: ``engine`` is ``vectorised``, and the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.one_by_one:
-        raise UserError(
-            f"hardware.engine=vectorised: torch.vmap cannot run this problem ({problem.one_by_one}); use "
-            f"hardware.engine=one_by_one"
-        )
+        why = f"torch.vmap cannot run this problem ({problem.one_by_one})"
+        raise UserError(f"hardware.engine=vectorised: {why}; use hardware.engine=one_by_one")
     if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
         return OneByOne()
     return Vectorised(stack)

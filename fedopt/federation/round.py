@@ -403,10 +403,8 @@ class Round:
         sampled = any(S is cohort for S, _ in self._shares) and (weights is None or self._asked)
         if self._by_weight and not sampled and len(cohort) < self.problem.clients:
             remedy = "pass fed.cohort() unchanged with fed.weights(cohort), or set participation.sampling=uniform"
-            raise WrongFunction(
-                client_fn,
-                f"uses a cohort or weights= that ignore how often each client was drawn; {remedy}",
-            )
+            why = "uses a cohort or weights= that ignore how often each client was drawn"
+            raise WrongFunction(client_fn, f"{why}; {remedy}")
         if not isinstance(memory, Memory | None):
             remedy = "create one, such as Memory(x.new_zeros(problem.clients, d))"
             raise WrongFunction(client_fn, f"is exchanged with a memory= that is not a fedopt.Memory; {remedy}")

@@ -1,7 +1,7 @@
 """Real hyperparameters of several configurations that torch.func.vmap computes together."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
@@ -85,9 +85,7 @@ class Varied:
         return float(self.values[0])
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 

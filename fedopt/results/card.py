@@ -35,14 +35,13 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 def how(composed: Composed) -> Node:
     """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures."""
-    chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
-    entries = {
+    command = {
         "overrides": list(composed.overrides),
-        "chosen": chosen,
+        "chosen": dict(composed.chosen),
         "folders": list(composed.folders),
-        "tuned": tuned,
     }
-    return {**entries, "departures": composed.departures, "seed": composed.settings.seed}
+    values = {"tuned": asdict(composed.tuned), "departures": composed.departures, "seed": composed.settings.seed}
+    return command | values
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -> Node:
@@ -56,11 +55,8 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
         problem: The problem.
         data: The hashes of the data, from `Experiment.data`, and the clients' `effective_weights`.
     """
-    names = {
-        "clients": problem.splits["train"].names,
-        "classes": problem.class_names,
-        "features": problem.feature_names,
-    }
+    clients = problem.splits["train"].names
+    names = {"clients": clients, "classes": problem.class_names, "features": problem.feature_names}
     return {
         "command": shlex.join(sys.argv),
         "directory": os.getcwd(),

@@ -66,9 +66,8 @@ class Checkpoint:
         if _kinds(state) != _kinds(self._initial):
             raise UserError("the algorithm's step must return a state with the structure, shapes and dtypes of init's")
         start = _flat(self._initial)[0]
-        changed = {
-            name: leaf.changed(start[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)
-        }
+        now = _flat(state)[0].items()
+        changed = {name: leaf.changed(start[name]) for name, leaf in now if isinstance(leaf, Memory)}
         tensors, initial = _tensors(state, changed), _tensors(self._initial, changed)
         if any(_lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
@@ -135,9 +134,7 @@ def refuse_foreign(path: Path, metadata: Mapping[str, object], run: str) -> None
         run: The fingerprint of the expected run, from `identity.stamp`.
     """
     if metadata.get("run") != run:
-        raise UserError(
-            f"{path}: belongs to a different run; restore this run's checkpoint, or delete it to start the run again"
-        )
+        raise UserError(f"{path}: belongs to another run; restore this run's checkpoint, or delete it to start again")
 
 
 def _flat(state: object) -> tuple[Node, TreeSpec]:
@@ -170,10 +167,8 @@ def _tensors(state: object, clients: Mapping[str, np.ndarray]) -> dict[str, Tens
                 # torch's default dtype may have too few digits for a float
                 tensors[name] = torch.as_tensor(np.float64(leaf) if isinstance(leaf, float) else leaf).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the algorithm's state must contain only tensors and numbers ({first_line(error)}); change what "
-            f"init and step return"
-        ) from None
+        only = f"the algorithm's state must contain only tensors and numbers ({first_line(error)})"
+        raise UserError(f"{only}; change what init and step return") from None
     return tensors
 
 

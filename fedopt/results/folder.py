@@ -110,9 +110,8 @@ class RunFolder:
                 self._lock.acquire()
             except Timeout:  # a process that reads `alive` holds a shared lock for a moment; try again
                 if self.alive:
-                    raise UserError(
-                        f"{self.path}: another run is writing here; wait for it, or choose another output_dir"
-                    ) from None
+                    busy = "another run is writing here; wait for it, or choose another output_dir"
+                    raise UserError(f"{self.path}: {busy}") from None
         for unfinished in self.path.glob(f"*{PART}"):
             unfinished.unlink(missing_ok=True)
 

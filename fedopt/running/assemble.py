@@ -130,10 +130,8 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             lacking = f"{type(algorithm).__name__} has no common model; metrics are computed at the mean of its clients' models"
             original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
-        raise UserError(
-            f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) with one "
-            f"Metric for each value that evaluate returns"
-        )
+        declare = "does not declare its metrics; write metrics = (Metric(...),) with each value that evaluate returns"
+        raise UserError(f"{type(original).__name__} {declare}")
     check(original)
     participation = participation_of(composed, original.clients)
     problem = reduce(original, algorithm.solves)
@@ -148,17 +146,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     if hardware.engine == "auto" and problem.one_by_one:
-        original.notes = [
-            *original.notes,
-            f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})",
-        ]
-    federation = Federation(
-        problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)
-    )
+        why = f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})"
+        original.notes = [*original.notes, why]
+    fed = Federation(problem, engine, settings.seed, participation, getattr(algorithm, "first_order", False))
     read = "+".join(sorted(world.read)) or None
-    return Experiment(
-        algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, read
-    )
+    return Experiment(algorithm, original, problem, fed, settings.budget, evaluation, settings.keep, device, read)
 
 
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:

@@ -161,13 +161,11 @@ def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
     if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""
     start = e.problem.start()[0]
-    moved = float((point[0] - start).abs().max())
-    if moved > STILL * max(1.0, float(start.abs().max())):
+    distance = float((point[0] - start).abs().max())
+    if distance > STILL * max(1.0, float(start.abs().max())):
         return ""
-    return (
-        f"x has hardly moved in {round} rounds (at most {moved:.2g}); try a larger step size of x, or, where the method has them, "
-        "a smaller algo.l or a larger algo.N"
-    )
+    instead = "try a larger step size of x, or, where the method has them, a smaller algo.l or a larger algo.N"
+    return f"x has hardly moved in {round} rounds (at most {distance:.2g}); {instead}"
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
