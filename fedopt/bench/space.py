@@ -1,4 +1,4 @@
-"""The search space: ranges of keys, from the command or from comments in conf/algo such as 'tuned as a step'."""
+"""The search space: ranges of keys, from the command or from comments in conf/algo such as 'tuned as a step size'."""
 
 import math
 import re
@@ -145,7 +145,7 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
 
 
 def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
-    """Return dotted key -> role, such as step or momentum, from the 'tuned as' comments in an algorithm's files."""
+    """Return dotted key -> role from the 'tuned as' comments in an algorithm's files. The role of a step size is ``step``."""
     by_key: dict[str, str] = {}
     for name in chain("algo", algo, folders):
         for key, comment in comments(file_of("algo", name, folders)).items():
@@ -164,13 +164,13 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{key}={value}: a step is tuned around its default; set one above 0, or give a range")
+            raise UserError(f"{key}={value}: a step size is tuned around its default; set one above 0, or give a range")
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{value / ratio:.2g}"), float(f"{value * ratio:.2g}")))
     if role == "number of local steps":
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
-    known = f"step, {', '.join(ROLES)}, number of local steps, or a range such as 'tuned in log(0.001,1)'"
+    known = f"step size, {', '.join(ROLES)}, number of local steps, or a range such as 'tuned in log(0.001,1)'"
     raise UserError(f"{key}: its comment in the algorithm's file says 'tuned as a {role}'; write {known}")
 
 

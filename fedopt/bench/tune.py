@@ -83,7 +83,7 @@ def _search(
     ranges = ranges or {key: of_key for key, of_key in by_role.items() if key not in taken}
     if not ranges:
         file = file_of("algo", algo, composed.folders)
-        why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step'"
+        why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step size'"
         if by_role:
             why = f"the command sets every key that is tuned, {', '.join(by_role)}; leave one out"
         raise UserError(f"{algo}: {why}, or give a range, such as 'algo.eta=log(0.001,1)'")

@@ -72,11 +72,6 @@ def numbers_of(part: Values | None) -> dict[str, float]:
     return {name: value for name, value in (part or {}).items() if value is not None}
 
 
-def described(folder: Path) -> list[Metric]:
-    """Return the metrics of the run in a folder, from run.json; [] if there are none."""
-    return list(RunFolder(folder).card().get("metrics", ()))
-
-
 class RunFolder:
     """The folder of one run. `open` locks it until `close`.
 
@@ -214,20 +209,9 @@ class RunFolder:
         from fedopt.files import read_table
 
         rows = read_table(self.metrics, growing=True).apply(pd.to_numeric, errors="coerce")
-        metrics = [metric for metric in described(self.path) if metric.name in rows and len(rows)]
+        metrics = [metric for metric in self.card().get("metrics", ()) if metric.name in rows and len(rows)]
         values = {m.name: float(rows[m.name].iloc[-1] if name == "final" else m.best(rows[m.name])) for m in metrics}
         return {key: value for key, value in values.items() if math.isfinite(value)}
-
-    def last(self, metric: str) -> float:
-        """Return the last value of a metric for averages over runs.
-
-        It is nan if the value is not finite, or if the run diverged or failed. `fedopt.analysis.Recorded.last` returns the
-        same number.
-
-        Raises:
-            UserError: metrics.csv is needed and cannot be read.
-        """
-        return math.nan if self.status() in LOST else self.measured("final").get(metric, math.nan)
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity

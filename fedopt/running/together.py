@@ -90,7 +90,7 @@ class Outcome:
 
 def at_once(
     configs: Sequence[Composed],
-    heard: Callable[[float], None] = lambda share: None,
+    heard: Callable[[float], object] = lambda share: None,
     outcomes: list[Outcome] | None = None,
     processes: int = 1,
     fallback: bool = True,
