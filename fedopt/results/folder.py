@@ -213,6 +213,20 @@ class RunFolder:
         values = {m.name: float(rows[m.name].iloc[-1] if name == "final" else m.best(rows[m.name])) for m in metrics}
         return {key: value for key, value in values.items() if math.isfinite(value)}
 
+    def last(self, metric: str) -> float:
+        """Return the last value of a metric for averages over runs.
+
+        It is nan if the value is not finite, or if the run diverged or failed. `fedopt.analysis.Recorded.last` returns the
+        same number.
+
+        Args:
+            metric: The name of the metric.
+
+        Raises:
+            UserError: metrics.csv is needed and cannot be read.
+        """
+        return math.nan if self.status() in LOST else self.measured("final").get(metric, math.nan)
+
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity
         self.write_text(name, json.dumps(finite, indent=2) + "\n")
