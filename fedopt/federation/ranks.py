@@ -19,7 +19,7 @@ from torch import Tensor
 import fedopt
 from fedopt.console import end_with, note
 from fedopt.console import say as console
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.machine import number_of
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
         if len(values := dict.fromkeys(of_rank.get(key, "none") for of_rank in gathered)) > 1:
             told.append(f"{key} ({', '.join(values)})")
     if told:
-        raise UserError(f"the processes differ in {some(told, MOST_TOLD)}; use the same arguments, data and versions")
+        raise UserError(f"the processes differ in {joined(told, MOST_TOLD)}; use the same arguments, data and versions")
 
 
 def from_main(decide: Callable[[], T]) -> T:
