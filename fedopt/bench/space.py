@@ -135,6 +135,9 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
     """Return key -> range for the algorithm's keys whose comment says 'tuned as ROLE', around the values in the config.
 
     The initial value of a schedule is searched. Keys whose value is a list or null are left out.
+
+    Args:
+        composed: The config of the algorithm with its defaults.
     """
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
@@ -145,7 +148,12 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
 
 
 def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
-    """Return dotted key -> role from the 'tuned as' comments in an algorithm's files. The role of a step size is ``step``."""
+    """Return dotted key -> role from the 'tuned as' comments in an algorithm's files. The role of a step size is ``step``.
+
+    Args:
+        algo: The name of the algorithm.
+        folders: The user's config folders.
+    """
     by_key: dict[str, str] = {}
     for name in chain("algo", algo, folders):
         for key, comment in comments(file_of("algo", name, folders)).items():
@@ -156,6 +164,11 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 
 def _by_role(key: str, role: str, value: Any) -> Range:
     """Return the range for a role. A role may itself be a range, such as log(0.001,1).
+
+    Args:
+        key: The dotted key.
+        role: The role, from the key's comment.
+        value: The default value of the key.
 
     Raises:
         UserError: The role is unknown, or a step size has no positive default.
@@ -215,6 +228,10 @@ def distinct(points: Iterable[Point], tried: Sequence[Point], count: int) -> lis
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
     """Yield the points of a grid, at most ``count``: all values of each choice, and equally many of each numeric range.
+
+    Args:
+        ranges: key -> range.
+        count: The largest number of points.
 
     Raises:
         UserError: The smallest grid has more than ``count`` points.

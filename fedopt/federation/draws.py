@@ -156,12 +156,25 @@ class Shuffled:
 
 
 def full(rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Return samples that each contain all examples of their client. This function is a `Sampler`."""
+    """Return samples that each contain all examples of their client. This function is a `Sampler`.
+
+    Args:
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
+    """
     return [[np.arange(n)] * count for n, count in zip(sizes, counts, strict=True)]
 
 
 def with_replacement(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw the B examples of each sample with replacement. With B fixed, this function is a `Sampler`."""
+    """Draw the B examples of each sample with replacement. With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
+    """
     return [rng.integers(n, size=(count, B)) for rng, n, count in zip(rngs, sizes, counts, strict=True)]
 
 
@@ -169,6 +182,12 @@ def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Se
     """Draw each sample from the client's fixed batches of B examples: the batch that contains a uniformly random example.
 
     With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     drawn = list[Samples]()
     for rng, n, count in zip(rngs, sizes, counts, strict=True):
@@ -181,6 +200,12 @@ def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence
     """Draw the B examples of each sample without replacement. A client with at most B examples uses all of them.
 
     With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     if min(sizes) > B:
         return _different(B, rngs, sizes, counts)
@@ -195,6 +220,12 @@ def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Seque
 
     `_by_choice` and `_by_floyd` consume the same random numbers and return the same samples, so the result does not depend on
     which of the two draws (test_batches_are_those_of_choice).
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     by_choice = B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts)
     return (_by_choice if by_choice else _by_floyd)(B, rngs, sizes, counts)
@@ -211,6 +242,12 @@ def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequen
 
     The i-th example of a sample, i = 0, 1, ..., B - 1, is drawn from the first n - B + i + 1 of the client's n examples. If the
     sample already contains it, it is replaced with the last of these examples, whose index is n - B + i.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     last = np.array(sizes)[:, None] - B + np.arange(B)  # [clients, B]
     of_clients = zip(rngs, last, counts, strict=True)

@@ -79,6 +79,11 @@ def _drawn(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.n
     """Estimate the result of `_enumerated`, which has the same arguments, by sampling.
 
     In each sample, the available clients are shuffled and cut into sets. The set S of a client is the set that contains it.
+
+    Args:
+        q: The weights of the clients, ``[M]``.
+        chances: The probability of each client to be available, ``[M]``, for each round of a period.
+        who: The participation settings: cohort and dropout.
     """
     rng, total = np.random.default_rng(0), np.zeros_like(q)
     draws = -(-DRAWS // sum(map(np.count_nonzero, chances)))

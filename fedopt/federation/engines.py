@@ -93,7 +93,11 @@ Engine = OneByOne | Vectorised
 
 
 def largest_stack(message_bytes: int) -> int:
-    """Return how many messages of so many bytes are computed at once at most."""
+    """Return the largest number of clients, or of configurations, that are computed together.
+
+    Args:
+        message_bytes: The size of a message to one client, in bytes.
+    """
     return min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
 
 

@@ -98,7 +98,11 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain."""
+    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain.
+
+    Args:
+        kind: The type.
+    """
     if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

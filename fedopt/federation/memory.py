@@ -106,7 +106,12 @@ class Memory:
 
 
 def _from_leaves(leaves: Iterable[Any], context: None) -> Any:
-    """Return the per-client state with these rows. torch.func.vmap replaces tensors by numbers, which are returned as they are."""
+    """Return the per-client state with these rows, for PyTorch's tree functions.
+
+    Args:
+        leaves: One tensor that contains all rows. torch.func.vmap replaces it with a number, which is returned as it is.
+        context: Not used.
+    """
     (rows,) = leaves
     return Memory(rows) if isinstance(rows, Tensor) else rows
 

@@ -61,6 +61,16 @@ class Varied:
         self.values, self.place = values, place
 
     def _with(self, operation: Callable[[Any, Any], Any], other: Any, swap: bool = False) -> Any:
+        """Return ``operation(self, other)``: a scalar tensor, a `Varied`, or the answer to a comparison.
+
+        Args:
+            operation: The operation, such as `operator.mul`.
+            other: A tensor, a number or a `Varied`.
+            swap: Whether the arguments of the operation are exchanged.
+
+        Raises:
+            Separate: The answers to a comparison differ between configurations.
+        """
         if isinstance(other, Tensor):
             mine = self.place.of(self.values, other)
             return operation(other, mine) if swap else operation(mine, other)

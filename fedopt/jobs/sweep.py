@@ -121,7 +121,11 @@ def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
 
 
 def _head(planned: Sweep) -> list[str]:
-    """Return the lines to print before a sweep: methods and problems, tuned values, clients and data, and the folder."""
+    """Return the lines to print before a sweep: methods and problems, tuned values, clients and data, and the folder.
+
+    Args:
+        planned: The sweep.
+    """
     methods = dict[str, dict[str, None]]()
     tuned, data = dict[str, None](), dict[str, None]()
     for one in (job.composed for job in planned.jobs):

@@ -34,7 +34,11 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 
 def how(composed: Composed) -> Node:
-    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures."""
+    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures.
+
+    Args:
+        composed: The config.
+    """
     command = {
         "overrides": list(composed.overrides),
         "chosen": dict(composed.chosen),
@@ -110,7 +114,11 @@ def say_changed(folder: RunFolder, config: Mapping[str, object]) -> None:
 
 
 def division(problem: Problem) -> str:
-    """Return a hash of the partition: the examples of each client, and the classes of the examples."""
+    """Return a hash of the partition: the examples of each client, and the classes of the examples.
+
+    Args:
+        problem: The problem, whose splits list the examples of each client.
+    """
     digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:

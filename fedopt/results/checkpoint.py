@@ -110,6 +110,9 @@ class Checkpoint:
 def read(path: Path) -> Stored:
     """Return all tensors of a checkpoint by name, and the progress of the run loop.
 
+    Args:
+        path: The checkpoint.
+
     Raises:
         UserError: The file is damaged, or was written by an incompatible version of fedopt.
     """
@@ -176,6 +179,10 @@ def _lost(initial: Tensor, now: Tensor) -> bool:
     """Return whether an entry that was finite at the start is no longer finite.
 
     Entries that are infinite at the start, such as a best value so far, may stay infinite.
+
+    Args:
+        initial: The tensor before the first round.
+        now: The same tensor of the state.
     """
     return not bool(now.isfinite().all()) and bool((initial.isfinite() & ~now.isfinite()).any())
 
@@ -193,7 +200,13 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def _restored(name: str, like: Any, stored: Mapping[str, Tensor]) -> object:
-    """Return a stored leaf of a state: a tensor, a number or a Memory, like the leaf ``like`` of the initial state."""
+    """Return a stored leaf of a state: a tensor, a number or a Memory, like the leaf ``like`` of the initial state.
+
+    Args:
+        name: The name of the leaf.
+        like: The leaf of the initial state.
+        stored: All tensors of the checkpoint, by name.
+    """
     if isinstance(like, Memory):
         rows = stored[f"{ROWS}{name}"].to(like.rows(np.zeros(1, dtype=np.int64)).device)
         return like.replaced(stored[f"{CLIENTS}{name}"].numpy(), rows)
@@ -206,7 +219,11 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a hash of all names, dtypes, shapes and values, as a tensor of 32 bytes."""
+    """Return a hash of all names, dtypes, shapes and values, as a tensor of 32 bytes.
+
+    Args:
+        tensors: The tensors by name, on the CPU.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

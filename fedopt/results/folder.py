@@ -68,7 +68,11 @@ CARD = {
 
 
 def numbers_of(part: Values | None) -> dict[str, float]:
-    """Return the finite values of an entry of summary.json such as `final`, by metric."""
+    """Return the finite values of an entry of summary.json such as `final`, by metric.
+
+    Args:
+        part: The values by metric. None: there are none.
+    """
     return {name: value for name, value in (part or {}).items() if value is not None}
 
 

@@ -45,6 +45,9 @@ def _later(config: Mapping[str, object]) -> Node:
     """Return the keys that configs of older runs may lack, with the values that reproduce these runs.
 
     Such keys exist in the nodes budget, eval and participation, and in fedopt's algorithms, problems and data sets.
+
+    Args:
+        config: The config of the run.
     """
     settings = [(node, f) for node, cls in (("budget", Budget), ("eval", Evaluation)) for f in fields(cls)]
     later = {f"{node}.{f.name}": f.default for node, f in settings if f.default is not MISSING}

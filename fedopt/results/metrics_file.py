@@ -90,6 +90,10 @@ def cell(value: object) -> str:
 def rows_hash(path: Path, size: int) -> str:
     """Return the hash of the first ``size`` bytes of a file.
 
+    Args:
+        path: The file.
+        size: The number of bytes.
+
     Raises:
         OSError: The file cannot be opened.
         UserError: The file is a link, or not a regular file.
