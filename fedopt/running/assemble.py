@@ -70,10 +70,9 @@ def check_parts(composed: Composed) -> None:
     """
     try:
         participation_of(composed)
-    except UserError:
-        raise
-    except Exception:  # from the user's code; the run reports the line
-        return
+    except Exception as error:
+        if isinstance(error, UserError):
+            raise
 
 
 def participation_of(composed: Composed, clients: int | None = None) -> Participation:
