@@ -46,9 +46,7 @@ def read_rows(path: Path) -> Rows:
         return []
     except (EOFError, zlib.error, *BROKEN) as error:
         why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(
-            f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command") from None
 
 
 def add_rows(path: Path, rows: Rows) -> None:

@@ -39,11 +39,7 @@ def how(composed: Composed) -> Node:
     Args:
         composed: The config.
     """
-    command = {
-        "overrides": list(composed.overrides),
-        "chosen": dict(composed.chosen),
-        "folders": list(composed.folders),
-    }
+    command = {"overrides": [*composed.overrides], "chosen": {**composed.chosen}, "folders": [*composed.folders]}
     values = {"tuned": asdict(composed.tuned), "departures": composed.departures, "seed": composed.settings.seed}
     return command | values
 

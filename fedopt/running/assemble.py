@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,10 +196,11 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         if not hasattr(algorithm, key):
             what = f"sets uneven = {key!r}, but has no field {key}; name the field with its amount of local work"
             raise WrongFunction(type(algorithm), what)
-    for refusal in (
-        *_refused_clients(participation, algorithm, clients),
-        *_refused_work(participation, algorithm, clients, keys),
-    ):
+    refused = (
+        _refused_clients(participation, algorithm, clients),
+        _refused_work(participation, algorithm, clients, keys),
+    )
+    for refusal in chain(*refused):
         raise UserError(refusal)
 
 

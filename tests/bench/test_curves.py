@@ -100,7 +100,7 @@ def test_a_damaged_table_is_one_line(damage, monkeypatch, capsys, searched, sear
     assert tune(monkeypatch, *WORDS, "--out", str(search)) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"fedopt: {path}: cannot be read (")
-    assert err.endswith("); delete it, and repeat the command to run its trials\n")
+    assert err.endswith("); delete it, and repeat the command\n")
     path.unlink()
     assert tune(monkeypatch, *WORDS, "--out", str(search)) == 0
     assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
