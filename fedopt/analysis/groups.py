@@ -12,6 +12,7 @@ from fedopt.console import note
 from fedopt.errors import UserError, among, nearest
 from fedopt.metrics import validates
 
+Values = Sequence[Sequence[str]]  # for each group, one value per key
 LONG = 60  # labels with more characters are shortened in a legend
 
 
@@ -45,11 +46,8 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
         raise UserError(f"--metric={metric}: no run has this metric{among(metric, known)}")
-    skipped: dict[str, list[str]] = {}
-    for run in runs:
-        if metric not in run.table:
-            skipped.setdefault(f"has no metric {metric}, only {', '.join(run.metrics)}", []).append(str(run.folder))
-    say_skipped(skipped)
+    skipped = [str(run.folder) for run in runs if metric not in run.table]
+    say_skipped({f"no metric {metric}": skipped} if skipped else {})
     return kept
 
 
@@ -81,11 +79,8 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
-    others = [
-        key
-        for key in dict.fromkeys(key for run in runs for key in run.apart)
-        if key not in CHOSEN and len({run.group([*chosen, key]) for run in runs}) > apart
-    ]
+    keys = dict.fromkeys(key for run in runs for key in run.apart if key not in CHOSEN)
+    others = [key for key in keys if len({run.group([*chosen, key]) for run in runs}) > apart]
     others += [key for key in departures(runs) if key not in others]
     noted = [run for run in runs if DATA in run.keys]
     without, with_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
@@ -124,7 +119,7 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
     return keys
 
 
-def _items(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collection[str] | None) -> list[list[str]]:
+def _items(by: Sequence[str], groups: Values, stay: Collection[str] | None) -> list[list[str]]:
     """Return the items of each group's label: the names of the chosen options, and KEY=VALUE for all other keys.
 
     Long decimals are rounded to four significant digits, unless two values of a key would become equal. A key that a group
@@ -144,10 +139,9 @@ def _items(by: Sequence[str], groups: Sequence[Sequence[str]], stay: Collection[
     for key in by:
         short = table[key].str.replace(r"^-?\d+\.\d{4,}(e[-+]?\d+)?$", lambda v: f"{float(v[0]):.4g}", regex=True)
         table[key] = short if short.nunique() == table[key].nunique() else table[key]
-    named = [
-        [(k, v) for k, v in row.items() if v != ABSENT and k[:7] + v != "budget.null"] for _, row in table.iterrows()
-    ]
-    return [[value if key in CHOSEN else f"{key}={value}" for key, value in pairs] for pairs in named]
+    table = table.mask(table.eq("null") & table.columns.str.startswith("budget."), ABSENT)
+    rows = [[(key, value) for key, value in row.items() if value != ABSENT] for row in table.to_dict("records")]
+    return [[str(value) if key in CHOSEN else f"{key}={value}" for key, value in row] for row in rows]
 
 
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
@@ -189,9 +183,7 @@ def _differ(labels: Sequence[Sequence[str]], problems: Sequence[tuple[str, ...]]
     return len({(*label, problem) for label, problem in zip(labels, problems, strict=True)}) == len(labels)
 
 
-def labels_of(
-    by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str], stay: Collection[str] | None = None
-) -> dict[str, int]:
+def labels_of(by: Sequence[str], groups: Values, names: Sequence[str], stay: Collection[str] | None) -> dict[str, int]:
     """Return a mapping from the label of each group to the group's index in the order of colours.
 
     A group that ``names`` renames gets the index of its new name in ``names``. If a name matches no group, its index stays

@@ -203,8 +203,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
     if not runs:
-        where = ", ".join(map(str, paths))
-        raise UserError(f"no run to compare in {where}; give folders that hold config.yaml and metrics.csv of runs")
+        raise UserError(f"no run to compare in {some(paths, NAMED)}; give folders with config.yaml and metrics.csv")
     return runs
 
 
@@ -276,9 +275,7 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
         note(f"{copies} of {len(runs)} runs left out, since they repeat runs with the same config, seed and data")
     if unlike := next((same for same in kept.values() if len(same) > 1), []):
         where = ", ".join(str(run.folder) for run in unlike[:NAMED])
-        note(
-            f"{where}: the same config, seed and data gave different rows; leave some of these runs out with --exclude"
-        )
+        note(f"{where}: the same config, seed and data gave different rows; leave some out with --exclude")
     return [run for run in runs if run.folder in counting]
 
 
@@ -327,10 +324,12 @@ def read(folder: Path, x: str) -> Recorded:
         keys[DATA] = card[DATA][:8]
     status = RunFolder(folder).seen() or "unknown"
     bad = table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan
-    more = {"tuned": tuned.effective, "sources": card.get("sources", {}), "departures": card.get("departures", ())}
-    run = Recorded(
-        folder, keys, apart, digits(same), metrics, status, x, table, **more, bad=bad, solves=_solves(card, keys)
-    )
+    facts = {
+        "sources": card.get("sources", {}),
+        "departures": card.get("departures", ()),
+        "solves": _solves(card, keys),
+    }
+    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, tuned.effective, bad=bad, **facts)
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}; delete or rerun the run")
     return run

@@ -96,9 +96,8 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
         tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
         its = [row for row in tested if row[3] > 1]
         if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
-            note(
-                f"{problem[0]}: differences are tested, not ratios, because the last {metric} {found}; other values span decades"
-            )
+            why = f"the last {metric} {found}, although other values span decades"
+            note(f"{problem[0]}: differences are tested, not ratios, because {why}")
         rows += [(*row[1:], p, row[0]) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
     title = next(iter(groups.values()))[0].metric(metric).title
     title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title
@@ -106,9 +105,7 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=heads)
 
 
-def _tested(
-    pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
-) -> tuple[str, str, float, int, float]:
+def _tested(pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None) -> Sequence[Any]:
     """Return the result of the paired test of two groups.
 
     Args:

@@ -68,8 +68,9 @@ def shown_table(
     measured = {name: column for name, column in measured.items() if f"{column[1]}_mean" in rows}
     present = [name for name in COLUMNS if name in counts or name in measured]
     if missing := [name for name in columns if name not in present]:
-        needs = "to_target and reached need --target, test and test_at_best a metric of validation rows"
-        raise UserError(f"--columns={missing[0]}: the columns of this table are {', '.join(present)}; {needs}")
+        raise UserError(
+            f"--columns={missing[0]}: choose from {', '.join(present)}; to_target and reached need --target"
+        )
     over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in c.groups.values()])
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": c.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
@@ -90,7 +91,7 @@ def shown_table(
             cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over the runs that reached it
             few = rows["reached"].between(1, rows["runs"] - 1)
-            cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
+            cells = [f"{c} ({by})" if noted else c for c, by, noted in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])
         mean = mean.where(over)
         problems = pd.Series([run.problem for run in runs])

@@ -48,8 +48,8 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
         swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
         row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in COSTS}
-        for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
-            row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
+        for key, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
+            row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(key)).items()}
         rows.append({**row, "error": summary.get("error")})
         configs.append(config)
         lasts.append(_last(run, config))
@@ -135,7 +135,7 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
         for key in values:
             names.setdefault((run.chosen["problem"], key), {}).setdefault(values[key], {})[name] = None
     lines = [
-        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(some)})" for value, some in values.items())
+        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(runs)})" for value, runs in values.items())
         for (problem, key), values in names.items()
         if len(values) > 1 and key not in swept
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedopt.analysis.runs import ABSENT
-from fedopt.console import csv_cell, latex_cell, markdown_cell, markdown_table, show_table, tell
+from fedopt.console import csv_cell, latex_cell, markdown_cell, markdown_table, show_table
 from fedopt.files import write_atomically
 
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
@@ -119,17 +119,14 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())
 
 
-def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
+def print_table(table: pd.DataFrame, right: Sequence[str] = ()) -> None:
     """Print a table of texts on the terminal.
 
     Args:
         table: The table.
-        right: The columns to align right, such as columns of numbers.
-        caption: A text below the table. None: no caption.
+        right: The names of the columns to align right, such as columns of numbers.
     """
     show_table([*map(str, table)], table.to_numpy().tolist(), right)
-    if caption:
-        tell(caption)
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
@@ -150,9 +147,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 def _typeset(cell: object) -> str:
     """Return a text as LaTeX, with minus signs, powers of ten, ± and dashes set properly."""
     text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", latex_cell(str(cell)))
-    text = re.sub(
-        r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
-    )
+    text = re.sub(r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda m: rf"{m[1]}${m[2]} \times 10^{{{int(m[3])}}}$", text)
     text = re.sub(r"^-(?=\d)", "$-$", text)
     return re.sub(r" - |^-$", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
 

@@ -30,8 +30,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
     if mixed := [key for key in pooled if not repeats(key)]:
-        again = ",".join([*by, *mixed])
-        yield f"runs that differ in {', '.join(mixed)} are in one group; use --group-by {again} to separate them"
+        yield f"runs that differ in {', '.join(mixed)} are in one group; separate them with --group-by {','.join([*by, *mixed])}"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
@@ -44,8 +43,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     yield from _spends(by, groups, runs[0].x, at)
     for label, members in groups.items():
         if worse := sum(_ends_worse(run, metric) for run in members):
-            how = f"{worse} of {len(members)} runs end with a worse {metric} than they began with"
-            yield f"{label}: {how}; try smaller step sizes"
+            yield f"{label}: {worse} of {len(members)} runs end with a worse {metric} than at round 0; use smaller step sizes"
     yield from _versions(runs)
     yield from _weights(groups)
     yield from _tuning(groups)
@@ -94,10 +92,8 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     if at is None:
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
-            yield (
-                f"runs of {label} end between {least} and {most}; its line ends where the first run ends, and the table "
-                f"has the last value of each run"
-            )
+            how = "its line ends where the first run ends, and the table has the last value of each run"
+            yield f"runs of {label} end between {least} and {most}; {how}"
         if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
@@ -107,8 +103,8 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         spent = {label: float(np.mean(ends[label])) for label in labels}
         if pair := _apart(spent):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
-            again = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
-            hint = again if at is None else "use a smaller eval.every"
+            equal = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
+            hint = equal if at is None else "use a smaller eval.every"
             yield f"unequal costs on {problem[0]}: {least}, {most}; {hint}"
 
 
@@ -146,9 +142,8 @@ def _weights(groups: Groups) -> Iterator[str]:
                 solved.setdefault(run.solves, {})[label] = None
         if len(solved) > 1:
             which = "; ".join(", ".join(names) for names in solved.values())
-            why = "their cohorts count clients by effective_weights in run.json"
-            remedy = "participation.sampling=by_weight samples cohorts by the objective's weights"
-            yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy}"
+            remedy = "participation.sampling=by_weight keeps the objective's weights (effective_weights in run.json)"
+            yield f"these solve differently weighted problems on {problem[0]}: {which}; {remedy}"
 
 
 def _tuning(groups: Groups) -> Iterator[str]:
@@ -159,7 +154,7 @@ def _tuning(groups: Groups) -> Iterator[str]:
         others = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.keys.get("algo", "") not in tuned)
         if tuned and others:
             how = f"{', '.join(tuned)} ran with tuned values, {', '.join(others)} without"
-            yield f"{problem[0]}: {how}, so that budgets and step sizes may be unequal; preset=none runs all without"
+            yield f"{problem[0]}: {how}; preset=none runs all without"
 
 
 def _asked(groups: Groups) -> Iterator[str]:

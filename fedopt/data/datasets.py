@@ -94,11 +94,9 @@ class Torchvision:
         except Exception as error:  # torchvision raises many different exceptions
             what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and cannot be downloaded"
             _, shape, source = DOWNLOADED[self.name]
-            raise UserError(
-                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); make {self.name}.npz from the files of "
-                f"{source} and put it there: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole "
-                "numbers. FEDOPT_DATA may name another folder. dataset=mnist and dataset=digits need no download"
-            ) from None
+            wanted = f"x_train and x_test [n, {shape}] of uint8, and y_train and y_test [n] of whole numbers"
+            how = f"set FEDOPT_DATA to another folder, or put {self.name}.npz there, made from {source}, with {wanted}"
+            raise UserError(f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); {how}") from None
         finally:
             socket.setdefaulttimeout(before)
         arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]

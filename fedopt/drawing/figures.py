@@ -43,7 +43,7 @@ STYLE: Any = {  # for the column of a paper, 3.4 inches wide
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 PAGE = 7.2  # inches: on a page, wider figures and their letters would be scaled down
-GAP = 0.06  # inches between the axes and the parts above and below them
+GAP = 0.06  # inches between the axes and what is above and below them
 FEW = 8  # a line with at most this many points may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "inside", "none")
@@ -233,17 +233,16 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
     scale = axis.yaxis.get_transform()
 
     def ends(values: Sequence[np.ndarray | None]) -> np.ndarray:
-        every = np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in values if part is not None)])
+        every = np.concatenate([np.empty(0), *(np.atleast_1d(array) for array in values if array is not None)])
         every = every[np.isfinite(every) & ((every > 0) | (axis.get_yscale() != "log"))]
         return scale.transform(np.array([every.min(), every.max()])) if len(every) else np.array([np.inf, -np.inf])
 
     counted = dict.fromkeys(diverged, 1) if not {*lines} <= {*diverged} else {}
     low, high = core = ends([line.mean[: counted.get(label)] for label, line in lines.items()])
     margin = (high - low) / 2 or np.inf
-    every = ends([part for label, line in lines.items() for part in line[1 : 2 if label in diverged else 4]])
-    low, high = (
-        scale.inverted().transform(np.clip(every, low - margin, high + margin)) if np.isfinite(core).all() else core
-    )
+    every = ends([array for label, line in lines.items() for array in line[1 : 2 if label in diverged else 4]])
+    if np.isfinite(core).all():
+        low, high = scale.inverted().transform(np.clip(every, low - margin, high + margin))
     return float(low), float(high)
 
 
@@ -297,13 +296,11 @@ def pictures(
         save(figure, *paths, **written)
 
 
-def save(
-    figure: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True
-) -> None:
+def save(fig: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True) -> None:
     """Write a figure with its title, one legend without repeated labels, and a note below.
 
     Args:
-        figure: The figure. Its texts are broken into lines, and its height may grow, in place.
+        fig: The figure. Its texts are broken into lines, and its height may grow, in place.
         paths: The files; their endings choose the formats. Missing folders are created.
         title: A text above the pictures.
         note: A text below the pictures.
@@ -313,39 +310,38 @@ def save(
     Raises:
         UserError: The figure is too small for its axes.
     """
-    width, height = figure.get_size_inches()
-    cells: Any = figure.axes[0].get_gridspec()
-    layout: Any = figure.get_layout_engine()
+    width, height = fig.get_size_inches()
+    cells: Any = fig.axes[0].get_gridspec()
+    layout: Any = fig.get_layout_engine()
     handles: dict[str, Any] = {}
-    for axis in figure.axes:
+    for axis in fig.axes:
         handles |= {cut(label): handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
         for text, side in ((axis.title, width / cells.ncols), (axis.xaxis.label, width / cells.ncols)):
             _fit(text, 0.8 * side)
         _fit(axis.yaxis.label, 0.65 * height / cells.nrows)
-    parts: list[Any] = []
+    above: list[Any] = []
     if place == "inside":
-        figure.axes[0].legend(handles.values(), handles)
+        fig.axes[0].legend(handles.values(), handles)
     elif place == "above" and handles:
-        parts, title = [_legend(figure, handles, title)], ""
-    texts = [figure.suptitle(title)] if title else []
-    texts += [figure.supxlabel(note, fontsize=plt.rcParams["legend.fontsize"])] if note else []
+        above, title = [_legend(fig, handles, title)], ""
+    texts = [fig.suptitle(title)] if title else []
+    texts += [fig.supxlabel(note, fontsize=plt.rcParams["legend.fontsize"])] if note else []
     for text in texts:
         _fit(text, 0.96 * width)
     if grows:
-        heights = [part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts]]
-        figure.set_figheight(height + sum(heights))
+        heights = [item.get_window_extent().height / fig.dpi + GAP for item in [*above, *texts]]
+        fig.set_figheight(height + sum(heights))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
-            layout.execute(figure)
+            layout.execute(fig)
         except UserWarning:
-            size = f"{width:g} x {figure.get_figheight():.3g} inches"
-            why = f"a figure of {size} leaves no space for the axes"
-            raise UserError(f"{why}; make it larger, or the font smaller") from None
-        figure.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
+            size = f"{width:g} x {fig.get_figheight():.3g} inches"
+            raise UserError(f"no space for the axes in {size}; make the figure larger, or the font smaller") from None
+        fig.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
         for path in paths:
             picture = BytesIO()
-            figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+            fig.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, picture.getvalue())
 

@@ -79,10 +79,10 @@ class Page(NamedTuple):
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
-        parts = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self}
+        contents = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self}
         data = [{"chart": section.chart, "maps": section.maps} for section in self.sections]
         made = f"fedopt {fedopt.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        return template.render(parts, made=made, data=_packed(json.dumps(data)))
+        return template.render(contents, made=made, data=_packed(json.dumps(data)))
 
     def write(self, path: str | Path) -> Path:
         """Write the page to a file, and return the path of the file. Missing folders are created.

@@ -88,8 +88,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+        for item in value:
+            yield from _tensors(item)
 
 
 def _level(tensor: Tensor) -> int:
@@ -115,8 +115,8 @@ def _unbatched(value: Any, level: int) -> Any:
         dim, value = maybe_get_bdim(value), get_unwrapped(value)
         return value.movedim(dim, 0) if dim else value
     if isinstance(value, list | tuple):
-        parts = [_unbatched(part, level) for part in value]
-        return value._make(parts) if hasattr(value, "_make") else parts
+        items = [_unbatched(item, level) for item in value]
+        return value._make(items) if hasattr(value, "_make") else items
     return value
 
 
@@ -130,4 +130,4 @@ def _batched(value: Any, level: int, n: int) -> Any:
     """
     if isinstance(value, Tensor):
         return _add_batch_dim(value if len(value) == n else value.expand(n, *value.shape[1:]), 0, level)
-    return tuple(_batched(part, level, n) for part in value) if isinstance(value, list | tuple) else value
+    return tuple(_batched(item, level, n) for item in value) if isinstance(value, list | tuple) else value

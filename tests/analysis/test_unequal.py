@@ -9,7 +9,7 @@ def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
     for seed, values in enumerate(((10, 80, 5), (10, 80, 90), (10, 20, 9))):
         record(tmp_path / "runs" / str(seed), values, seed)
     assert command(tmp_path / "runs")[3] == (
-        "note: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with; try smaller step sizes\n"
+        "note: FedMSA: 2 of 3 runs end with a worse test_accuracy than at round 0; use smaller step sizes\n"
     )
 
 
@@ -38,7 +38,7 @@ def test_pooled_runs_are_named(tmp_path, command):
     assert err.count("\n") == 1
     assert "hardware.dtype, budget.rounds" in err
     again = "algo,hardware.dtype,budget.rounds"
-    assert f"--group-by {again} to separate them" in err
+    assert f"separate them with --group-by {again}" in err
     assert command(tmp_path / "runs", "--group-by", again)[3] == ""
 
 

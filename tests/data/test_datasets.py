@@ -154,9 +154,7 @@ def test_real_targets_are_for_problems_that_ask_for_them(saved):
     assert data.real
     assert data.y_train.tolist() == y.tolist()
     assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(
-        UserError, match=rf"{path}: y has floating-point numbers, but .* class labels; use whole numbers"
-    ):
+    with pytest.raises(UserError, match=rf"{path}: y has floating-point numbers, but must have classes: whole numbers"):
         world.load()
 
 
@@ -254,7 +252,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ),
         (ROWS, {"client": "hospital", "real": True}, r"row 1 .*column label: b .*leave out dataset\.real=true"),
         (ROWS, {"client": "hospital", "split": "city"}, r"dataset\.split=city.*0"),
-        (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01.*20 examples"),
+        (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01 leaves no example"),
         ("label\na\nb\n", {}, "columns except label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "CSV"),
@@ -494,7 +492,7 @@ def test_folders_for_training_and_testing(tmp_path):
 def test_images_of_several_sizes(tmp_path):
     pictures(tmp_path)
     pictures(tmp_path, ("fox",), 2, (8, 8), True)
-    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels.* 4 x 6; .*dataset.size"):
+    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels, not 4 x 6, .*dataset.size"):
         Folder(str(tmp_path)).load()
     assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
     assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
@@ -566,7 +564,7 @@ def test_constant_images_normalise_without_a_warning():
         ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "same shape"),
         ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, r"x_train.*\[12, 4, 0\]"),
         ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y is 0 to 9223372036854775808"),
-        ({"y_test": np.array(["a"] * 5)}, "y_train is int64, and y_test <U1; give texts or whole numbers"),
+        ({"y_test": np.array(["a"] * 5)}, "y is int64 and <U1; give texts or whole numbers"),
         ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "not finite"),
         ({"x_train": np.full((12, 4, 3), 1e300)}, r"x_train: 12 examples.*1e\+15"),
         ({"x_test": np.zeros((5, 4, 3))}, "x_train.*uint8.*x_test float64.*same shape, and make both uint8 or neither"),
@@ -696,7 +694,9 @@ def test_missing_data_without_network(offline, tmp_path, name, shape):
 
 def test_a_data_folder_that_cannot_be_made(offline, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.* may name another"):
+    with pytest.raises(
+        UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.* FEDOPT_DATA to another"
+    ):
         Torchvision("cifar10", root=str(tmp_path / "file" / "sets")).load()
 
 

@@ -523,7 +523,7 @@ REFUSED = [
     ({"_target_": "support.networks.FiveClasses"}, r"\[2, 5\].*10 classes, \[2, 10\]"),
     ({"_target_": "support.networks.Two"}, "tuple"),
     ({"_target_": "support.networks.Nothing"}, "parameters"),
-    ({"_target_": "support.networks.Complex"}, "or complex ones"),
+    ({"_target_": "support.networks.Complex"}, "none that are complex"),
     ({"_target_": "support.networks.Lazy"}, "uninitialized parameter"),
     ({"_target_": "support.networks.Fails"}, "KeyError: 'no such thing'"),
     ({"_target_": "support.networks.Words"}, "on a batch .2, 1, 8, 8.: "),

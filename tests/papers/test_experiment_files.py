@@ -92,8 +92,8 @@ MISTAKES_IN_NAMES = [
     ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
     ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
     ({"claims": [{"says": "a", "claims": []}]}, "claims: a group has only for and claims; remove says"),
-    ({"claims": [{"for": 3, "says": "a"}]}, "for.3=None: there is no such axis"),
-    ({"claims": [{"for": ["qq"], "claims": []}]}, "for.qq=None: there is no such axis, did you mean q?"),
+    ({"claims": [{"for": 3, "says": "a"}]}, "for.3: there is no such axis"),
+    ({"claims": [{"for": ["qq"], "claims": []}]}, "for.qq: there is no such axis, did you mean q?"),
     ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=[3]: choose from 1, 2, 4"),
     ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K=[]: choose from 1, 2, 4"),
     (
