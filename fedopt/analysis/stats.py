@@ -22,10 +22,10 @@ Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation (with n - 1) of [n] values.
+    """Return the mean and the standard deviation (with n - 1 degrees of freedom) of n values.
 
-    The mean is nan if there are no values. A nan among the values makes the mean and the deviation nan. The deviation is
-    also nan for fewer than two values, or if the mean is infinite.
+    Both are nan if there are no values or if a value is nan. The standard deviation is also nan if there is only one value or
+    if the mean is infinite.
     """
     series = pd.Series(values, dtype=float)
     if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # no rounding errors
@@ -41,9 +41,9 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     """Return half the width of the two-sided t-interval of a mean.
 
     Args:
-        std: The standard deviation.
-        n: The number of values; n = 1 uses one degree of freedom.
-        level: The confidence, such as 0.95.
+        std: The standard deviation of the values.
+        n: The number of values. With n = 1, one degree of freedom is used.
+        level: The confidence level, such as 0.95.
     """
     from scipy.special import stdtrit
 
@@ -51,13 +51,14 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 
 
 def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
-    """Return where a value on a problem is 0 or less, such as 'is 0 in LABEL, seed 1', if all other values span decades;
-    else ''.
+    """Return a text that names the first value of 0 or less, such as 'is 0 in LABEL, seed 1'.
+
+    The text is empty if there is no such value, or if the positive values do not span decades (`spans_decades`).
 
     Args:
         groups: label -> runs, all on one problem.
-        metric: The metric to which the values belong.
-        of: A function that returns the values of a run, [n].
+        metric: The name of the metric.
+        of: A function that returns the values of the metric in a run, [n].
     """
     values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
     every = np.concatenate([its for *_, its in values])
@@ -74,11 +75,11 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     If a group has several runs with equal values of these keys, their mean is used. Two groups with fewer than two pairs
     have no row. A note says how many runs have no partner.
 
-    A row has the mean difference, the number of pairs, the two-sided p-value, the p-value with Holm's correction over all
-    pairs of groups on the problem, and the keys by which the runs are paired. The p-value is nan if the difference is the
-    same for all pairs; the p-value and the difference are nan if a run has no last value because it failed or diverged. If
-    the values on a problem span decades, logarithms are tested, and the rows have the ratio of geometric means instead of
-    the difference. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    The columns are the names of the two groups (pair), the mean difference, the number of pairs of runs, the two-sided p-value,
+    the p-value with Holm's correction over all pairs of groups on the problem, and the keys by which the runs are paired. The
+    p-value is nan if the difference is the same for all pairs of runs; the p-value and the difference are nan if a run has no
+    last value because it failed or diverged. If the values on a problem span decades, logarithms are tested, and the ratio of
+    geometric means replaces the difference. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
     Args:
         groups: label -> runs.
@@ -109,7 +110,7 @@ def _tested(pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: s
     """Return the result of the paired test of two groups.
 
     Args:
-        pair: The label and the runs of both groups.
+        pair: The two groups, each as (label, runs).
         log: Whether to test logarithms.
         metric: A column of metrics.csv.
         at: The cost up to which values are used. None: the last values are tested.

@@ -31,8 +31,8 @@ def shown_table(
     short: bool = False,
     first: str = "",
 ) -> Table:
-    """Return the table of a comparison as text. The best value on each problem is bold; groups with a run in progress are
-    not considered.
+    """Return the table of a comparison as text. The best value on each problem is bold, among the groups without a run in
+    progress.
 
     Args:
         comparison: The comparison.
@@ -100,15 +100,15 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
-    """Return, for each value, whether it is the best on its problem or is shown with the same digits as the best.
+    """Return, for each group, whether its mean is the best on its problem or is shown with the same digits as the best.
 
-    The result is False for nan and for the only value on a problem.
+    The result is False if the mean is nan, or if the group is the only one on its problem.
 
     Args:
         mean: The mean of each group.
         std: The standard deviation of each group.
         show: A function that formats (mean, std) as text.
-        problems: The problem of each value.
+        problems: The problem of each group.
         sign: 1 if lower values are better, -1 if higher values are, nan if neither; one number for all groups or one per
             group.
     """

@@ -70,9 +70,13 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
 
 
 def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the name and the last value of the metric in eval.metric or, if it is not set, of the problem's first metric.
+    """Return the name and the last value of a run's metric: the metric in eval.metric, or else the problem's first metric.
 
     The result is ('', nan) if the run has no metric.
+
+    Args:
+        run: The run's folder.
+        config: The run's flat config: dotted key -> value.
     """
     metric = str(config.get("eval.metric") or next((metric.name for metric in run.card().get("metrics", ())), ""))
     try:
@@ -82,12 +86,12 @@ def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: Iterable[str]) -> pd.DataFrame:
-    """Return a table, as text, of the mean and standard deviation of the last values over seeds, including seeds of data
-    splits. It has one row per combination of the other swept keys.
+    """Return the summary of a sweep as a table of texts: the mean and standard deviation of the last values over seeds.
 
-    If a run has no last value because it failed or diverged, the row has no mean. Refused runs are ignored. The table is
-    empty if no run has a metric. A single metric is named in the heading, several metrics in a column. Statuses are shown
-    unless all runs have finished.
+    The table has one row per combination of the swept keys other than seeds (seeds of data splits are averaged too). If a
+    run has no last value because it failed or diverged, its row has no mean. Refused runs are ignored. If all runs have the
+    same metric, the heading names it, otherwise a column does. Statuses are shown unless all runs have finished. The table is
+    empty if no run has a metric.
 
     Args:
         table: The rows of sweep.csv.

@@ -90,8 +90,9 @@ def unit_of_bytes(means: Sequence[float]) -> str:
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Return values as text with `digits` significant digits. If two decimals are enough for all values, all get the same
-    number of decimals.
+    """Return values as texts with `digits` significant digits.
+
+    If no value needs more than two decimals, all values get the same number of decimals.
     """
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
@@ -102,8 +103,7 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """Return a float as text with seven significant digits, or rounded to a whole number if its size is between 1e6 and
-    1e15.
+    """Return a float as text with seven significant digits, or as a whole number if its magnitude is between 1e6 and 1e15.
 
     nan and values of other types are returned unchanged.
     """

@@ -51,11 +51,11 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys in which groups on the same problem differ, other than the keys in `by`.
+    """Return the config keys in which groups on the same problem differ, other than the keys in `by`.
 
-    All departures (keys that change which clients take part, what is communicated or for how long) are included, unless `by`
-    consists of this one key. Keys that differ only because the chosen option differs are left out, and so are the budget and
-    the evaluation times, on which other lines report.
+    Left out are keys that differ only because another option of a config group is chosen, and the budget and the evaluation
+    times, about which there are separate warnings. Departures (keys that change which clients take part, what is communicated
+    or for how long) are always included, unless `by` consists of this one key.
 
     Args:
         by: The keys that define the groups.
@@ -77,7 +77,8 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield a line for each group, and each problem, on which runs end at different costs. Diverged runs are ignored.
+    """Yield a line for each group whose runs end at different costs, and for each problem whose groups do. Diverged runs are
+    ignored.
 
     Args:
         by: The keys that define the groups.
@@ -132,8 +133,8 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _weights(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem that the groups solve with different weights of the clients. Runs of one seed are
-    compared.
+    """Yield a line for each problem on which the groups weight the clients of the objective differently. Only the runs of the
+    first run's seed are compared.
     """
     for problem, labels in by_problem(groups).items():
         seed, solved = next(iter(labels.values()))[0].keys.get("seed"), dict[Hashable, dict[str, None]]()

@@ -45,6 +45,11 @@ class Folder:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
+        """Read all images and return the data.
+
+        Raises:
+            UserError: An image is damaged, images differ in size, or a folder is missing or empty.
+        """
         path = expanded(self.path)
         splits = {name: path / name for name in ("train", "val", "test") if (path / name).is_dir()}
         if "train" not in splits or len(splits) == 1:

@@ -72,6 +72,11 @@ class Csv:
     stratify: bool = field(default=False, kw_only=True, metadata={"before": False})
 
     def load(self) -> LabelledData:
+        """Read the file and return the data.
+
+        Raises:
+            UserError: The file is not a table with column names, a column is missing, or a cell is not allowed.
+        """
         path = expanded(self.path)
         table, notes = self._read(path)
         features = self._features(table, path)

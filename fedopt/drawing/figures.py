@@ -122,9 +122,9 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
 
 
 def is_share(title: str, values: np.ndarray) -> bool:
-    """Return whether the finite values are percentages, that is, the title contains % and they are between 0 and 100.
+    """Return whether values are percentages: the title contains %, and all finite values are between 0 and 100.
 
-    Without finite values it is False.
+    The result is False if there are no finite values.
 
     Args:
         title: The title of the metric.
@@ -146,14 +146,14 @@ def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
 
 
 def look(j: int, rank: int | None = None) -> dict[str, Any]:
-    """Return the colour, dashes and marker of line j of a figure. No two lines share all three.
+    """Return the colour, dashes and marker of a line, as options of matplotlib's `plot`. No two lines share all three.
 
     The first `STRONG` lines of a picture have colours of the style, by default colours that colour-blind readers can tell
     apart. All other lines are grey.
 
     Args:
         j: The line's index among all lines of the figure.
-        rank: Its index among the lines of its picture. None: the same as j.
+        rank: The line's index among the lines of its picture. None: the same as j.
     """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
     marker = MARKERS[j % len(MARKERS)] if j < len(MARKERS) * len(DASHES) else f"${j}$"
@@ -229,6 +229,11 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
     The range contains the means of the lines in which no run diverged, and the first values of the lines in which a run
     diverged. Bands, and later values of diverged lines, extend it by at most half of its size on either side. If a run
     diverged in every line, all means are contained.
+
+    Args:
+        axis: The axes of the picture, whose scale of the y axis is set.
+        lines: label -> line.
+        diverged: The labels of the lines in which a run diverged.
     """
     scale = axis.yaxis.get_transform()
 
@@ -371,9 +376,13 @@ def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a matplotlib text, in place, into lines of at most this many inches.
+    """Break a matplotlib text into lines that are not wider than a limit. The text is changed in place.
 
     Text that cannot be broken, such as a formula, gets a smaller font.
+
+    Args:
+        text: The matplotlib text.
+        inches: The largest width; for a vertical text, the largest height.
     """
 
     def width() -> float:

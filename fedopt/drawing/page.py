@@ -114,6 +114,7 @@ def _printable(value: object) -> object:
 
 
 def _file(name: str) -> str:
+    """Return the text of a file in the folder of this module."""
     return files("fedopt.drawing").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -124,6 +125,7 @@ def _packed(text: str) -> str:
 
 @cache
 def _plotly() -> str:
+    """Return the JavaScript code of plotly, compressed. Raise UserError if plotly is not installed."""
     need("a page of results", "plotly", "report")
     from plotly.offline import get_plotlyjs
 

@@ -60,11 +60,10 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 
 
 def clients(path: Path, table: Path, metric: Metric) -> None:
-    """Draw which clients gain: the test metric of each client with its own model (or the common model) and with another
-    model.
+    """Draw the test metric of each client with its own model (or else the common model), and with the other models.
 
-    The metric is drawn with its confidence interval, in a paler colour if the client has fewer than `FEW_ROWS` test
-    examples. If only one model was evaluated, only its metric is drawn.
+    The picture shows which clients gain. The metric has a confidence interval, in a paler colour if the client has fewer than
+    `FEW_ROWS` test examples. If only one model was evaluated, only its metric is drawn.
 
     Args:
         path: The file to write.
@@ -103,7 +102,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
 
 
 def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.ndarray, label: str) -> None:
-    """Draw a dot for the value of each client, its confidence interval, and a line from the value of another model to the
+    """Draw a dot for the metric of each client, its confidence interval, and a line from the metric of another model to the
     dot.
 
     Args:
@@ -126,6 +125,7 @@ def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.nda
 
 
 def _share(gains: np.ndarray) -> str:
+    """Return the percentage of positive numbers as text, such as '75 %'."""
     return f"{100 * np.mean(gains > 0):.0f} %"
 
 
@@ -154,4 +154,5 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
 
 
 def _short(name: str) -> str:
+    """Return a name for a figure: at most 18 characters, without unprintable characters and formulas."""
     return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")

@@ -61,19 +61,26 @@ def differs_by_client(tensor: Tensor) -> bool:
 
 
 def depth() -> int:
-    """Return how many vmaps and other transformations of torch.func the caller is in; 0 if this torch does not tell."""
+    """Return the number of nested vmaps and other transformations of torch.func around the caller; 0 if torch cannot tell."""
     return maybe_current_level() or 0 if READS_VMAP else 0
 
 
 def number(scalar: Tensor | float) -> Any:
-    """Return a scalar tensor as a Python number; under vmap, if its value differs, the tensor itself."""
+    """Return a scalar tensor as a Python number, or unchanged if, under vmap, its value differs between clients."""
     return scalar if isinstance(scalar, Tensor) and differs_by_client(scalar) else float(scalar)
 
 
 def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict[str, Any]:
-    """Return what a function says of a tensor. Under vmap it is called for one value of the tensor after the other.
+    """Apply a function to a tensor. Under vmap, apply it to the tensor of each client, one client after the other.
 
-    The function may do what vmap cannot, such as use NumPy.
+    The function may therefore do what vmap does not support, such as use NumPy.
+
+    Args:
+        function: A function from a tensor to named numbers.
+        tensor: The tensor.
+
+    Returns:
+        The named numbers; under vmap, one tensor per name that has the number of each client.
     """
     if not differs_by_client(tensor):
         return function(tensor)

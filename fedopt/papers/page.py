@@ -28,10 +28,8 @@ from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, r
 from fedopt.papers.published import load
 
 RESULTS = {"claims.csv", "runs.csv"}  # each folder of results of a published experiment contains one of these files
-PICTURES = {  # the type of each format, and the first bytes of its files
-    "figure.svg": ("image/svg+xml", b"<svg"),
-    "figure.png": ("image/png", b"\x89PNG"),
-}
+# The type of each picture, and the first bytes of the file
+PICTURES = {"figure.svg": ("image/svg+xml", b"<svg"), "figure.png": ("image/png", b"\x89PNG")}
 LARGEST_PICTURE = 2**24  # bytes
 X = "comm_rounds"
 

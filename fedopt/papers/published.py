@@ -24,6 +24,7 @@ Words = Annotated[list[str], Splits]
 
 
 def _each_series(point: Any, info: ValidationInfo) -> Any:
+    """Return a mapping from each series to its measure; a single measure is used for all series."""
     return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
 
@@ -163,7 +164,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Put the name of a file before the message of a UserError that is raised in the `with` block."""
+    """Return a context that puts ``where``, such as a file's name, before the message of a UserError."""
     try:
         yield
     except UserError as error:

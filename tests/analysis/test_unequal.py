@@ -92,8 +92,8 @@ def test_a_zero_that_changes_the_scale_is_said(tmp_path, command):
         named(tmp_path / "below" / f"a{seed}", "fedmsa", 100, -1e-3 * (seed + 1), 1e-2, seed=seed, metric="distance")
     assert command(tmp_path / "zero")[3].splitlines() == [
         "note: mco: distance is 0 in fedmsa, seed 0, so the y axis is linear, with arithmetic means; the other values span decades",
-        "note: mco: differences are tested, not ratios, because the last distance is 0 in fedmsa, seed 0; "
-        "other values span decades",
+        "note: mco: differences are tested, not ratios, because the last distance is 0 in fedmsa, seed 0, "
+        "although other values span decades",
     ]
     assert "decades" not in command(tmp_path / "near")[3]
     assert (
