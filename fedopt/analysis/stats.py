@@ -4,7 +4,7 @@ Importing scipy takes half a second, so only the functions that need it import i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.groups import pairing
-from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
+from fedopt.analysis.runs import Groups, Recorded, by_problem
 from fedopt.console import counted, note
 from fedopt.drawing import spans_decades
 
@@ -50,24 +50,6 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
 
 
-def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
-    """Return a text that names the first value of 0 or less, such as 'is 0 in LABEL, seed 1'.
-
-    The text is empty if there is no such value, or if the positive values do not span decades (`spans_decades`).
-
-    Args:
-        groups: label -> runs, all on one problem.
-        metric: The name of the metric.
-        of: A function that returns the values of the metric in a run, [n].
-    """
-    values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
-    every = np.concatenate([its for *_, its in values])
-    if not spans_decades(values[0][1].metric(metric), every[every > 0]):
-        return ""
-    found = ((label, run.keys.get("seed", ABSENT), np.nanmin(its)) for label, run, its in values if (its <= 0).any())
-    return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
-
-
 def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
     """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
@@ -96,9 +78,6 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
             continue
         tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
         its = [row for row in tested if row[3] > 1]
-        if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
-            why = f"the last {metric} {found}, although other values span decades"
-            note(f"{problem[0]}: differences are tested, not ratios, because {why}")
         rows += [(*row[1:], p, row[0]) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
     title = next(iter(groups.values()))[0].metric(metric).title
     title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title

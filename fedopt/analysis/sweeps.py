@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,28 +35,26 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
         refused: run folder -> why its run does not belong to this sweep. Such a run has a row with the status refused and
             without results.
     """
-    rows, configs, lasts = list[dict[str, Any]](), list[dict[str, Any]](), list[tuple[str, float]]()
-    swept: dict[str, None] = {}
-    for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
-        run, config = RunFolder(path), dict[str, Any]()
-        summary, card = run.summary(), run.card()
-        if why := refused.get(path):
+    rows, lasts = list[dict[str, Any]](), list[tuple[str, float]]()
+    runs = [RunFolder(p.parent) for p in sorted(folder.glob("*/summary.json")) if not p.parent.is_symlink()]
+    overrides = [[o.lstrip("+~").split("=", 1) for o in run.card().get("overrides", []) if "=" in o] for run in runs]
+    unswept = ("output_dir", "resume")  # resume may differ for a run that was killed before it began
+    swept = dict.fromkeys([*(key for key, _ in chain(*overrides) if key not in unswept), "data"])
+    for run, pairs in zip(runs, overrides, strict=True):
+        summary, config = run.summary(), dict[str, Any]()
+        if why := refused.get(run.path):
             summary = {"status": "refused", "error": why}
         with suppress(UserError):  # a config that cannot be read
             config = flat(run.config())
-        given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
-        given.pop("resume", None)  # it may differ for a run that was killed before it began
-        swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
-        row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
-        row |= {name: summary.get(name) for name in COSTS}
+        row = {"run": run.path.name, "status": summary.get("status"), **{k: v for k, v in pairs if k != "resume"}}
+        row |= {"data": (run.card().get("data") or "")[:8]} | {name: summary.get(name) for name in COSTS}
         for key, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(key)).items()}
-        rows.append({**row, "error": summary.get("error")})
-        configs.append(config)
-        lasts.append(_last(run, config))
-    for row, config in zip(rows, configs, strict=True):
+        row["error"] = summary.get("error")
         values = {key: config[key] for key in swept if key in config and key not in row}
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
+        rows.append(row)
+        lasts.append(_last(run, config))
     table = pd.DataFrame(rows)
     if rows and table.loc[table["status"] != "refused", "data"].nunique() < 2:
         table, swept = table.drop(columns="data"), {key: None for key in swept if key != "data"}

@@ -5,12 +5,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
-from matplotlib.scale import LinearScale
 
 from fedopt.analysis.groups import departures, differing, repeats
-from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
-from fedopt.analysis.stats import not_positive
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
@@ -36,10 +33,6 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
         yield f"not finished: {'; '.join(labels)}: the table has their latest values; leave these runs out with --exclude"
-    for problem, its in by_problem(groups).items():
-        if found := not_positive(its, metric, lambda run: run.values(metric)):
-            axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
-            yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the other values span decades"
     yield from _spends(by, groups, runs[0].x, at)
     for label, members in groups.items():
         if worse := sum(_ends_worse(run, metric) for run in members):

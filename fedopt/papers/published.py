@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo
 from pydantic.dataclasses import dataclass
 
-from fedopt.config import Composed, compose, key_of, options
+from fedopt.config import Composed, compose, options
 from fedopt.config.build import build
 from fedopt.errors import UserError, nearest
 from fedopt.papers.claims import Claim, Kind
@@ -29,7 +29,6 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
 
 
 EachSeries = BeforeValidator(_each_series)
-OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line may set
 Cell = tuple[str, float | None]
 
 
@@ -244,8 +243,6 @@ def tasks(
         if lines is not None and line not in lines:
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
-            if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
-                raise UserError(f"{taken[0]}: must not be set by a line; fedopt reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):

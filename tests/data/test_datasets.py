@@ -694,9 +694,7 @@ def test_missing_data_without_network(offline, tmp_path, name, shape):
 
 def test_a_data_folder_that_cannot_be_made(offline, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.*FEDOPT_DATA"
-    ):
+    with pytest.raises(UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.*FEDOPT_DATA"):
         Torchvision("cifar10", root=str(tmp_path / "file" / "sets")).load()
 
 
