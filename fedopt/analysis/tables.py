@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedopt.analysis.runs import ABSENT
-from fedopt.console import csv_cell, latex_cell, markdown_cell, markdown_table, show_table
+from fedopt.console import csv_cell, latex_cell, markdown_cell, markdown_table, show_table, tell
 from fedopt.files import write_atomically
 
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
@@ -119,14 +119,17 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())
 
 
-def print_table(table: pd.DataFrame, right: Sequence[str] = ()) -> None:
+def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
     """Print a table of texts on the terminal.
 
     Args:
         table: The table.
         right: The names of the columns to align right, such as columns of numbers.
+        caption: A text below the table. None: no caption.
     """
     show_table([*map(str, table)], table.to_numpy().tolist(), right)
+    if caption:
+        tell(caption)
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:

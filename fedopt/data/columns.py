@@ -51,7 +51,7 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
         if texts:
             listed.append(f"{name} ({some(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
     if listed:
-        how = "correct them, encode texts as numbers (pandas.get_dummies), or leave columns out with dataset.drop=[...]"
+        how = "correct them, encode texts (pandas.get_dummies), name the clients' column with dataset.client, or set dataset.drop"
         raise UserError(f"{path}: columns have cells that are not finite numbers: {some(listed, MOST_NAMED)}; {how}")
     return found
 

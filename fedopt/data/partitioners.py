@@ -199,7 +199,7 @@ class ByColumn:
         Raises:
             UserError: The file cannot be read, or has another number of lines.
         """
-        wanted = f"have one client name per line, {train} for the training or {train + test} for all examples"
+        wanted = f"have a client's name on each line, {train} or, with the test examples, {train + test} lines"
         try:
             names = read_text(path, LONGEST * (train + test), links=True).removesuffix("\n").split("\n")
             if len(names) not in (train, train + test):

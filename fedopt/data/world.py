@@ -135,8 +135,8 @@ class World:
             for name, lists in splits.items():
                 if lacking := [i for i, rows in enumerate(lists) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "in the split that the data mark; mark others, or change the partitioner"
-                    raise UserError(f"client {client} has no examples for {name} {why}")
+                    why = "which the data mark; mark others, or change the partitioner"
+                    raise UserError(f"client {client} has no examples in the split {name}, {why}")
             return {name: Ragged(lists, names) for name, lists in splits.items()}
         own = Ragged(clients)
         held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)

@@ -125,8 +125,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     if published.table:
         cells = _table(published, seeds)
         write_table(plan.results / "table.csv", cells)
-        print_table(beside_paper(cells))
-        tell("measured (paper)")
+        print_table(beside_paper(cells), caption="measured (paper)")
     if not plan.quick:
         rows = judged(plan, seeds)
         for row in rows:
