@@ -102,7 +102,7 @@ class Comparison(GroupedRuns):
                 if how.legend != "none":
                     axes.legend()
             return ax
-        texts = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
+        texts: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
         font = {"font.size": how.font} if how.font else {}
         size: Any = {"width": how.width, "height": how.height, "grows": how.height is None}
         with figures.pictures([*map(Path, paths)], count, 1, **size, **texts, settings=font) as all_axes:

@@ -139,7 +139,7 @@ def _items(by: Sequence[str], groups: Values, stay: Collection[str] | None) -> l
     for key in by:
         short = table[key].str.replace(r"^-?\d+\.\d{4,}(e[-+]?\d+)?$", lambda v: f"{float(v[0]):.4g}", regex=True)
         table[key] = short if short.nunique() == table[key].nunique() else table[key]
-    table = table.mask(table.eq("null") & table.columns.str.startswith("budget."), ABSENT)
+    table = table.mask((table == "null") & table.columns.str.startswith("budget."), ABSENT)
     rows = [[(key, value) for key, value in row.items() if value != ABSENT] for row in table.to_dict("records")]
     return [[str(value) if key in CHOSEN else f"{key}={value}" for key, value in row] for row in rows]
 

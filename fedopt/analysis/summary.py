@@ -68,9 +68,7 @@ def shown_table(
     measured = {name: column for name, column in measured.items() if f"{column[1]}_mean" in rows}
     present = [name for name in COLUMNS if name in counts or name in measured]
     if missing := [name for name in columns if name not in present]:
-        raise UserError(
-            f"--columns={missing[0]}: choose from {', '.join(present)}; to_target and reached need --target"
-        )
+        raise UserError(f"--columns={missing[0]}: choose from {', '.join(present)} (to_target needs --target)")
     over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in c.groups.values()])
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": c.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()

@@ -86,8 +86,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     if at is None:
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
-            how = "its line ends where the first run ends, and the table has the last value of each run"
-            yield f"runs of {label} end between {least} and {most}; {how}"
+            yield f"runs of {label} end between {least} and {most}; its line ends with the first run, the table has all last values"
         if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
@@ -147,8 +146,7 @@ def _tuning(groups: Groups) -> Iterator[str]:
         tuned = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.tuned)
         others = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.keys.get("algo", "") not in tuned)
         if tuned and others:
-            how = f"{', '.join(tuned)} ran with tuned values, {', '.join(others)} without"
-            yield f"{problem[0]}: {how}; preset=none runs all without"
+            yield f"{problem[0]}: {', '.join(tuned)} ran with tuned values, {', '.join(others)} without; preset=none uses none"
 
 
 def _asked(groups: Groups) -> Iterator[str]:

@@ -86,7 +86,7 @@ class Folder:
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:
                 sizes = f"{image.height} x {image.width} pixels, not {first.height} x {first.width}"
-                raise UserError(f"{file}: has {sizes}, as {files[0]}; scale all images with dataset.size=N")
+                raise UserError(f"{file}: has {sizes} like {files[0]}; scale all images with dataset.size=N")
         mode = "RGB" if any(image.mode == "RGB" for image in images) else "L"
         return np.stack([np.asarray(image.convert(mode)) for image in images])
 

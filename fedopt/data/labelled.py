@@ -88,9 +88,8 @@ class LabelledData:
             return self
 
         def examples(rows: np.ndarray) -> Validation:
-            return Validation(
-                self.x_train[rows], self.y_train[rows], None if self.owners is None else self.owners[rows]
-            )
+            owners = None if self.owners is None else self.owners[rows]
+            return Validation(self.x_train[rows], self.y_train[rows], owners)
 
         rows, validation = np.flatnonzero(~self.validates), examples(np.flatnonzero(self.validates))
         x, y, owners = examples(rows)
@@ -124,8 +123,8 @@ class LabelledData:
         common = (means * weights).sum() / weights.sum()
         names = np.array(self.feature_names)
         if lacking := names[common.isna()].tolist():
-            none = f"no training row has a value of {some(lacking, SHOWN)}"
-            raise UserError(f"dataset.missing=mean: {none}; set dataset.drop=[{','.join(lacking)}]")
+            which = some(lacking, SHOWN)
+            raise UserError(f"dataset.missing=mean: no training row has a value of {which}; set dataset.drop")
         means.loc[""] = common
         means = means.fillna(common)
         sets = ((self.x_train, self.owners), (self.x_test, self.owners_test))
@@ -219,12 +218,9 @@ class LabelledData:
             UserError: Only one of the training and test sets names its clients, or missing values are filled in.
         """
         if self.fills is not None:
-            why = "would change the means that dataset.missing=mean fills in"
-            raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
+            raise UserError(f"problem.test={test}: is not possible with dataset.missing=mean; use dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            raise UserError(
-                f"problem.test={test}: only x_train or only x_test names its clients; use problem.test=null"
-            )
+            raise UserError(f"problem.test={test}: only x_train or only x_test names its clients; set it to null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         numbers = np.arange(len(y) + self.left_out)

@@ -64,9 +64,7 @@ def check_partition(partitioner: Partitioner, lists: Any, count: int, least: int
         raise UserError(f"{key}: returns {len(arrays)} clients, but partitioner.clients={clients}; return as many")
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
-        raise UserError(
-            f"{key}: client {sizes.argmin()} gets {sizes.min()} of {count} examples; give each at least {least}"
-        )
+        raise UserError(f"{key}: client {sizes.argmin()} gets {sizes.min()} of {count} examples; give each {least}")
     rows = np.sort(np.concatenate(arrays))
     if not np.array_equal(rows, np.arange(count)):
         raise UserError(f"{key}: must return each index from 0 to {count - 1} exactly once, for one client")
@@ -81,8 +79,7 @@ def _check(clients: int, count: int, least: int) -> None:
         least: Minimum number of examples per client.
     """
     if count < clients * least:
-        most = count // least
-        raise UserError(f"partitioner.clients={clients}: {count} examples are too few; use at most {most} clients")
+        raise UserError(f"partitioner.clients={clients}: too many for {count} examples; use at most {count // least}")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
@@ -228,9 +225,8 @@ class ByColumn:
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            raise UserError(
-                f"partitioner=by_column: client {names[sizes.argmin()]} has fewer than {least} examples; remove it"
-            )
+            few = names[sizes.argmin()]
+            raise UserError(f"partitioner=by_column: client {few} has fewer than {least} examples; remove this client")
         return _by_owner(owner, sizes)
 
 

@@ -53,8 +53,6 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
             axes.set_yticks(range(n), [_short(name) for name in class_names] or [*map(str, range(n))])
         if names:
             axes.set_xticks(clients, names, rotation="vertical")
-        elif split.names:
-            axes.set_xlabel(f"{axes.get_xlabel()}; names are in run.json")
         sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 

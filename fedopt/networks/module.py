@@ -64,8 +64,7 @@ class FlatModule(FlatModel):
         """
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
-            wanted = "an nn.Sequential of two or more layers that ends with nn.Linear"
-            raise UserError(f"problem.model: must be {wanted}, since this problem separates the last layer")
+            raise UserError("problem.model: must be an nn.Sequential of two or more layers that ends with nn.Linear")
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random
         return body, head

@@ -104,13 +104,11 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     Raises:
         UserError: No gradient reaches any parameter.
     """
-    parameters = [view.detach().requires_grad_() for view in net.views(net.initial.float())]
-    out = net.at(parameters, x, KEY).sum()
-    gradients = (
-        torch.autograd.grad(out, parameters, allow_unused=True) if out.requires_grad else [None] * len(parameters)
-    )
+    views = [view.detach().requires_grad_() for view in net.views(net.initial.float())]
+    out = net.at(views, x, KEY).sum()
+    gradients = torch.autograd.grad(out, views, allow_unused=True) if out.requires_grad else [None] * len(views)
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]
-    if len(idle) == len(parameters):
+    if len(idle) == len(views):
         raise UserError(f"{key}: no gradient reaches its parameters; remove detach() or no_grad() from its forward()")
     return [f"no gradient reaches {some(idle, SHOWN)}, so this is not trained"] if idle else []
 

@@ -75,8 +75,6 @@ class Claim:
     def _one_bound(self) -> "Claim":
         if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
             raise ValueError("must have exactly one of at_least, at_most, within, equals")
-        if self.of and self.within is None:
-            raise ValueError("of: is the middle of a band; give within too, or remove it")
         return self
 
     @property

@@ -175,7 +175,6 @@ def test_a_broken_file_in_the_list(experiment, command):
         ({"panels": {"p": ["B"]}}, "B: there is no such line"),
         ({"points": {"s": {1: "FedMSA"}}}, "points and point must have the same series"),
         ({"claims": [{"says": "a", "measure": "1"}]}, "must have exactly one of at_least, at_most, within, equals"),
-        ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "of": 3}]}, "of: is the middle of a band"),
         ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "kind": "ours"}]}, "kind"),
     ],
 )
