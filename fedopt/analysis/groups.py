@@ -46,8 +46,7 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
         raise UserError(f"--metric={metric}: no run has this metric{among(metric, known)}")
-    skipped = [str(run.folder) for run in runs if metric not in run.table]
-    say_skipped({f"no metric {metric}": skipped} if skipped else {})
+    say_skipped({f"no metric {metric}": [str(run.folder) for run in runs if metric not in run.table]})
     return kept
 
 

@@ -96,8 +96,8 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         spent = {label: float(np.mean(ends[label])) for label in labels}
         if pair := _apart(spent):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
-            equal = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
-            hint = equal if at is None else "use a smaller eval.every"
+            at_equal = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
+            hint = at_equal if at is None else "use a smaller eval.every"
             yield f"unequal costs on {problem[0]}: {least}, {most}; {hint}"
 
 

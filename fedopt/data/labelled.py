@@ -123,8 +123,8 @@ class LabelledData:
         common = (means * weights).sum() / weights.sum()
         names = np.array(self.feature_names)
         if lacking := names[common.isna()].tolist():
-            which = some(lacking, SHOWN)
-            raise UserError(f"dataset.missing=mean: no training row has a value of {which}; set dataset.drop")
+            drop = ",".join(lacking)
+            raise UserError(f"dataset.missing=mean: no training row has a value of {drop}; set dataset.drop=[{drop}]")
         means.loc[""] = common
         means = means.fillna(common)
         sets = ((self.x_train, self.owners), (self.x_test, self.owners_test))

@@ -225,8 +225,7 @@ class ByColumn:
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            few = names[sizes.argmin()]
-            raise UserError(f"partitioner=by_column: client {few} has fewer than {least} examples; remove this client")
+            raise UserError(f"partitioner=by_column: client {names[sizes.argmin()]} needs {least} examples; remove it")
         return _by_owner(owner, sizes)
 
 

@@ -83,8 +83,7 @@ class World:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
         if data.real and not real:
-            where = getattr(self.dataset, "path", "dataset")
-            raise UserError(f"{where}: y has floating-point numbers, but must have classes: whole numbers or texts")
+            raise UserError(f"{getattr(self.dataset, 'path', 'dataset')}: y must have classes: whole numbers or texts")
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())

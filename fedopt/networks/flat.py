@@ -209,8 +209,9 @@ def build(
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
     if min(height, width) < least:
-        size = f"{least} x {least} pixels"
-        raise UserError(f"problem.model={name}: needs images of {size} or more, not {list(input_shape)}; use mlp")
+        raise UserError(
+            f"problem.model={name} needs {least} x {least} pixels or more, not {list(input_shape)}; use mlp"
+        )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -231,6 +232,6 @@ def build(
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
-            known = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name}: there is no such model; use {known} or a custom PACKAGE.CLASS")
+            known = "linear, softmax, mlp, cnn, vgg11 or a custom PACKAGE.CLASS"
+            raise UserError(f"problem.model={name}: there is no such model; use {known}")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -154,7 +154,7 @@ def test_real_targets_are_for_problems_that_ask_for_them(saved):
     assert data.real
     assert data.y_train.tolist() == y.tolist()
     assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(UserError, match=rf"{path}: y has floating-point numbers, but must have classes: whole numbers"):
+    with pytest.raises(UserError, match=rf"{path}: y must have classes: whole numbers"):
         world.load()
 
 
