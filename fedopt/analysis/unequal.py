@@ -86,7 +86,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     if at is None:
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
-            yield f"runs of {label} end between {least} and {most}; its line ends with the first run, the table has all last values"
+            yield f"runs of {label} end between {least} and {most}; its line ends where the first run ends"
         if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
@@ -134,9 +134,8 @@ def _weights(groups: Groups) -> Iterator[str]:
             if run.solves is not None and run.keys.get("seed") == seed:
                 solved.setdefault(run.solves, {})[label] = None
         if len(solved) > 1:
-            which = "; ".join(", ".join(names) for names in solved.values())
-            remedy = "participation.sampling=by_weight keeps the objective's weights (effective_weights in run.json)"
-            yield f"these solve differently weighted problems on {problem[0]}: {which}; {remedy}"
+            which = "; ".join(", ".join(names) for names in solved.values()) + " (effective_weights in run.json)"
+            yield f"these solve differently weighted problems on {problem[0]}: {which}; use participation.sampling=by_weight"
 
 
 def _tuning(groups: Groups) -> Iterator[str]:
@@ -146,7 +145,7 @@ def _tuning(groups: Groups) -> Iterator[str]:
         tuned = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.tuned)
         others = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.keys.get("algo", "") not in tuned)
         if tuned and others:
-            yield f"{problem[0]}: {', '.join(tuned)} ran with tuned values, {', '.join(others)} without; preset=none uses none"
+            yield f"{problem[0]}: {', '.join(tuned)} ran with tuned values, {', '.join(others)} without; preset=none disables them"
 
 
 def _asked(groups: Groups) -> Iterator[str]:

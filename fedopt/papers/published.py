@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo
 from pydantic.dataclasses import dataclass
 
-from fedopt.config import Composed, compose, options
+from fedopt.config import Composed, compose, key_of, options
 from fedopt.config.build import build
 from fedopt.errors import UserError, nearest
 from fedopt.papers.claims import Claim, Kind
@@ -243,6 +243,8 @@ def tasks(
         if lines is not None and line not in lines:
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
+            if taken := [o for o in words if key_of(o) in ("seed", "output_dir", "resume", "from", "experiment")]:
+                raise UserError(f"{taken[0]}: must not be set by a line; fedopt reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):

@@ -215,7 +215,6 @@ def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():
-            values = np.array([_value(published.cell, runs, line=label) for runs in seeds.values()])
-            values = values[~np.isnan(values)]
+            values = [v for runs in seeds.values() if not np.isnan(v := _value(published.cell, runs, line=label))]
             rows.append((row, column, paper, *moments(values), len(values)))
     return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])

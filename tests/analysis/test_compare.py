@@ -198,7 +198,7 @@ def test_problems_are_not_pooled(tmp_path, command):
                 better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
                 record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
     _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
-    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it as well\n"
+    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it\n"
     assert csv["runs"].tolist() == [3] * 4
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]
@@ -252,7 +252,7 @@ def test_runs_that_lack_rows_for_validation_are_named(tmp_path, command):
     validated(tmp_path / "runs" / "b", [(10, 20), (80, 61)], algo=FEDAVG)
     _, csv, _, err = command(tmp_path / "runs")
     assert csv["final_val_accuracy_mean"].tolist() == [80]
-    assert "has no metric val_accuracy, only test_accuracy, train_loss" in err
+    assert "no metric val_accuracy" in err
     assert command(tmp_path / "runs", "--columns", "test", "--metric", "test_accuracy")[0] == 2
 
 

@@ -101,7 +101,7 @@ def test_sizes_of_a_picture(tmp_path, command, drawn):
     for options in (["--width", "0"], ["--height", "1e9"], ["--font", "nan"], ["--width", "1", "--font", "40"]):
         code, _, _, err = command(tmp_path / "runs", *options)
         assert (code, err.count("\n")) == (2, 1)
-    assert "a figure of 1 x" in err
+    assert "no space for the axes in 1 x" in err
 
 
 @pytest.mark.pictures
