@@ -134,7 +134,7 @@ def _weights(groups: Groups) -> Iterator[str]:
             if run.solves is not None and run.keys.get("seed") == seed:
                 solved.setdefault(run.solves, {})[label] = None
         if len(solved) > 1:
-            which = "; ".join(", ".join(names) for names in solved.values()) + " (effective_weights in run.json)"
+            which = "; ".join(", ".join(names) for names in solved.values()) + "; see effective_weights in run.json"
             yield f"these solve differently weighted problems on {problem[0]}: {which}; use participation.sampling=by_weight"
 
 

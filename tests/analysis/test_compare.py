@@ -105,7 +105,7 @@ def test_chosen_groups(tmp_path, command):
         (["--target", "high"], "--target: invalid number value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
         (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW, where OLD is one of FedMSA"),
-        (["--columns", "to_target"], "status, spent, final, best; to_target and reached need --target"),
+        (["--columns", "to_target"], "status, spent, final, best (to_target needs --target)"),
         (
             ["--columns", "finl"],
             "runs, seeds, status, spent, final, test, best, test_at_best, to_target, reached, did you mean",
@@ -296,7 +296,7 @@ def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
     assert "best_weight_mean" not in csv
     assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
     for asked, said in (
-        ("--columns=best", "runs, seeds, status, spent, final;"),
+        ("--columns=best", "runs, seeds, status, spent, final ("),
         ("--target=2", "weight cannot be optimised"),
     ):
         code, _, _, err = command(tmp_path / "runs", *asked.split("="))
