@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedopt.config import Tuned, flat
 from fedopt.console import counted, note
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.files import BROKEN, REMEDY, read_table
 from fedopt.metrics import COSTS, Metric
 from fedopt.results import LOST, OVER, RunFolder, digits
@@ -203,7 +203,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
     if not runs:
-        raise UserError(f"no run to compare in {some(paths, NAMED)}; give folders with config.yaml and metrics.csv")
+        raise UserError(f"no run to compare in {joined(paths, NAMED)}; give folders with config.yaml and metrics.csv")
     return runs
 
 
@@ -285,7 +285,7 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     Args:
         skipped: The reason -> the folders that were skipped for this reason.
     """
-    reasons = [f"{some(folders, NAMED)} ({why})" for why, folders in skipped.items()]
+    reasons = [f"{joined(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 

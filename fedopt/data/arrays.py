@@ -14,7 +14,7 @@ import numpy as np
 from fedopt.data.labelled import SHOWN, LabelledData
 from fedopt.data.names import identifiers, numbered
 from fedopt.decimals import exact
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.machine import memory
 from fedopt.randomness import Purpose, keyed_rng
 
@@ -213,7 +213,7 @@ def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...]
         raise UserError(f"{path}: all training examples are of the class {shown[y[0]]}; give examples of other classes")
     if counts.all():
         return ()
-    return (f"no training example is of the class {some(shown[counts == 0], SHOWN)}",)
+    return (f"no training example is of the class {joined(shown[counts == 0], SHOWN)}",)
 
 
 def _labels(labels: list[np.ndarray], names: tuple[str, ...], path: Path) -> tuple[list[np.ndarray], tuple[str, ...]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.data.labelled import LabelledData
-from fedopt.errors import MOST_NAMED, UserError, some
+from fedopt.errors import MOST_NAMED, UserError, joined
 
 LEAST_ROWS = 30  # with fewer rows, a column is not examined
 MOST_ROWS = 10_000  # largest number of rows that are compared with the labels
@@ -49,10 +49,10 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
         wrong = table[name][~np.isfinite(values) & table[name].notna()]
         texts = [*map(str, wrong.unique())]
         if texts:
-            listed.append(f"{name} ({some(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
+            listed.append(f"{name} ({joined(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
     if listed:
         how = "correct them, encode texts (pandas.get_dummies), name the clients' column with dataset.client, or set dataset.drop"
-        raise UserError(f"{path}: columns have cells that are not finite numbers: {some(listed, MOST_NAMED)}; {how}")
+        raise UserError(f"{path}: columns have cells that are not finite numbers: {joined(listed, MOST_NAMED)}; {how}")
     return found
 
 
@@ -66,7 +66,7 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
     """
     empty = np.isnan(x)
     if empty.any():
-        listed = some([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
+        listed = joined([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
         how = "set dataset.missing=mean (of the client's training rows), fill in values, or set dataset.drop=[...]"
         raise UserError(f"{path}: {empty.any(1).sum():,} of {len(x):,} rows have empty cells: {listed}; {how}")
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from fedopt.decimals import exact
-from fedopt.errors import UserError, some
+from fedopt.errors import UserError, joined
 
 Pixels = Literal["standardised", "unit", "raw"]
 SHOWN = 4  # names shown in a note
@@ -131,7 +131,7 @@ class LabelledData:
         x_train, x_test = (np.where(np.isnan(x), means.reindex(clients(of, x)).fillna(common), x) for x, of in sets)
         empty = sum(np.isnan(x).sum(0) for x, _ in sets)
         of_rows = "the training rows of each client" if by_owner else "all training rows"
-        told = f"{np.sum(empty):,} empty cells ({some(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
+        told = f"{np.sum(empty):,} empty cells ({joined(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
         fills = {str(name): mean.to_numpy() for name, mean in means.iterrows()}
         notes = (*self.notes, *[told] * bool(np.any(empty)))
         return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
 from fedopt.randomness import untouched
@@ -110,7 +110,7 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]
     if len(idle) == len(views):
         raise UserError(f"{key}: no gradient reaches its parameters; remove detach() or no_grad() from its forward()")
-    return [f"no gradient reaches {some(idle, SHOWN)}, so this is not trained"] if idle else []
+    return [f"no gradient reaches {joined(idle, SHOWN)}, so this is not trained"] if idle else []
 
 
 def find_vmap_error(net: FlatModule, examples: Tensor) -> str:

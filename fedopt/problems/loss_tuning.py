@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, load_model, tuned
 from fedopt.decimals import exact
-from fedopt.errors import MOST_NAMED, UserError, some
+from fedopt.errors import MOST_NAMED, UserError, joined
 from fedopt.networks import Tuning
 from fedopt.problems.personal import OF_PROBABILITIES
 from fedopt.problems.scores import Scores
@@ -71,7 +71,7 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
             f"problem.loss={path}: is not a model of problem=loss_tuning; export one with `fedopt export RUN`"
         )
     if [*map(str, model.classes_)] != [*classes]:
-        known = f"its classes are {some(model.classes_, MOST_NAMED)}, but the data have {some(classes, MOST_NAMED)}"
+        known = f"its classes are {joined(model.classes_, MOST_NAMED)}, but the data have {joined(classes, MOST_NAMED)}"
         raise UserError(f"problem.loss={path}: {known}; export a run on these data")
     return model.scale.to(like), model.shift.to(like)
 

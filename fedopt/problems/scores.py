@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedopt.errors import MOST_NAMED, UserError, among, some
+from fedopt.errors import MOST_NAMED, UserError, among, joined
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_AUC, CLIENT_LOSS, Metric
 
 Values = dict[str, np.ndarray]  # values of each client, [M], by the name of a score
@@ -165,9 +165,7 @@ class Scores(Scorer):
         blank = [scores.scores(torch.zeros(len(y), len(classes)), torch.from_numpy(y)) for y in tested if len(y)]
         defined = tuple(name for name in names if all(np.isfinite(values[name]) for values in blank))
         if wanted is not None and (lacking := [name for name in names if name not in defined]):
-            note = (
-                f"problem.metrics: {some(lacking, MOST_NAMED)} is left out, since test or validation rows lack a class"
-            )
+            note = f"problem.metrics: {joined(lacking, MOST_NAMED)} is left out, since test or validation rows lack a class"
             scores = replace(scores, note=note)
         return replace(scores, names=defined)
 

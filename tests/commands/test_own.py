@@ -261,7 +261,7 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
         return
     assert result.code == 2
     line = result.err.splitlines()[-1]
-    assert line.startswith(place) or "MySgd.step draws random numbers" in line
+    assert line.startswith(place) or "MySgd.step uses the random numbers" in line
     assert "vmap" not in line
 
 
