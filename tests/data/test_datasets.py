@@ -492,7 +492,7 @@ def test_folders_for_training_and_testing(tmp_path):
 def test_images_of_several_sizes(tmp_path):
     pictures(tmp_path)
     pictures(tmp_path, ("fox",), 2, (8, 8), True)
-    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels, not 4 x 6, .*dataset.size"):
+    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels, not 4 x 6 like .*dataset.size"):
         Folder(str(tmp_path)).load()
     assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
     assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
