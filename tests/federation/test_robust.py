@@ -150,7 +150,7 @@ def test_origins():
     assert origins(None, (x, (d, x))) == [None] * 3
     assert origins((x, None), (x, (d, x)))[1:] == [None, None]
     for wrong in ((x,), d, (d, None), (x, (d,)), x):
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
             origins(wrong, (x, (d, x)))
     e = small("fedavg", "quadratic_minimisation")
     x = e.problem.start()[0]
