@@ -1,51 +1,38 @@
-"""The benchmark's results as pages, tables and figures, made from the table of all runs."""
+"""The benchmark's results as pages, tables, figures and one interactive HTML file, made from the table of all runs."""
 
-import math
+import os
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 
-from fedopt.analysis import markdown, print_table, write_table
-from fedopt.bench.rank import (
-    BAND,
-    FIRM,
-    SEARCH,
-    Searches,
-    band,
-    best_of,
-    board,
-    claims,
-    first,
-    goals_of,
-    searches_of,
-    worth,
-)
-from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task, tasks
-from fedopt.config import certainty
+from fedopt.analysis import print_table, write_table
+from fedopt.bench.effects import SEARCH, results
+from fedopt.bench.suite import CURRENCIES, Entries, Task
+from fedopt.config import CONF, certainty, class_path, command_line
 from fedopt.console import markdown_cell, printable
-from fedopt.decimals import exact
-from fedopt.drawing import Line, figures
+from fedopt.drawing import Line, Page, Section, describe, draw_lines, look, pictures
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24)  # k of a best-of-k curve
-PHASE = "phase"  # a board of many small tasks: they have a row in the table of first places, but no pages and no ranks
-# Runs of a selected configuration, its runs with equal clients, and the index of a method's defaults
-REPORT, TWIN, DEFAULTS = "report", "twin", 0
-WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 whose results depend on the server's step size
-
-SearchesBy = Mapping[str, Searches]  # keys are currencies or tasks
-Judged = Mapping[str, SearchesBy]  # task -> currency -> tuning runs
-Pair = tuple[str, str, str, str]  # task, one method, another one, and the text of a claim about them
+DOCS = CONF.parent / "docs"
+UNTUNED = 0.5  # place of the default values on the axis of a tuning curve, which is logarithmic
+TICKS = {UNTUNED: "0", **{k: str(k) for k in (1, 2, 4, 8, 16, 32, 48)}}
+COLOURS = {"before": "#0072B2", "behind": "#D55E00", "alike": "#009E73", "not resolved": "#999999"}  # of verdicts
+FAR = 16.0  # the largest ratio on the axis of a figure of effects; longer intervals end there
+WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 that were searched over keys that their papers do not have
+# Marker of matplotlib -> its name in plotly, and a character for the legend
+SYMBOLS = {"o": ("circle", "●"), "s": ("square", "■"), "^": ("triangle-up", "▲"), "D": ("diamond", "◆"), "v": ("triangle-down", "▼"),
+           "<": ("triangle-left", "◀"), ">": ("triangle-right", "▶"), "P": ("cross", "✚"), "p": ("pentagon", "⬟"),
+           "d": ("diamond-tall", "♦"), "*": ("star", "★")}  # fmt: skip
+Tables = Mapping[str, pd.DataFrame]  # the results by name, see `effects.results`
 
 
 def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, place: Path) -> None:
-    """Rank the methods on the chosen tasks, print the tables, and write pages, tables as CSV, and figures.
+    """Compare the methods on the chosen tasks, print tables, and write pages, CSV files, figures and an interactive file.
 
     Args:
         table: The rows of all runs.
@@ -54,26 +41,40 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         place: The output folder.
 
     Raises:
-        UserError: The rules of a task have changed since its runs.
+        UserError: The rules of a task have changed since its runs, or plotly is not installed.
     """
     table = table[table["task"].isin([task.name for task in chosen])]
     _refuse_other_rules(table, chosen, entries)
-    parts = {task.name: table[table["task"] == task.name] for task in chosen}
-    judged = {task.name: searches_of(task, parts[task.name]) for task in chosen}
-    references = [name for name in table["method"].unique() if name in entries and entries[name].reference]
-    firsts = pd.DataFrame([_firsts(task, judged[task.name], _unranked([task], references)) for task in chosen])
-    print_table(firsts, [], "who is first on each task")
-    nulls, answers = _answers(judged, chosen, tasks([], entries.folders))
-    shown = [task for task in chosen if task.board != PHASE]
-    boards, tables = _write_boards(shown, judged, parts, references, place)
-    for task in shown:
-        page = _of_task(task, parts[task.name], judged[task.name], entries, references)
-        _fill("task", place / f"{task.name}.md", task=task, **page)
-    for name, rows in {"claims": answers, "nulls": nulls, "firsts": firsts, **tables}.items():
+    found = results(table, chosen, entries)
+    for name, rows in found.items():
         write_table(place / f"{name}.csv", rows)
-    runs = len(table.drop_duplicates(["task", "method", "kind", "point", "seed"]))
-    texts = {"firsts": markdown(firsts), "claims": _shown(answers), "nulls": _shown(nulls)}
-    _fill("index", place / "index.md", runs=runs, shown=shown, boards=boards, **texts)
+    names = [name for name in table["method"].unique() if _is_ranked(name, entries)]
+    found |= {name: rows[rows["method"].isin(names)] for name, rows in found.items() if "method" in rows}
+    version = str(table["bench_version"].iloc[0])
+    if version == "2.0":
+        found["claims"] = found["claims"][~found["claims"][["one", "other"]].isin(WITHDRAWN).any(axis=1)]
+    boards = {name: [task for task in chosen if task.board == name] for name in dict.fromkeys(t.board for t in chosen)}
+    best = {board: pd.DataFrame([_best(task, found["places"]) for task in here]) for board, here in boards.items()}
+    for board, frame in best.items():
+        print_table(frame.map(lambda cell: cell if isinstance(cell, str) else ", ".join(cell)), [], board)
+    _draw_effects(found["claims"].sort_values("ratio"), place / "effects.svg")
+    for name, here in {**boards, **{task.name: [task] for task in chosen}}.items():
+        _draw_curves(found["curves"], here, place / f"curves_{name.replace(' ', '_')}.svg")
+    _interactive(found, boards, version).write(place / "interactive.html")
+    shared = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "found": found}
+    shared |= {"links": {name: _link(name, entries, place) for name in names}}
+    shares = {task.name: _reach(found["reach"], task) for task in chosen}
+    for task in chosen:
+        commands = _commands(task, found["places"], entries)
+        reach = shares[task.name].reset_index()
+        _fill("task", place / f"{task.name}.md", task=task, commands=commands, reach=reach, **shared)
+    middle = {task.name: shares[task.name].iloc[:, (len(task.targets) - 1) // 2] for task in chosen}
+    reach = {board: pd.concat([middle[t.name].rename(f"{t.name} ({middle[t.name].name})") for t in here], axis=1).fillna("-").reset_index() for board, here in boards.items()}
+    ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
+    of = {"boards": boards, "best": best, "chosen": chosen, "reach": reach, "runs": len(ended), "pools": _pools(ended)}
+    docs = os.path.relpath(DOCS, place) if DOCS.is_dir() else ""
+    null = pd.read_csv(place / "null.csv") if (place / "null.csv").is_file() else None
+    _fill("index", place / "index.md", **of, **shared, docs=docs, null=null)
 
 
 def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> None:
@@ -85,224 +86,151 @@ def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: En
             raise UserError(f"{task}: {why}; restore the files, or run the task again")
 
 
-def _write_boards(
-    shown: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], references: Sequence[str], place: Path
-) -> tuple[list[dict[str, Any]], dict[str, pd.DataFrame]]:
-    """Print the scores of all boards and write their figures.
-
-    Returns:
-        What the page of all results shows about each board, and file name -> table.
-    """
-    boards = list[dict[str, Any]]()
-    tables = dict[str, pd.DataFrame]()
-    curves = list[pd.DataFrame]()
-    for name in dict.fromkeys(task.board for task in shown):
-        here = [task for task in shown if task.board == name]
-        unranked = _unranked(here, references)
-        suffix = name.replace(" ", "_")
-        curves.append(_best_of(here, judged, parts, unranked, place / f"best_of_{suffix}.svg"))
-        of_board = []
-        for currency in CURRENCIES:
-            ranked = board({task.name: judged[task.name][currency] for task in here}, unranked)
-            ranked = ranked[_has_currency(currency, ranked["method"], references)]
-            tables[f"scores_{suffix}_{currency}"] = ranked
-            of_board.append(_board(ranked, currency, name))
-        title = f"{name.capitalize()}: {', '.join(task.name for task in here)}"
-        boards.append({"name": title, "tables": of_board, "picture": f"best_of_{suffix}.svg"})
-    if curves:
-        tables["best_of"] = pd.concat(curves, ignore_index=True)
-    return boards, tables
-
-
 def _fill(name: str, path: Path, **values: Any) -> None:
     """Write a page. name: the template, without extension. path: the file. values: the variables of the template."""
-    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
-    template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
-    rules = {"version": VERSION, "search": SEARCH, "band": BAND, "firm": FIRM}
-    write_atomically(path, template.render(**rules, **values).encode())
+    write_atomically(path, (environment.get_template(f"{name}.md.jinja").render(**values).rstrip() + "\n").encode())
 
 
-# Methods without a rank or without a currency
+def _is_ranked(name: str, entries: Entries) -> bool:
+    """Return whether an entry is compared with others: it is neither a reference on pooled data nor a control."""
+    return name in entries and not entries[name].reference and getattr(entries[name], "form", "paper") != "control" and not getattr(entries[name], "shift", 0)
 
 
-def _unranked(here: Sequence[Task], references: Sequence[str]) -> list[str]:
-    """Return the methods without a rank on the tasks ``here``.
+def _link(name: str, entries: Entries, place: Path) -> str:
+    """Return the name of an entry as Markdown, with a link to the page of its algorithm if there is one."""
+    module = class_path("algo", entries[name].algo, entries.folders).split(".")[-2]
+    page = DOCS / "algorithms" / f"{module}.md"
+    return f"[{name}]({os.path.relpath(page, place)})" if page.is_file() else name
 
-    They are references, and second methods of pairs that are a null control on every task.
+
+def _best(task: Task, places: pd.DataFrame) -> dict[str, Any]:
+    """Return the task's name, and the names of the methods that may be best in each currency, the highest score first.
+
+    A method may be best if no compared method is before it. Methods that reach no target are left out.
     """
-    return [*references, *set.intersection(*({pair[1] for pair in task.null} for task in here))]
-
-
-def _has_currency(currency: str, methods: pd.Series, references: Sequence[str]) -> pd.Series:
-    """Return for each method whether a currency applies: references on pooled data only have numbers of calls."""
-    return ~methods.isin([] if currency.startswith("calls") else [*references])
-
-
-# Numbers as texts
-
-
-def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Format the numbers of a table with three digits, and missing numbers as a dash."""
-    return table.map(lambda v: "-" if pd.isna(v) else f"{v:.3g}" if isinstance(v, float) else str(v))
-
-
-def _band(low: float, high: float) -> str:
-    return f"{low:.3g} to {high:.3g}"
-
-
-def _in_order(text: str, share: float) -> str:
-    """Return a text with the fraction of tuning runs in which it holds, rounded down: it never looks as if it reached a limit."""
-    return f"{text} in {math.floor(exact(100 * share))}%"
-
-
-# The page of all results
-
-
-def _firsts(task: Task, searches_by_currency: SearchesBy, unranked: Sequence[str]) -> dict[str, str]:
-    """Return currency -> the first method on a task, or that there is no order."""
-    row = {"task": task.name}
-    for currency, searches in searches_by_currency.items():
-        name, share = first(searches, unranked)
-        said = name if name == "none" else _in_order(name, share)
-        row[CURRENCIES[currency].short] = f"no order ({said})" if share < FIRM else said
+    row: dict[str, Any] = {"task": task.name}
+    for currency, on in places[places["task"] == task.name].groupby("currency", sort=False):
+        names = {*on["method"]}
+        free = on["behind"].fillna("").map(lambda text: names.isdisjoint(text.split(", ")))
+        row[CURRENCIES[str(currency)].short] = on["method"][free & (on["score"] > 0)].tolist()
     return row
 
 
-def _answers(judged: Judged, chosen: Sequence[Task], every: Sequence[Task]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the results of `claims` for the null controls and for the registered claims, one row per pair and currency.
+def _commands(task: Task, places: pd.DataFrame, entries: Entries) -> dict[str, str]:
+    """Return method -> the command that runs it with the best sampled configuration by communication rounds."""
+    on = places[(places["task"] == task.name) & (places["currency"] == "comm_rounds")]
+    words = {name: task.command(entries[name], entries.points(task, entries[name])[best]) for name, best in zip(on["method"], on["best"], strict=True)}
+    return {name: command_line(its, entries.folders) for name, its in words.items()}
 
-    A null control is a pair of entries that are the same method: its ratio shows the noise of tuning.
 
-    Args:
-        judged: The tuning runs.
-        chosen: The tasks of the page.
-        every: All tasks with registered claims.
+def _reach(reach: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """Return the share of searches that reach each target of a task by communication rounds, [methods, targets]."""
+    on = reach[(reach["task"] == task.name) & (reach["currency"] == "comm_rounds")]
+    wide = on.pivot(index="method", columns="target", values="reach")[task.targets].sort_values(task.targets, ascending=False)
+    return wide.map("{:.0%}".format).rename(columns="{:g}".format)
+
+
+def _pools(ended: pd.DataFrame) -> pd.DataFrame:
+    """Return the number of runs of each kind by task, the share of sampled runs that diverged or failed, and the digests."""
+    ended = ended.astype({"task": str, "kind": str})
+    wide = ended.groupby(["task", "kind"]).size().unstack(fill_value=0).astype(str)
+    lost = ended[ended["kind"] == "pool"].assign(lost=lambda rows: rows["status"].isin(["diverged", "failed"]))
+    wide["diverged"] = lost.groupby("task")["lost"].mean().map("{:.0%}".format)
+    wide["digests"] = ended.groupby("task")["task_digest"].agg(lambda of: of.nunique())
+    return wide.rename_axis(columns=None).reset_index()
+
+
+# Figures
+
+
+def _draw_effects(claims: pd.DataFrame, path: Path) -> None:
+    """Draw a row per claim: the ratio of costs, its interval (thick), and the interval for a new task (thin)."""
+    with pictures([path], 1, height=0.5 + 0.36 * max(len(claims), 1)) as (axis,):
+        for y, claim in enumerate(reversed(claims.to_dict("records"))):
+            colour = COLOURS[claim["verdict"]]
+            for ends, width in ((("new_low", "new_high"), 0.8), (("low", "high"), 2.4)):
+                axis.plot(np.clip([claim[end] for end in ends], 1 / FAR, FAR), [y, y], color=colour, linewidth=width)
+            axis.plot(claim["ratio"], y, "o", color=colour)
+            words = f"{claim['one']} / {claim['other']}, {CURRENCIES[claim['currency']].short}, {claim['tasks']} tasks"
+            axis.text(0.01, y + 0.22, words, transform=axis.get_yaxis_transform(), fontsize=7, va="bottom")
+        axis.axvspan(0.8, 1.25, color="#dddddd", zorder=0)
+        axis.set(xscale="log", xlim=(1 / FAR, FAR), ylim=(-0.5, len(claims)), yticks=[])
+        axis.set_xticks(ticks := [1 / 16, 1 / 4, 1, 4, 16], [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        describe(axis, "cost of the first / cost of the second", "")
+
+
+def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None:
+    """Draw the expected score by communication rounds after k configurations, and dots for the default values.
+
+    The score is the mean over the tasks. Methods that do not take part in all of them are left out.
     """
-    nulls, answers = list[pd.DataFrame](), list[pd.DataFrame]()
-    for currency in CURRENCIES:
-        searches = {task.name: judged[task.name][currency] for task in chosen}
-        pairs = [(task.name, one, other, f"{one}, {other}") for task in chosen for one, other in task.null]
-        nulls.append(_pairs(pairs, searches, currency))
-        ratios = nulls[-1].set_index("task")["ratio"]
-        sizes = ratios.map(math.log).abs()
-        noise = dict[Any, float](sizes.groupby(level=0).max())  # the largest |log ratio| of a task's null controls
-        told = [(task, claim) for task in chosen for claim in task.claims if currency in claim.by]
-        pairs = [(task.name, claim.one, claim.other, f"{claim.one} {claim.says}") for task, claim in told]
-        registered = sum(currency in claim.by for task in every for claim in task.claims)
-        answers.append(_pairs(pairs, searches, currency, registered, noise))
-    return pd.concat(nulls, ignore_index=True), pd.concat(answers, ignore_index=True)
+    on = curves[curves["task"].isin([task.name for task in here]) & (curves["currency"] == "comm_rounds")]
+    on = on[on.groupby("method")["task"].transform("nunique") == len(here)]
+    means = on.groupby(["method", "points"])[["score", "low", "high"]].mean().reset_index("points")
+    order = means.groupby(level=0)["score"].max().sort_values(ascending=False).index
+    with pictures([path], 1) as (axis,):
+        axis.set_xscale("log")
+        tuned = means[means["points"] > 0]
+        lines = {str(name): Line(*tuned.loc[[name]].to_numpy().T) for name in order}
+        draw_lines(axis, lines)
+        for j, name in enumerate(order):
+            dot = means.loc[[name]].query("points == 0")["score"]
+            axis.plot(np.full(len(dot), UNTUNED), dot, **look(j) | {"linestyle": "none"})
+        axis.set_xticks([*TICKS], TICKS.values())
+        axis.minorticks_off()
+        describe(axis, "configurations tried (0: default values)", "expected score", here[0].name if len(here) == 1 else "")
 
 
-def _pairs(
-    pairs: Sequence[Pair], searches: SearchesBy, currency: str, registered: int = 0, noise: Mapping[str, float] = {}
-) -> pd.DataFrame:
-    """Return the results of `claims` for the pairs whose methods both have runs. noise: the ``floors`` of `claims`."""
-    available = [pair for pair in pairs if {*pair[1:3]} <= {*searches[pair[0]].methods}]
-    table = claims([(task, one, other) for task, one, other, _ in available], searches, registered, noise)
-    table.insert(1, "currency", currency)
-    table.insert(2, "claim", [text for *_, text in available])
-    return table
+# The interactive file
 
 
-def _shown(table: pd.DataFrame) -> list[str]:
-    """Return claims as Markdown, one table per currency."""
-    parts = []
-    for currency, on in table.groupby("currency", sort=False):
-        kept = on[["task", "claim", "ratio", "common", "misses", "cheaper", "p (Holm)", "answer"]]
-        kept = kept.rename(columns={"claim": f"by {CURRENCIES[str(currency)].label}"})
-        kept.insert(3, "band", [_band(*ends) for ends in zip(on["low"], on["high"], strict=True)])
-        kept.loc[on["one"].isin(WITHDRAWN) | on["other"].isin(WITHDRAWN), "answer"] += " (withdrawn)"
-        parts.append(markdown(_texts(kept)))
-    return parts
+def _interactive(found: Tables, boards: Mapping[str, Sequence[Task]], version: str) -> Page:
+    """Return the interactive page: tuning curves, and the share of targets reached against the fraction of the budget."""
+    titles = {task.name: f"{task.name}: {task.title}" for here in boards.values() for task in here}
+    of_task = {task.name: board for board, here in boards.items() for task in here}
+    curves = found["curves"].assign(target="all (score)", title="expected score")
+    if "reach_by_points" in found:
+        by_target = found["reach_by_points"].rename(columns={"share": "score"})
+        names = by_target["target"].map("{:g}".format)
+        curves = pd.concat([curves, by_target.assign(target=names, title="share of searches that reach it", low=np.nan, high=np.nan)])
+    curves = curves.assign(board=curves["task"].map(of_task), task=curves["task"].map(titles))
+    profiles = found["profiles"].rename(columns={"at": "points", "share": "score"})
+    profiles = profiles[profiles["kind"] == "data"].assign(low=np.nan, high=np.nan, title="share of targets reached")
+    order = curves.groupby(["board", "method"])["score"].mean().sort_values(ascending=False).index
+    tuning = _chart(curves, ["board", "task", "currency", "target"], "configurations tried (0: default values)", order)
+    share = _chart(profiles, ["board", "currency"], "fraction of the budget", order)
+    facts = ["The expected score, or the share of tuning runs that reach a target, against the number of configurations that a tuning run tries. Dots at 0: default values. Press a method to hide it."]
+    parts = [Section("Tuning curves", facts, chart=tuning)]
+    facts = [f"The share of pairs of task and target that a tuning run of {SEARCH} configurations reaches within a fraction of the budget."]
+    return Page(f"fedopt benchmark {version}", [*parts, Section("Targets reached", facts, chart=share)])
 
 
-def _board(ranked: pd.DataFrame, currency: str, name: str) -> str:
-    """Print the scores of a board in one currency, and return them as Markdown."""
-    shown = pd.DataFrame({f"by {CURRENCIES[currency].label}": ranked["method"], "score": ranked["score"]})
-    shown["band"] = [_band(*ends) for ends in zip(ranked["low"], ranked["high"], strict=True)]
-    shown["tasks"] = ranked["tasks"]
-    ranks = [_in_order(str(rank), held) for rank, held in zip(ranked["rank"], ranked["holds"].fillna(0), strict=True)]
-    order = np.where(ranked["holds"] >= FIRM, "", ", no order")
-    shown["rank"] = np.where(ranked["rank"].isna(), "-", pd.Series(ranks) + order)
-    print_table(_texts(shown), [*shown.columns[1:]], name)
-    return markdown(_texts(shown))
+def _chart(rows: pd.DataFrame, menus: Sequence[str], x: str, order: pd.MultiIndex) -> dict[str, Any]:
+    """Return the chart of a section, with a menu for each of some columns. order: board and method of each line."""
+    rows = rows.assign(currency=rows["currency"].map({name: currency.label for name, currency in CURRENCIES.items()}))
+    chart: dict[str, Any] = {"menus": [*menus], "xs": {"points": x}, "ys": {}, "logs": {}, "targets": {}, "curves": {}, "lines": []}
+    places = {board: [name for of, name in order if of == board] for board in rows["board"].unique()}
+    for board, names in places.items():
+        for style, name in zip(map(look, range(len(names))), names, strict=True):
+            symbol, letter = SYMBOLS.get(style["marker"], ("x", "✖"))
+            line = {"name": name, "label": f"{letter} {name}", "lost": False, "symbol": symbol}
+            chart["lines"].append(line | {"colour": style["color"], "dash": style["linestyle"]})
+    for key, on in rows.groupby(menus, sort=False):
+        name, own = "|".join(key), dict([*on.groupby("method")])
+        lines = [_points(own.get(method) if board == key[0] else None) for board, names in places.items() for method in names]
+        chart["curves"][name], chart["ys"][name], chart["logs"][name] = {"points": lines}, on["title"].iloc[0], False
+    return chart
 
 
-def _best_of(
-    here: Sequence[Task], judged: Judged, parts: Mapping[str, pd.DataFrame], unranked: Sequence[str], path: Path
-) -> pd.DataFrame:
-    """Draw and return the best-of-k curves of the tasks of a board, in communication rounds."""
-    curves = [best_of(t, parts[t.name], judged[t.name]["comm_rounds"].reached, SIZES).assign(task=t.name) for t in here]
-    table = pd.concat(curves)
-    table = table[~table["method"].isin(unranked)]
-    best = table.groupby("method")["score"].max().sort_values(ascending=False)
-    ranked = {str(method): j for j, method in enumerate(best.index)}  # the order of colours
-    with figures.pictures([path], len(here), min(len(here), 2)) as axes:
-        for axis, task in zip(axes, here, strict=True):
-            lines = {
-                str(method): Line(*rows[["points", "score", "low", "high"]].to_numpy().T)
-                for method, rows in table[table["task"] == task.name].groupby("method", sort=False)
-            }
-            figures.draw_lines(axis, lines, ranked)
-            figures.describe(axis, "sampled configurations", "score by rounds", task.name)
-    return table
-
-
-# The page of a task
-
-
-def _of_task(
-    task: Task, table: pd.DataFrame, searches_by_currency: SearchesBy, entries: Entries, references: Sequence[str]
-) -> dict[str, Any]:
-    """Return the results on the page of a task: scores, reached targets, and the best value of each method."""
-    scores, goals = list[str](), list[str]()
-    for currency, searches in searches_by_currency.items():
-        every = pd.Series(searches.methods)
-        names = every[_has_currency(currency, every, references)]
-        if names.empty:
-            continue  # only references have results, and the currency does not apply to them
-        head = f"by {CURRENCIES[currency].label}"
-        worths = worth(searches.reached[goals_of(task)]).mean(axis=1)
-        reached = searches.reached.assign(worth=worths).set_index("method")
-        rows = [{head: name} | _of_method(name, searches, reached.loc[[name]], entries) for name in names]
-        scores.append(markdown(_texts(pd.DataFrame(rows).sort_values("score", ascending=False))))
-        reach = {name: np.isfinite(searches.drawn(name)).mean(axis=(0, 1)) for name in names}
-        shares = pd.DataFrame(reach, index=[f"{target:g}" for target in task.targets]).T.map("{:.0%}".format)
-        goals.append(markdown(shares.rename_axis(head).reset_index()))
-    return {"scores": scores, "goals": goals, "best_held": markdown(_texts(_best_held(task, table)))}
-
-
-def _of_method(name: str, searches: Searches, reached: pd.DataFrame, entries: Entries) -> dict[str, Any]:
-    """Return a method's row in the table of scores. reached: the hits of its runs, with their scores."""
-    values = searches.scores(name)
-    of_defaults = (reached["kind"] == REPORT) & (reached["point"] == DEFAULTS)
-    return {
-        "certainty": certainty(entries[name].algo, entries.folders) if name in entries else "",
-        "score": float(np.median(values)),
-        "band": _band(*band(values)),
-        "defaults": reached.loc[of_defaults, "worth"].mean(),
-        "equal clients": reached.loc[reached["kind"] == TWIN, "worth"].mean(),
-    }
-
-
-def _best_held(task: Task, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the best value that a run of each method held for two evaluations, and how the runs of the samples ended.
-
-    A run holds the worse of two consecutive values. The column runs counts all runs; the fractions are of the sampled
-    configurations only.
-    """
-    sign, keys = -1.0 if task.targets[-1] > task.targets[0] else 1.0, ["method", "kind", "point", "seed"]
-    table = table.astype({"method": str, "kind": str, "status": str})
-    values = sign * table["value"].astype(float)
-    run = table.groupby(keys).ngroup()
-    values = values / (abs(values).groupby(run).transform("first") if task.relative else 1.0)
-    pairs = pd.concat([values, values.groupby(run).shift(-1)], axis=1)
-    held = pairs.max(axis=1, skipna=False).groupby(table["method"], sort=False).min()
-    ends = table.drop_duplicates(keys, keep="last")
-    pool = ends[ends["kind"] == "pool"]
-    how = pd.crosstab(pool["method"], pool["status"], normalize="index")
-    how = how.reindex(index=held.index, columns=["stopped", "diverged", "failed"], fill_value=0).map("{:.0%}".format)
-    how.insert(0, "best value held", sign * held)
-    how["runs"] = ends["method"].value_counts().astype(str)
-    return how.rename_axis(columns=None).reset_index()
+def _points(rows: pd.DataFrame | None) -> list[list[float | None]] | None:
+    """Return [x, y, low, high] of a line, with a gap after the dot of the default values; None without rows."""
+    if rows is None:
+        return None
+    values = rows[["points", "score", "low", "high"]].sort_values("points").round(4)
+    if (values["points"] == 0).any():
+        values.loc[-1] = [0.0, *[np.nan] * 3]
+        values = values.sort_values("points", kind="stable")
+    return [[None if np.isnan(value) else value for value in values[name]] for name in values]
