@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from fedopt.bench.effects import SEARCH, results
 from fedopt.bench.suite import CURRENCIES, Entries, Task
 from fedopt.config import CONF, certainty, class_path, command_line
 from fedopt.console import markdown_cell, printable
-from fedopt.drawing import Line, Page, Section, describe, draw_lines, look, pictures
+from fedopt.drawing import Line, Page, Section, describe, draw_lines, look, pictures, styled
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
+PHASE = "phase"  # a board of many small tasks, whose pages have no figures
 DOCS = CONF.parent / "docs"
 UNTUNED = 0.5  # place of the default values on the axis of a tuning curve, which is logarithmic
 TICKS = {UNTUNED: "0", **{k: str(k) for k in (1, 2, 4, 8, 16, 32, 48)}}
-COLOURS = {"before": "#0072B2", "behind": "#D55E00", "alike": "#009E73", "not resolved": "#999999"}  # of verdicts
+GREY = "#999999"
+COLOURS = {"before": "#0072B2", "behind": "#D55E00", "alike": "#009E73", "not resolved": GREY}  # of verdicts
 FAR = 16.0  # the largest ratio on the axis of a figure of effects; longer intervals end there
 WITHDRAWN = {"fedgda_gt", "sagda"}  # entries of version 2.0 that were searched over keys that their papers do not have
 # Marker of matplotlib -> its name in plotly, and a character for the legend
@@ -54,11 +57,12 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     if version == "2.0":
         found["claims"] = found["claims"][~found["claims"][["one", "other"]].isin(WITHDRAWN).any(axis=1)]
     boards = {name: [task for task in chosen if task.board == name] for name in dict.fromkeys(t.board for t in chosen)}
-    best = {board: pd.DataFrame([_best(task, found["places"]) for task in here]) for board, here in boards.items()}
-    for board, frame in best.items():
-        print_table(frame.map(lambda cell: cell if isinstance(cell, str) else ", ".join(cell)), [], board)
+    best = pd.DataFrame([_best(task, found["places"]) for task in chosen])
+    print_table(
+        best.map(lambda cell: cell if isinstance(cell, str) else ", ".join(cell)), [], "methods that may be best"
+    )
     _draw_effects(found["claims"].sort_values("ratio"), place / "effects.svg")
-    for name, here in {**boards, **{task.name: [task] for task in chosen}}.items():
+    for name, here in {**boards, **{task.name: [task] for task in chosen if task.board != PHASE}}.items():
         _draw_curves(found["curves"], here, place / f"curves_{name.replace(' ', '_')}.svg")
     _interactive(found, boards, version).write(place / "interactive.html")
     shared = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "found": found}
@@ -69,9 +73,22 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         reach = shares[task.name].reset_index()
         _fill("task", place / f"{task.name}.md", task=task, commands=commands, reach=reach, **shared)
     middle = {task.name: shares[task.name].iloc[:, (len(task.targets) - 1) // 2] for task in chosen}
-    reach = {board: pd.concat([middle[t.name].rename(f"{t.name} ({middle[t.name].name})") for t in here], axis=1).fillna("-").reset_index() for board, here in boards.items()}
+    reach = {
+        board: pd.concat([middle[t.name].rename(f"{t.name} ({middle[t.name].name})") for t in here], axis=1)
+        .fillna("-")
+        .reset_index()
+        for board, here in boards.items()
+    }
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
-    of = {"boards": boards, "best": best, "chosen": chosen, "reach": reach, "runs": len(ended), "pools": _pools(ended)}
+    of = {
+        "boards": boards,
+        "titles": {task.name: task.title for task in chosen},
+        "best": best,
+        "chosen": chosen,
+        "reach": reach,
+        "runs": len(ended),
+        "pools": _pools(ended),
+    }
     docs = os.path.relpath(DOCS, place) if DOCS.is_dir() else ""
     null = pd.read_csv(place / "null.csv") if (place / "null.csv").is_file() else None
     _fill("index", place / "index.md", **of, **shared, docs=docs, null=null)
@@ -95,7 +112,12 @@ def _fill(name: str, path: Path, **values: Any) -> None:
 
 def _is_ranked(name: str, entries: Entries) -> bool:
     """Return whether an entry is compared with others: it is neither a reference on pooled data nor a control."""
-    return name in entries and not entries[name].reference and getattr(entries[name], "form", "paper") != "control" and not getattr(entries[name], "shift", 0)
+    return (
+        name in entries
+        and not entries[name].reference
+        and getattr(entries[name], "form", "paper") != "control"
+        and not getattr(entries[name], "shift", 0)
+    )
 
 
 def _link(name: str, entries: Entries, place: Path) -> str:
@@ -111,24 +133,30 @@ def _best(task: Task, places: pd.DataFrame) -> dict[str, Any]:
     A method may be best if no compared method is before it. Methods that reach no target are left out.
     """
     row: dict[str, Any] = {"task": task.name}
-    for currency, on in places[places["task"] == task.name].groupby("currency", sort=False):
+    for currency, of in CURRENCIES.items():
+        on = places[(places["task"] == task.name) & (places["currency"] == currency)]
         names = {*on["method"]}
         free = on["behind"].fillna("").map(lambda text: names.isdisjoint(text.split(", ")))
-        row[CURRENCIES[str(currency)].short] = on["method"][free & (on["score"] > 0)].tolist()
+        row[of.short] = on["method"][free & (on["score"] > 0)].tolist()
     return row
 
 
 def _commands(task: Task, places: pd.DataFrame, entries: Entries) -> dict[str, str]:
     """Return method -> the command that runs it with the best sampled configuration by communication rounds."""
     on = places[(places["task"] == task.name) & (places["currency"] == "comm_rounds")]
-    words = {name: task.command(entries[name], entries.points(task, entries[name])[best]) for name, best in zip(on["method"], on["best"], strict=True)}
+    words = {
+        name: task.command(entries[name], entries.points(task, entries[name])[best])
+        for name, best in zip(on["method"], on["best"], strict=True)
+    }
     return {name: command_line(its, entries.folders) for name, its in words.items()}
 
 
 def _reach(reach: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return the share of searches that reach each target of a task by communication rounds, [methods, targets]."""
     on = reach[(reach["task"] == task.name) & (reach["currency"] == "comm_rounds")]
-    wide = on.pivot(index="method", columns="target", values="reach")[task.targets].sort_values(task.targets, ascending=False)
+    wide = on.pivot(index="method", columns="target", values="reach")[task.targets].sort_values(
+        task.targets, ascending=False
+    )
     return wide.map("{:.0%}".format).rename(columns="{:g}".format)
 
 
@@ -138,7 +166,8 @@ def _pools(ended: pd.DataFrame) -> pd.DataFrame:
     wide = ended.groupby(["task", "kind"]).size().unstack(fill_value=0).astype(str)
     lost = ended[ended["kind"] == "pool"].assign(lost=lambda rows: rows["status"].isin(["diverged", "failed"]))
     wide["diverged"] = lost.groupby("task")["lost"].mean().map("{:.0%}".format)
-    wide["digests"] = ended.groupby("task")["task_digest"].agg(lambda of: of.nunique())
+    digests = ended.astype({"task_digest": str}).groupby("task")["task_digest"].unique()
+    wide["hash of the rules"] = digests.map(lambda of: sha256(" ".join(sorted(of)).encode()).hexdigest()[:8])
     return wide.rename_axis(columns=None).reset_index()
 
 
@@ -181,7 +210,9 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
             axis.plot(np.full(len(dot), UNTUNED), dot, **look(j) | {"linestyle": "none"})
         axis.set_xticks([*TICKS], TICKS.values())
         axis.minorticks_off()
-        describe(axis, "configurations tried (0: default values)", "expected score", here[0].name if len(here) == 1 else "")
+        describe(
+            axis, "configurations tried (0: default values)", "expected score", here[0].name if len(here) == 1 else ""
+        )
 
 
 # The interactive file
@@ -195,42 +226,62 @@ def _interactive(found: Tables, boards: Mapping[str, Sequence[Task]], version: s
     if "reach_by_points" in found:
         by_target = found["reach_by_points"].rename(columns={"share": "score"})
         names = by_target["target"].map("{:g}".format)
-        curves = pd.concat([curves, by_target.assign(target=names, title="share of searches that reach it", low=np.nan, high=np.nan)])
+        curves = pd.concat(
+            [curves, by_target.assign(target=names, title="share of searches that reach it", low=np.nan, high=np.nan)]
+        )
     curves = curves.assign(board=curves["task"].map(of_task), task=curves["task"].map(titles))
     profiles = found["profiles"].rename(columns={"at": "points", "share": "score"})
     profiles = profiles[profiles["kind"] == "data"].assign(low=np.nan, high=np.nan, title="share of targets reached")
     order = curves.groupby(["board", "method"])["score"].mean().sort_values(ascending=False).index
     tuning = _chart(curves, ["board", "task", "currency", "target"], "configurations tried (0: default values)", order)
     share = _chart(profiles, ["board", "currency"], "fraction of the budget", order)
-    facts = ["The expected score, or the share of tuning runs that reach a target, against the number of configurations that a tuning run tries. Dots at 0: default values. Press a method to hide it."]
+    facts = [
+        "The expected score, or the share of tuning runs that reach a target, against the number of configurations that a tuning run tries. Dots at 0: default values. Press a method to hide it."
+    ]
     parts = [Section("Tuning curves", facts, chart=tuning)]
-    facts = [f"The share of pairs of task and target that a tuning run of {SEARCH} configurations reaches within a fraction of the budget."]
+    facts = [
+        f"The share of pairs of task and target that a tuning run of {SEARCH} configurations reaches within a fraction of the budget."
+    ]
     return Page(f"fedopt benchmark {version}", [*parts, Section("Targets reached", facts, chart=share)])
 
 
 def _chart(rows: pd.DataFrame, menus: Sequence[str], x: str, order: pd.MultiIndex) -> dict[str, Any]:
     """Return the chart of a section, with a menu for each of some columns. order: board and method of each line."""
-    rows = rows.assign(currency=rows["currency"].map({name: currency.label for name, currency in CURRENCIES.items()}))
-    chart: dict[str, Any] = {"menus": [*menus], "xs": {"points": x}, "ys": {}, "logs": {}, "targets": {}, "curves": {}, "lines": []}
+    rows = pd.concat([rows[rows["currency"] == name].assign(currency=of.label) for name, of in CURRENCIES.items()])
+    chart: dict[str, Any] = {
+        "menus": [*menus],
+        "xs": {"points": x},
+        "ys": {},
+        "logs": {},
+        "targets": {},
+        "curves": {},
+        "lines": [],
+    }
     places = {board: [name for of, name in order if of == board] for board in rows["board"].unique()}
     for board, names in places.items():
-        for style, name in zip(map(look, range(len(names))), names, strict=True):
+        with styled():
+            looks = [look(j) for j in range(len(names))]
+        for style, name in zip(looks, names, strict=True):
             symbol, letter = SYMBOLS.get(style["marker"], ("x", "✖"))
-            line = {"name": name, "label": f"{letter} {name}", "lost": False, "symbol": symbol}
+            line = {"board": board, "name": name, "label": f"{letter} {name}", "lost": False, "symbol": symbol}
             chart["lines"].append(line | {"colour": style["color"], "dash": style["linestyle"]})
-    for key, on in rows.groupby(menus, sort=False):
+    for key, on in rows.groupby([*menus], sort=False):
         name, own = "|".join(key), dict([*on.groupby("method")])
-        lines = [_points(own.get(method) if board == key[0] else None) for board, names in places.items() for method in names]
+        here = [own.get(line["name"]) if line["board"] == key[0] else None for line in chart["lines"]]
+        lines = [_points(of, line["colour"] != GREY) for of, line in zip(here, chart["lines"], strict=True)]
         chart["curves"][name], chart["ys"][name], chart["logs"][name] = {"points": lines}, on["title"].iloc[0], False
     return chart
 
 
-def _points(rows: pd.DataFrame | None) -> list[list[float | None]] | None:
-    """Return [x, y, low, high] of a line, with a gap after the dot of the default values; None without rows."""
+def _points(rows: pd.DataFrame | None, band: bool) -> list[list[float | None]] | None:
+    """Return [x, y, low, high] of a line, with a gap after the dot of the default values; None without rows.
+
+    band: whether the line has low and high.
+    """
     if rows is None:
         return None
-    values = rows[["points", "score", "low", "high"]].sort_values("points").round(4)
+    values = rows[["points", "score", *(["low", "high"] if band else [])]].sort_values("points").round(4)
     if (values["points"] == 0).any():
-        values.loc[-1] = [0.0, *[np.nan] * 3]
+        values.loc[-1] = [0.0] + [np.nan] * (len(values.columns) - 1)
         values = values.sort_values("points", kind="stable")
     return [[None if np.isnan(value) else value for value in values[name]] for name in values]

@@ -41,7 +41,7 @@ function draw(section, chart, choice) {
   if (!(choice.y in chart.ys)) choice.y = Object.keys(chart.ys)[0];
   choice.x ??= Object.keys(chart.xs)[0];
   const { x, y, hidden } = choice, bands = choice.bands ?? true;
-  const logs = { "log x": choice["log x"] ?? false, "log y": choice[`log ${y}`] ?? chart.logs[y] };
+  const logs = { "log x": choice["log x"] ?? chart.logx ?? false, "log y": choice[`log ${y}`] ?? chart.logs[y] };
   all("form [name]", section).forEach(input => {
     if (input.type === "checkbox") input.checked = { bands, ...logs }[input.name];
     else if (input.name !== "division") input.value = choice[input.name];
