@@ -4,19 +4,18 @@ The sampled configurations of an entry are computed together, as the trials of `
 with other seeds, for a report.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 
-import numpy as np
 import pandas as pd
 
 from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.rank import goals_of, hits, worth
 from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
-from fedopt.bench.space import Point, overrides_of
+from fedopt.bench.space import overrides_of
 from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
