@@ -1,8 +1,8 @@
-"""Statistics of the benchmark: what a tuning run finds, which entry is cheaper, and how certain that is.
+"""Statistics of the benchmark on one task: what a search finds, how certain that is, and which of two methods is cheaper.
 
-The replicate is a tuning run: it tries `SEARCH` of an entry's sampled configurations, and selects the one with the best score on
-the seeds of the samples. The selected configuration is scored on other seeds. The probability that a tuning run selects a
-configuration is known exactly, and simulated tuning runs are drawn from it.
+A search of k configurations tries a method's theory point and k - 1 of its sampled points, selects the point with the best score
+on one seed, and is judged on the other seeds. All numbers are expected values over searches. They are computed from the order of
+the points (order statistics), so no search is simulated. The points are the sample: intervals come from leaving out each of them.
 
 A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to hard, the
 fraction of the budget spent when the target was reached (infinite if it was missed).
@@ -10,24 +10,28 @@ fraction of the budget spent when the target was reached (infinite if it was mis
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pandas as pd
 from scipy.special import binom
+from scipy.stats import beta, norm, studentized_range
 
-from fedopt.analysis import holm
 from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
-BUDGETS = np.geomspace(0.01, 1.0, 201)  # fractions of the budget at which a reached target has a score
-SEARCH = 12  # configurations that a tuning run tries
-BAND = 0.9  # fraction of tuning runs inside a band
-DRAWS = 4000
-PERMUTATIONS = 5000
-LEVEL = 0.05  # significance level, after Holm's correction
-FIRM = 0.9  # fraction of tuning runs in which an order must hold to be reported as one
+START = 0.01  # fraction of the budget at which a reached target has the score 1
+SPAN = -math.log(START)  # score 1 to score 0 is this difference of log cost
+SEARCH = 12  # configurations that a search tries
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
+LEVEL = 0.95  # coverage of all intervals
+ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
+THEORY = 1  # the number of the theory point; point 0 is a method's default values
+AGAIN = " (second scramble)"  # after the name of a method: its points of kind null
+BEFORE, SAME, OPEN, BEHIND = "before", "alike", "not resolved", "behind"
+PAIR = ["one", "other", "effect", "error", "ratio", "low", "high", "misses_one", "misses_other", "seen", "verdict"]
 
 
 def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
@@ -47,7 +51,7 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         table: The rows of the runs, with the rows of each run in the order of its steps.
     """
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
-    keys, parts = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
+    keys, found = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
     runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
     costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
     values, targets = sign * table["value"].to_numpy(float), sign * np.asarray(task.targets)
@@ -60,8 +64,13 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
         for currency in CURRENCIES:
             cost = costs[currency][rows][first]
-            parts.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
-    return pd.DataFrame(parts, columns=[*keys, "currency", *goals_of(task)])
+            found.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
+    return pd.DataFrame(found, columns=[*keys, "currency", *goals_of(task)])
+
+
+def goals_of(task: Task) -> list[int]:
+    """Return the columns of a table of hits that contain the costs of the targets."""
+    return [*range(len(task.targets))]
 
 
 def worth(cost: Any) -> Any:
@@ -72,43 +81,7 @@ def worth(cost: Any) -> Any:
     Args:
         cost: The cost of each hit, as a fraction of the budget; infinite for a miss.
     """
-    return 1 - np.clip(np.log(np.asarray(cost, float) / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0]), 0, 1)
-
-
-def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each sampled configuration, without the defaults, and a rank that breaks ties, [points] each.
-
-    The rank is that of the last value, as the median over seeds; higher is better.
-
-    Args:
-        reached: The hits of one entry in one currency.
-        table: The runs of the entry.
-        task: The task.
-    """
-    of_pool = reached[(reached["kind"] == "pool") & (reached["point"] > 0)]
-    worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
-    scores = worths.groupby(level=0).mean()
-    pool = table[(table["kind"] == "pool") & (table["point"] > 0)]
-    last = pool.drop_duplicates(["point", "seed"], keep="last").set_index("point")["value"]
-    higher = task.targets[-1] > task.targets[0]
-    finite = last.where(np.isfinite(last), -math.inf if higher else math.inf)
-    ends = finite.groupby(level=0).median().rank(ascending=higher, method="first").reindex(scores.index)
-    return np.asarray(scores, float), np.asarray(ends, float)
-
-
-def goals_of(task: Task) -> list[int]:
-    """Return the columns of a table of hits that contain the costs of the targets."""
-    return [*range(len(task.targets))]
-
-
-def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Return the probability of each configuration that it is the best of ``size`` ones drawn without replacement.
-
-    Ties are broken by ``ends``; higher is better.
-    """
-    found = np.empty(len(scores))
-    found[np.lexsort((-ends, -scores))] = chances_by_rank(len(scores), size)
-    return found
+    return 1 - np.clip(np.log(np.asarray(cost, float) / START) / SPAN, 0, 1)
 
 
 def chances_by_rank(n: int, size: int) -> np.ndarray:
@@ -117,216 +90,266 @@ def chances_by_rank(n: int, size: int) -> np.ndarray:
     return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # the others are among the n - r worse ones
 
 
-def searches_of(task: Task, table: pd.DataFrame) -> "dict[str, Searches]":
-    """Return currency -> tuning runs on a task. table: the runs of the task."""
-    by_currency = dict([*hits(task, table).groupby("currency")])
-    return {currency: Searches(task, table, by_currency[currency]) for currency in CURRENCIES}
+def chances(n: int, size: int) -> np.ndarray:
+    """Return the probability of each rank of the best sampled point in a search of ``size`` points, [n + 1].
+
+    The last entry is the probability that the search tries no sampled point, only the theory point.
+    """
+    return np.append(chances_by_rank(n, size - 1) if size > 1 else np.zeros(n), float(size == 1))
 
 
-class Searches:
-    """Simulated tuning runs of every entry on one task in one currency, and the costs of what they select.
+@dataclass(frozen=True)
+class Pool:
+    """The points of a method on a task in one currency: the theory point, and n sampled points.
 
-    The costs are measured with the seeds of a report. Rarely selected configurations have no report; for them, the runs with the
-    seeds of the samples count.
+    Args:
+        costs: The cost of each target, [1 + n, seeds, targets]; the theory point comes first.
+        ends: The last value of the metric, which breaks ties between scores, [1 + n, seeds]; higher is better.
+        others: (kind, number of a point) -> its costs, [seeds, targets]: the default values, and the points of the report.
+    """
+
+    costs: np.ndarray
+    ends: np.ndarray
+    others: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """The score of each point on each seed, [1 + n, seeds]."""
+        return np.asarray(worth(self.costs).mean(axis=2))
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """For each point and seed, the score for each target and whether it is reached, [1 + n, seeds, 2 * targets]."""
+        return np.concatenate([worth(self.costs), np.isfinite(self.costs)], axis=2)
+
+    @cached_property
+    def orders(self) -> np.ndarray:
+        """The indices of all points from best to worst on each seed, [seeds, 1 + n]. Of equal points, the first is the best."""
+        return np.lexsort((-self.ends.T, -self.scores.T), axis=-1)
+
+    def judged(self, values: np.ndarray) -> np.ndarray:
+        """Return what a search finds, by the rank of its best sampled point, [seeds, n + 1, columns].
+
+        A search that selects on one seed finds the mean of the values over the other seeds. It selects the theory point unless
+        a sampled point is better. The last rank is that of a search without a sampled point.
+
+        Args:
+            values: The values of all points on all seeds, [1 + n, seeds, columns].
+        """
+        found, seeds = [], range(values.shape[1])
+        for seed, order in enumerate(self.orders):
+            on_others = values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
+            better = int(order.argmin())  # the number of sampled points that are better than the theory point
+            found.append(on_others[np.append(order[:better], np.zeros(len(order) - better, int))])
+        return np.array(found)
+
+    def expected(self, size: int) -> np.ndarray:
+        """Return the expected values of a search of ``size`` points, by the seed of the selection, [seeds, 2 * targets]."""
+        return np.asarray(chances(len(self.costs) - 1, size) @ self.judged(self.values))
+
+    def without(self, size: int) -> np.ndarray:
+        """Return the expected values of a search if a sampled point is left out, for each of these points, [n, 2 * targets]."""
+        n, found = len(self.costs) - 1, np.zeros((len(self.costs), self.values.shape[2]))
+        share = chances(n - 1, size)[:, None]
+        for order, values in zip(self.orders, self.judged(self.values), strict=True):
+            above, below = (
+                share * values[:-1],
+                share * values[1:],
+            )  # ranks below the point that is left out move up by one
+            found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
+        return found[1:] / len(self.orders)
+
+    def score_of(self, kind: str, point: int) -> float:
+        """Return the mean score of one of the ``others``; nan if it was not run."""
+        return float(worth(self.others[kind, point]).mean()) if (kind, point) in self.others else math.nan
+
+    @property
+    def best(self) -> int:
+        """The number of the point with the best mean score over seeds."""
+        return THEORY + int(self.scores.mean(axis=1).argmax())
+
+
+Pools = Mapping[str, Pool]  # keys are methods
+
+
+def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
+    """Return currency -> method -> pool. The points of a second scramble are a method of their own.
 
     Args:
         task: The task.
         table: The runs of the task.
-        reached: The hits of these runs in the currency.
-        draws: The number of tuning runs.
     """
-
-    def __init__(self, task: Task, table: pd.DataFrame, reached: pd.DataFrame, draws: int = DRAWS):
-        self.task, self.reached, self.draws = task, reached, draws
-        by_method = dict([*reached.groupby("method", sort=False)])
-        runs = dict([*table.groupby("method", observed=True, sort=False)])
-        self.methods = [name for name in task.entries if name in by_method]
-        self.methods += [str(name) for name in by_method if name not in self.methods]
-        self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
-        self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
-        seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
-        self._seeds = np.random.default_rng(0).integers(seeds, size=(draws, seeds))  # the same for all entries
-        for name in self.methods:
-            own = by_method[name].reset_index(drop=True)
-            self._values[name] = values_of(own, runs[name], task)
-            points = range(1, len(self._values[name][0]) + 1)
-            pool = own[(own["kind"] == "pool") & (own["point"] > 0)].sort_values(["point", "seed"])
-            self._pools[name] = worth(pool[goals_of(task)]).mean(axis=1).reshape(len(points), -1)  # [points, seeds]
-            of_runs = own[goals_of(task)].to_numpy()
-            places = own.groupby(["kind", "point"], sort=False).indices
-            of_points = [places.get(("report", n), places[("pool", n)]) for n in points]
-            self.costs[name] = np.array([of_runs[np.resize(at, seeds)] for at in of_points])  # [points, seeds, targets]
-        self.draw(SEARCH)
-
-    def draw(self, size: int) -> "Searches":
-        """Simulate tuning runs that try so many configurations, and return the object."""
-        for name, (scores, ends) in self._values.items():
-            rng = np.random.default_rng([crc32(word.encode()) for word in (self.task.name, name)])
-            self.chance[name] = chances(scores, ends, size)
-            chance = self.chance[name] / self.chance[name].sum()
-            self.choice[name] = rng.choice(len(scores), size=self.draws, p=chance)
-        return self
-
-    def drawn(self, method: str) -> np.ndarray:
-        """Return the costs of what the tuning runs select, on resampled seeds, [draws, seeds, targets]."""
-        return self.costs[method][self.choice[method][:, None], self._seeds]
-
-    def scores(self, method: str) -> np.ndarray:
-        """Return the scores of the tuning runs, [draws]."""
-        return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self._seeds].mean(axis=1)
-
-    def p_value(self, one: str, other: str) -> float:
-        """Return the two-sided p-value of a permutation test of equal expected scores of tuning runs of two entries.
-
-        The sampled configurations are permuted between the entries. A tuning run selects by one seed and is scored on another
-        one; the seeds are used in turn.
-        """
-        both, n = np.concatenate([self._pools[one], self._pools[other]]), len(self._pools[one])
-        orders = np.random.default_rng(crc32(self.task.name.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
-        orders[0] = np.arange(len(both))  # the unpermuted samples
-        found = _expected(both[orders[:, :n]]) - _expected(both[orders[:, n:]])
-        return float((abs(found) >= abs(found[0]) - 1e-12).mean())
-
-    def ratios(self, one: str, other: str) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        """Return log(cost of ``one`` / cost of ``other``) of each draw in two ways, and the fractions of missed targets.
-
-        The first result counts targets that at least one of the two reaches with some seed; a miss costs 100 % of the budget.
-        The second one counts targets that both reach; it is nan if there are none.
-        """
-        a, b = self.drawn(one), self.drawn(other)
-        counted = (np.isfinite(a) | np.isfinite(b)).any(axis=1, keepdims=True) & np.ones(a.shape, bool)
-        both = np.isfinite(a) & np.isfinite(b)
-        capped = np.log(np.minimum(a, 1)) - np.log(np.minimum(b, 1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            censored = np.where(counted, capped, 0).sum(axis=(1, 2)) / np.maximum(counted.sum(axis=(1, 2)), 1)
-            common = np.where(both, capped, 0).sum(axis=(1, 2)) / both.sum(axis=(1, 2))
-        return censored, common, (float(np.isinf(a).mean()), float(np.isinf(b).mean()))
+    pools = {currency: dict[str, Pool]() for currency in CURRENCIES}
+    goals, higher = goals_of(task), task.targets[-1] > task.targets[0]
+    keys = ["method", "kind", "point", "seed"]
+    ends = table.drop_duplicates(keys, keep="last").set_index(keys)["value"] * (1 if higher else -1)
+    reached = hits(task, table).set_index(keys).sort_index()
+    for currency, rows in reached.groupby("currency"):
+        ended = ends.reindex(rows.index).fillna(-math.inf).to_numpy(float)
+        for (method, kind), own in rows.assign(end=ended).groupby(["method", "kind"]):
+            if kind in ("pool", "null"):
+                runs = own[own.index.get_level_values("point") >= THEORY]
+                shape = runs.index.get_level_values("point").nunique(), -1
+                arrays = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
+                of_others = rows.loc[method].drop("null", errors="ignore")[goals].groupby(["kind", "point"])
+                others = {} if kind == "null" else {key: costs.to_numpy() for key, costs in of_others}
+                pools[str(currency)][f"{method}{AGAIN * (kind == 'null')}"] = Pool(*arrays, others)
+    return pools
 
 
-def _expected(scores: np.ndarray) -> np.ndarray:
-    """Return the expected score of a tuning run for each of several sets of configurations.
+def log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return log(cost of ``one`` / cost of ``other``) as a mean over targets, [...]; nan if neither reaches a target.
 
-    Of configurations with equal scores, the one that is better on the other seed is selected.
+    A miss costs the whole budget. The mean is over the targets that at least one of two searches reaches.
 
     Args:
-        scores: [sets, points, seeds].
+        one: The expected values of a search, [..., 2 * targets].
+        other: Those of the other method.
     """
-    seeds, parts = scores.shape[2], []
-    for seed in range(seeds):
-        judge = scores[:, :, (seed + 1) % seeds]
-        order = (-scores[:, :, seed] - 1e-9 * judge).argsort(axis=1)
-        parts.append(np.take_along_axis(judge, order, axis=1) @ chances_by_rank(scores.shape[1], SEARCH))
-    return np.mean(parts, axis=0)
+    goals = one.shape[-1] // 2
+    counted = (1 - (1 - one[..., goals:]) * (1 - other[..., goals:])).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(SPAN * (other - one)[..., :goals].sum(axis=-1) / counted)
 
 
-def band(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the interval that contains the middle `BAND` of the values."""
-    low, high = np.quantile(values, [(1 - BAND) / 2, (1 + BAND) / 2])
-    return float(low), float(high)
+def spread(without: np.ndarray) -> np.ndarray:
+    """Return the variance of an estimate, given its values without each of the points, [points, ...] (jackknife)."""
+    return np.asarray((len(without) - 1) * without.var(axis=0))
 
 
-def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.DataFrame:
-    """Return one row per method of a board, the best first. All tasks have the same weight.
+@dataclass(frozen=True)
+class Found:
+    """What a search of a method finds. ``raised`` is the expectation if there is one more point, as good as any of the task."""
 
-    Columns:
-        score: The mean over tasks of the score of the median tuning run.
-        low, high: The band over tuning runs, seeds and tasks.
-        tasks: The number of tasks in which the method takes part.
-        rank: The rank among the methods that take part in all tasks.
-        holds: The fraction of draws in which the method has this rank.
+    by_seed: np.ndarray
+    without: np.ndarray
+    raised: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        return np.asarray(self.by_seed.mean(axis=0))
+
+
+def found_by(pools: Pools, size: int) -> tuple[dict[str, Found], float]:
+    """Return what searches of ``size`` points find for each method, and the variance of a score over seeds.
+
+    That variance is the one of the methods' differences: what a seed adds to all methods does not count.
+    """
+    tops = [pool.values[pool.best - THEORY].mean(axis=0) for pool in pools.values()]
+    top = max(tops, key=lambda values: values[: len(values) // 2].sum())
+    found = dict[str, Found]()
+    for name, pool in pools.items():
+        by_seed, n = pool.expected(size), len(pool.costs)
+        raised = by_seed.mean(axis=0) + (size - 1) / n * np.maximum(top - by_seed.mean(axis=0), 0)
+        found[name] = Found(by_seed, pool.without(size), raised)
+    scores = np.array([own.by_seed[:, : len(top) // 2].mean(axis=1) for own in found.values()])  # [methods, seeds]
+    scores = scores[scores.any(axis=1)]
+    freedom = (len(scores) - 1) * (scores.shape[1] - 1)
+    if freedom < 1:
+        return found, 0.0
+    rest = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
+    return found, float((rest**2).sum() / freedom / scores.shape[1])
+
+
+def curves(pools: Pools, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
+    """Return the expected score of each method by the number of points of a search, with a band: method, points, score, low, high.
+
+    The band covers all sizes at once. Row 0 is the score of the default values.
 
     Args:
-        searches: task -> tuning runs in one currency.
-        unranked: Methods without a rank.
+        pools: The methods on a task in one currency.
+        sizes: The numbers of points; a number that exceeds a method's points is left out.
     """
-    table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
-    names = [*dict.fromkeys(name for of_task in table.values() for name in of_task)]
-    whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in unranked]
-    draws = next(iter(searches.values())).draws
-    places = np.random.default_rng(2).integers(
-        len(table), size=(draws, len(table))
-    )  # resampled tasks, the same for all methods
-    rows, drawn = [], dict[str, np.ndarray]()
-    for name in names:
-        own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
-        drawn[name] = own.T[np.arange(draws)[:, None], places % len(own)].mean(axis=1)
-        ends = dict(zip(("low", "high"), band(drawn[name]), strict=True))
-        rows.append({"method": name, "score": float(np.median(own, axis=1).mean()), **ends, "tasks": len(own)})
-    ranked = pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
-    takes_part = ranked["method"].isin(whole)
-    ranked["rank"] = takes_part.cumsum().where(takes_part).astype("Int64")
-    ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
-    at = zip(ranked["method"], ranked["rank"], strict=True)
-    ranked["holds"] = [float((ranks[name] == rank).mean()) if name in ranks else math.nan for name, rank in at]
-    return ranked
+    rows, z = [], norm.isf((1 - LEVEL) / 2 / len(sizes))
+    for name, pool in pools.items():
+        rows.append({"method": name, "points": 0, "score": pool.score_of("pool", 0)})
+    for size in sizes:
+        large = {name: pool for name, pool in pools.items() if len(pool.costs) >= size}
+        found, of_seeds = found_by(large, size) if large else ({}, 0.0)
+        for name, own in found.items():
+            goals = len(own.raised) // 2
+            score, raised = own.mean[:goals].mean(), own.raised[:goals].mean()
+            variance = of_seeds + spread(own.without[:, :goals].mean(axis=1))
+            low, high = score - z * math.sqrt(variance), score + z * math.sqrt(variance + (raised - score) ** 2)
+            rows.append({"method": name, "points": size, "score": score, "low": max(low, 0.0), "high": min(high, 1.0)})
+    return pd.DataFrame(rows).sort_values(["method", "points"], kind="stable", ignore_index=True)
 
 
-def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]:
-    """Return the method that is most often first on a task over tuning runs and seeds, and the fraction of these draws."""
-    scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in unranked})
-    if not scores.any(axis=None):  # no method has a rank, or none has reached a target
-        return "none", math.nan
-    best = scores.eq(scores.max(axis=1), axis=0)
-    share = best.div(best.sum(axis=1), axis=0).mean()
-    return str(share.idxmax()), float(share.max())
+def reach(pools: Pools, targets: Sequence[float]) -> pd.DataFrame:
+    """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
-
-def claims(
-    pairs: Sequence[tuple[str, str, str]],
-    searches: Mapping[str, Searches],
-    registered: int = 0,
-    floors: Mapping[str, float] = MappingProxyType({}),
-) -> pd.DataFrame:
-    """Return one row per claim that `one` spends less than `other` on a task.
-
-    Columns in addition to the claim:
-        ratio: cost of `one` / cost of `other`, as the geometric mean over tuning runs.
-        low, high: The band of the ratio over tuning runs and seeds.
-        common: The ratio over targets that both reach; nan if there are none.
-        misses: The fractions of targets that each of them misses.
-        cheaper: The fraction of pairs of tuning runs in which `one` is cheaper.
-        p: The p-value of `Searches.p_value`.
-        p (Holm): p after Holm's correction.
-        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the ratio is beyond the floor, else 'not told apart'.
-
-    Args:
-        pairs: (task, one, other).
-        searches: task -> tuning runs in one currency.
-        registered: The number of claims that the correction counts.
-        floors: task -> the absolute value of the logarithm of a null control's ratio.
+    The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval
+    is the exact binomial one of the share of points that reach it.
     """
     rows = []
-    for task, one, other in pairs:
-        censored, common, (missed, misses) = searches[task].ratios(one, other)
-        low, high = band(censored)
-        both = common[np.isfinite(common)]
-        row = {"task": task, "one": one, "other": other, "ratio": math.exp(np.mean(censored)), "low": math.exp(low)}
-        row |= {"high": math.exp(high), "common": math.exp(both.mean()) if len(both) else math.nan}
-        row |= {"misses": f"{missed:.0%}, {misses:.0%}", "cheaper": float((censored < 0).mean())}
-        rows.append(row | {"p": searches[task].p_value(one, other)})
-    if not rows:
-        return pd.DataFrame(columns=["task", "one", "other", "ratio", "answer"])
-    table = pd.DataFrame(rows)
-    table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
-    beyond = abs(np.log(table["ratio"])) > table["task"].map(lambda task: floors.get(task, 0.0))
-    sure = (table["p (Holm)"] < LEVEL) & beyond
-    table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
-    return table
+    for name, pool in pools.items():
+        n, goals = len(pool.costs) - 1, len(targets)
+        score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, goals)
+        share = share.clip(0, 1)
+        number = n * (1 - (1 - share) ** (1 / (SEARCH - 1)))  # of points, if each of them reaches the target alike
+        tail = (1 - LEVEL) / 2
+        of_points = np.array([beta.ppf(tail, number, n - number + 1), beta.ppf(1 - tail, number + 1, n - number)])
+        ends = 1 - (1 - np.where(np.isnan(of_points), [[0.0], [1.0]], of_points)) ** (SEARCH - 1)
+        cost = np.where(share < 0.5, math.nan, np.exp(-SPAN * score / np.maximum(share, 0.5)))
+        columns = {"target": targets, "reach": share, "low": ends[0], "high": ends[1], "cost": cost}
+        rows.append(pd.DataFrame({"method": name, **columns}))
+    return pd.concat(rows, ignore_index=True)
 
 
-def best_of(task: Task, table: pd.DataFrame, reached: pd.DataFrame, sizes: Sequence[int]) -> pd.DataFrame:
-    """Return the mean score over tuning runs and the ends of its band, for each method and size of a tuning run.
+def verdict(low: float, high: float) -> str:
+    """Return what an interval of a log ratio says about the first method of a pair."""
+    if not low <= high:
+        return OPEN
+    return BEFORE if high < -ALIKE else BEHIND if low > ALIKE else SAME if low > -ALIKE and high < ALIKE else OPEN
 
-    Args:
-        task: The task.
-        table: The runs of the task.
-        reached: The hits of these runs in one currency.
-        sizes: The numbers of configurations that a tuning run tries.
+
+def seen(one: Pool, other: Pool) -> float:
+    """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
+    shares = []
+    a, b = (chances(len(pool.costs) - 1, SEARCH) for pool in (one, other))
+    for own, its in zip(one.judged(one.scores[..., None]), other.judged(other.scores[..., None]), strict=True):
+        order = np.argsort(its[:, 0])
+        below = np.concatenate([[0], np.cumsum(b[order])])
+        ends = [np.searchsorted(its[order, 0], own[:, 0] + off) for off in (-1e-12, 1e-12)]
+        shares.append(a @ (below[ends[0]] + below[ends[1]]) / 2)
+    return float(np.mean(shares))
+
+
+def pairs(pools: Pools) -> pd.DataFrame:
+    """Return one row per pair of methods on a task in one currency; ``one`` has the higher expected score.
+
+    Columns:
+        one, other: The methods.
+        effect, error: The log ratio of expected costs, see `log_ratio`, and its standard error.
+        ratio: The ratio; nan if one of the two misses more than half of the targets that the other one reaches.
+        low, high: The interval of the ratio. The intervals of all pairs of the task cover at once.
+        misses_one, misses_other: The shares of targets that searches of each method miss.
+        seen: See `seen`.
+        verdict: 'before' or 'alike' if the interval says so, else 'not resolved'.
     """
-    rows, searches = [], Searches(task, table, reached, draws=1000)
-    for size in sizes:
-        for name in searches.draw(size).methods:
-            values = searches.scores(name)
-            low, high = band(values)
-            rows.append({"method": name, "points": size, "score": values.mean(), "low": low, "high": high})
-    return pd.DataFrame(rows)
+    rows, (found, of_seeds) = [], found_by(pools, SEARCH)
+    z = float(studentized_range.ppf(LEVEL, max(len(pools), 2), math.inf)) / math.sqrt(2)
+    for names in combinations(pools, 2):
+        names = sorted(names, key=lambda name: -found[name].mean[: len(found[name].raised) // 2].sum())
+        one, other = (found[name] for name in names)
+        effect, goals = float(log_ratio(one.mean, other.mean)), len(one.raised) // 2
+        reached = one.mean[goals:], other.mean[goals:]
+        both, any_ = (reached[0] * reached[1]).sum(), (1 - (1 - reached[0]) * (1 - reached[1])).sum()
+        of_points = spread(log_ratio(one.without, other.mean)) + spread(log_ratio(one.mean, other.without))
+        of_seed = 2 * of_seeds * (SPAN * goals / any_) ** 2 if any_ else math.nan
+        variance = float(of_points + of_seed + 0.02**2)
+        raised = [float(log_ratio(one.raised, other.mean)) - effect, float(log_ratio(one.mean, other.raised)) - effect]
+        low, high = (
+            effect + sign * z * math.hypot(math.sqrt(variance), more)
+            for sign, more in zip((-1, 1), raised, strict=True)
+        )
+        said = verdict(low, high)
+        row = {"one": names[0], "other": names[1], "effect": effect}
+        row["error"] = math.sqrt(variance + (raised[0] ** 2 + raised[1] ** 2) / 2)
+        row |= {"ratio": math.exp(effect), "low": math.exp(low), "high": math.exp(high)}
+        row |= {"misses_one": 1 - reached[0].mean(), "misses_other": 1 - reached[1].mean()}
+        row |= {"seen": seen(*(pools[name] for name in names)), "verdict": said}
+        if both < any_ / 2:  # too few common targets for a ratio
+            row |= {"ratio": math.nan, "verdict": OPEN if said == SAME else said}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=PAIR)
