@@ -169,7 +169,7 @@ class Pool:
         return THEORY + int(self.scores.mean(axis=1).argmax())
 
 
-Pools = Mapping[str, Pool]  # keys are methods
+ByMethod = Mapping[str, Pool]  # keys are methods
 
 
 def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
@@ -230,7 +230,7 @@ class Found:
         return np.asarray(self.by_seed.mean(axis=0))
 
 
-def found_by(pools: Pools, size: int) -> tuple[dict[str, Found], float]:
+def found_by(pools: ByMethod, size: int) -> tuple[dict[str, Found], float]:
     """Return what searches of ``size`` points find for each method, and the variance of a score over seeds.
 
     That variance is the one of the methods' differences: what a seed adds to all methods does not count.
@@ -251,7 +251,7 @@ def found_by(pools: Pools, size: int) -> tuple[dict[str, Found], float]:
     return found, float((rest**2).sum() / freedom / scores.shape[1])
 
 
-def curves(pools: Pools, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
+def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
     """Return the expected score of each method by the number of points of a search, with a band: method, points, score, low, high.
 
     The band covers all sizes at once. Row 0 is the score of the default values.
@@ -275,7 +275,7 @@ def curves(pools: Pools, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["method", "points"], kind="stable", ignore_index=True)
 
 
-def reach(pools: Pools, targets: Sequence[float]) -> pd.DataFrame:
+def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
     The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval
@@ -315,7 +315,7 @@ def seen(one: Pool, other: Pool) -> float:
     return float(np.mean(shares))
 
 
-def pairs(pools: Pools) -> pd.DataFrame:
+def pairs(pools: ByMethod) -> pd.DataFrame:
     """Return one row per pair of methods on a task in one currency; ``one`` has the higher expected score.
 
     Columns:
