@@ -113,7 +113,8 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
         table: The pairs of all tasks and currencies.
     """
     rows, by_task = list[dict[str, Any]](), [table.iloc[:0].assign(key="")]
-    for claim, currency in [(claim, currency) for claim in told for currency in claim.by]:
+    about = [(claim, currency) for claim in told for currency in claim.by]
+    for claim, currency in about:
         on = table["task"].map(lambda task, claim=claim: any(fnmatch(task, pattern) for pattern in claim.on))
         own = oriented(table[on & (table["currency"] == currency)], claim.one, claim.other)
         by_task.append(own.assign(key=claim.key))
@@ -222,12 +223,10 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
             ranked = [name for name in pools if name not in entries or entries[name].form != "control"]
             boards.setdefault((task.board, currency), {})[task.name] = {name: pools[name] for name in ranked}
             of_pairs, scores = pairs(pools), curves(pools)
-            same = [[name, name + AGAIN] for name in pools if name + AGAIN in every]
-            same += [twins for twins in task.twins if {*twins} <= {*pools}]
-            nulls = [pairs({name: every[name] for name in two}) for two in same]
+            same = [(name, name + AGAIN) for name in pools if name + AGAIN in every]
+            same += [(one, other) for one, other in task.twins if {one, other} <= {*pools}]
             tables = {"curves": scores, "reach": reach(pools, task.targets), "pairs": of_pairs}
-            tables |= {"places": places(pools, of_pairs, scores, ranked)}
-            tables |= {"nulls": pd.concat([of_pairs.iloc[:0], *nulls])}
+            tables |= {"places": places(pools, of_pairs, scores, ranked), "nulls": pairs(every, same)}
             for name, own in tables.items():
                 own.insert(0, "task", task.name)
                 own.insert(1, "currency", currency)

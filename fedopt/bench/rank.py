@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.special import binom
-from scipy.stats import beta, norm, studentized_range
+from scipy.stats import beta, norm
 
 from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
@@ -28,6 +28,7 @@ SEARCH = 12  # configurations that a search tries
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
 LEVEL = 0.95  # coverage of all intervals
 ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
+LEAST = 0.02  # the smallest standard error of a log ratio
 THEORY = 1  # the number of the theory point; point 0 is a method's default values
 AGAIN = " (second scramble)"  # after the name of a method: its points of kind null
 BEFORE, SAME, OPEN, BEHIND = "before", "alike", "not resolved", "behind"
@@ -217,38 +218,39 @@ def spread(without: np.ndarray) -> np.ndarray:
     return np.asarray((len(without) - 1) * without.var(axis=0))
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search of a method finds. ``raised`` is the expectation if there is one more point, as good as any of the task."""
+class Found(NamedTuple):
+    """What searches of several methods find on a task in one currency.
 
-    by_seed: np.ndarray
-    without: np.ndarray
-    raised: np.ndarray
-
-    @property
-    def mean(self) -> np.ndarray:
-        return np.asarray(self.by_seed.mean(axis=0))
-
-
-def found_by(pools: ByMethod, size: int) -> tuple[dict[str, Found], float]:
-    """Return what searches of ``size`` points find for each method, and the variance of a score over seeds.
-
-    That variance is the one of the methods' differences: what a seed adds to all methods does not count.
+    Args:
+        mean: The expected score for each target and the probability to reach it, [methods, 2 * targets].
+        raised: The same with one more point, which is as good as any point of the task.
+        without: The same for each method without each of its points, [points, 2 * targets] each.
+        by_seed: The expected scores, by the seed of the selection, [methods, seeds].
     """
-    tops = [pool.values[pool.best - THEORY].mean(axis=0) for pool in pools.values()]
-    top = max(tops, key=lambda values: values[: len(values) // 2].sum())
-    found = dict[str, Found]()
-    for name, pool in pools.items():
-        by_seed, n = pool.expected(size), len(pool.costs)
-        raised = by_seed.mean(axis=0) + (size - 1) / n * np.maximum(top - by_seed.mean(axis=0), 0)
-        found[name] = Found(by_seed, pool.without(size), raised)
-    scores = np.array([own.by_seed[:, : len(top) // 2].mean(axis=1) for own in found.values()])  # [methods, seeds]
-    scores = scores[scores.any(axis=1)]
-    freedom = (len(scores) - 1) * (scores.shape[1] - 1)
-    if freedom < 1:
-        return found, 0.0
-    rest = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
-    return found, float((rest**2).sum() / freedom / scores.shape[1])
+
+    mean: np.ndarray
+    raised: np.ndarray
+    without: list[np.ndarray]
+    by_seed: np.ndarray
+
+    def variance(self, common: bool) -> float:
+        """Return the variance of a method's score over seeds. common: whether what a seed adds to all methods counts."""
+        off = self.by_seed - self.by_seed.mean(axis=1, keepdims=True)
+        methods, seeds = off.shape
+        number = (methods if common else methods - 1) * (seeds - 1) * seeds
+        return float(((off if common else off - off.mean(axis=0)) ** 2).sum() / max(number, 1))
+
+
+def found_by(pools: Sequence[Pool], size: int) -> Found:
+    """Return what searches of ``size`` points find."""
+    by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
+    mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
+    top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())
+    chance = np.array([(size - 1) / len(pool.costs) for pool in pools])[
+        :, None
+    ]  # that the search tries the additional point
+    without = [pool.without(size) for pool in pools]
+    return Found(mean, mean + chance * np.maximum(top - mean, 0), without, by_seed[..., :goals].mean(axis=2))
 
 
 def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
@@ -258,98 +260,100 @@ def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
 
     Args:
         pools: The methods on a task in one currency.
-        sizes: The numbers of points; a number that exceeds a method's points is left out.
+        sizes: The numbers of points. A method has no row for a number that exceeds its number of points.
     """
-    rows, z = [], norm.isf((1 - LEVEL) / 2 / len(sizes))
-    for name, pool in pools.items():
-        rows.append({"method": name, "points": 0, "score": pool.score_of("pool", 0)})
+    z, goals = norm.isf((1 - LEVEL) / 2 / len(sizes)), next(iter(pools.values())).costs.shape[2]
+    tables = [
+        pd.DataFrame({"method": [*pools], "points": 0, "score": [pool.score_of("pool", 0) for pool in pools.values()]})
+    ]
     for size in sizes:
         large = {name: pool for name, pool in pools.items() if len(pool.costs) >= size}
-        found, of_seeds = found_by(large, size) if large else ({}, 0.0)
-        for name, own in found.items():
-            goals = len(own.raised) // 2
-            score, raised = own.mean[:goals].mean(), own.raised[:goals].mean()
-            variance = of_seeds + spread(own.without[:, :goals].mean(axis=1))
-            low, high = score - z * math.sqrt(variance), score + z * math.sqrt(variance + (raised - score) ** 2)
-            rows.append({"method": name, "points": size, "score": score, "low": max(low, 0.0), "high": min(high, 1.0)})
-    return pd.DataFrame(rows).sort_values(["method", "points"], kind="stable", ignore_index=True)
+        if large:
+            found = found_by([*large.values()], size)
+            score, raised = (values[:, :goals].mean(axis=1) for values in (found.mean, found.raised))
+            variance = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without]) + found.variance(
+                common=True
+            )
+            low, high = score - z * np.sqrt(variance), score + z * np.sqrt(variance + (raised - score) ** 2)
+            ends = {"low": low.clip(0), "high": high.clip(max=1)}
+            tables.append(pd.DataFrame({"method": [*large], "points": size, "score": score, **ends}))
+    return pd.concat(tables).sort_values(["method", "points"], ignore_index=True)
 
 
 def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
     The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval
-    is the exact binomial one of the share of points that reach it.
+    is the exact binomial one for the share of points that reach it.
     """
-    rows = []
+    tables, tail = list[pd.DataFrame](), (1 - LEVEL) / 2
     for name, pool in pools.items():
-        n, goals = len(pool.costs) - 1, len(targets)
-        score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, goals)
-        share = share.clip(0, 1)
-        number = n * (1 - (1 - share) ** (1 / (SEARCH - 1)))  # of points, if each of them reaches the target alike
-        tail = (1 - LEVEL) / 2
-        of_points = np.array([beta.ppf(tail, number, n - number + 1), beta.ppf(1 - tail, number + 1, n - number)])
-        ends = 1 - (1 - np.where(np.isnan(of_points), [[0.0], [1.0]], of_points)) ** (SEARCH - 1)
+        score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, -1)
+        n, missed = len(pool.costs) - 1, (1 - share).clip(0, 1)
+        number = n * (1 - missed ** (1 / (SEARCH - 1)))  # of points, if those that reach the target are found by chance
+        ends = {
+            "low": np.nan_to_num(beta.ppf(tail, number, n - number + 1)),
+            "high": beta.isf(tail, number + 1, n - number),
+        }
+        ends = {end: 1 - (1 - np.where(number < n, of_points, 1)) ** (SEARCH - 1) for end, of_points in ends.items()}
         cost = np.where(share < 0.5, math.nan, np.exp(-SPAN * score / np.maximum(share, 0.5)))
-        columns = {"target": targets, "reach": share, "low": ends[0], "high": ends[1], "cost": cost}
-        rows.append(pd.DataFrame({"method": name, **columns}))
-    return pd.concat(rows, ignore_index=True)
-
-
-def verdict(low: float, high: float) -> str:
-    """Return what an interval of a log ratio says about the first method of a pair."""
-    if not low <= high:
-        return OPEN
-    return BEFORE if high < -ALIKE else BEHIND if low > ALIKE else SAME if low > -ALIKE and high < ALIKE else OPEN
+        tables.append(pd.DataFrame({"method": name, "target": targets, "reach": 1 - missed, **ends, "cost": cost}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def seen(one: Pool, other: Pool) -> float:
     """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
-    shares = []
-    a, b = (chances(len(pool.costs) - 1, SEARCH) for pool in (one, other))
-    for own, its in zip(one.judged(one.scores[..., None]), other.judged(other.scores[..., None]), strict=True):
-        order = np.argsort(its[:, 0])
-        below = np.concatenate([[0], np.cumsum(b[order])])
-        ends = [np.searchsorted(its[order, 0], own[:, 0] + off) for off in (-1e-12, 1e-12)]
-        shares.append(a @ (below[ends[0]] + below[ends[1]]) / 2)
-    return float(np.mean(shares))
+    a, b = ((chances(len(pool.costs) - 1, SEARCH), pool.judged(pool.scores[..., None])) for pool in (one, other))
+    ahead = np.sign(a[1] - np.swapaxes(b[1], 1, 2)).mean(axis=0)
+    return float(1 + a[0] @ ahead @ b[0]) / 2
 
 
-def pairs(pools: ByMethod) -> pd.DataFrame:
+def verdict(low: float, high: float) -> str:
+    """Return what an interval of a log ratio says about the first method of a pair."""
+    if high < -ALIKE or low > ALIKE:
+        return BEFORE if high < -ALIKE else BEHIND
+    return SAME if low > -ALIKE and high < ALIKE else OPEN
+
+
+def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> pd.DataFrame:
     """Return one row per pair of methods on a task in one currency; ``one`` has the higher expected score.
 
     Columns:
         one, other: The methods.
         effect, error: The log ratio of expected costs, see `log_ratio`, and its standard error.
         ratio: The ratio; nan if one of the two misses more than half of the targets that the other one reaches.
-        low, high: The interval of the ratio. The intervals of all pairs of the task cover at once.
+        low, high: The interval of the ratio. The intervals of all pairs cover at once.
         misses_one, misses_other: The shares of targets that searches of each method miss.
         seen: See `seen`.
         verdict: 'before' or 'alike' if the interval says so, else 'not resolved'.
+
+    Args:
+        pools: The methods.
+        couples: The pairs; all pairs if it is not given.
     """
-    rows, (found, of_seeds) = [], found_by(pools, SEARCH)
-    z = float(studentized_range.ppf(LEVEL, max(len(pools), 2), math.inf)) / math.sqrt(2)
-    for names in combinations(pools, 2):
-        names = sorted(names, key=lambda name: -found[name].mean[: len(found[name].raised) // 2].sum())
-        one, other = (found[name] for name in names)
-        effect, goals = float(log_ratio(one.mean, other.mean)), len(one.raised) // 2
-        reached = one.mean[goals:], other.mean[goals:]
-        both, any_ = (reached[0] * reached[1]).sum(), (1 - (1 - reached[0]) * (1 - reached[1])).sum()
-        of_points = spread(log_ratio(one.without, other.mean)) + spread(log_ratio(one.mean, other.without))
-        of_seed = 2 * of_seeds * (SPAN * goals / any_) ** 2 if any_ else math.nan
-        variance = float(of_points + of_seed + 0.02**2)
-        raised = [float(log_ratio(one.raised, other.mean)) - effect, float(log_ratio(one.mean, other.raised)) - effect]
-        low, high = (
-            effect + sign * z * math.hypot(math.sqrt(variance), more)
-            for sign, more in zip((-1, 1), raised, strict=True)
+    names, found, rows = [*pools], found_by([*pools.values()], SEARCH), list[dict[str, Any]]()
+    goals, scores = found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
+    couples = [*combinations(names, 2)] if couples is None else couples
+    z = norm.isf((1 - LEVEL) / 2 / max(len(couples), 1))
+    for couple in couples:
+        a, b = sorted(map(names.index, couple), key=lambda place: -scores[place])
+        mean = found.mean
+        effect, reached = float(log_ratio(mean[a], mean[b])), mean[[a, b], goals:]
+        some = float((1 - (1 - reached).prod(axis=0)).sum())  # the targets that at least one of two searches reaches
+        variance = (
+            spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b])) + LEAST**2
         )
-        said = verdict(low, high)
-        row = {"one": names[0], "other": names[1], "effect": effect}
-        row["error"] = math.sqrt(variance + (raised[0] ** 2 + raised[1] ** 2) / 2)
-        row |= {"ratio": math.exp(effect), "low": math.exp(low), "high": math.exp(high)}
-        row |= {"misses_one": 1 - reached[0].mean(), "misses_other": 1 - reached[1].mean()}
-        row |= {"seen": seen(*(pools[name] for name in names)), "verdict": said}
-        if both < any_ / 2:  # too few common targets for a ratio
-            row |= {"ratio": math.nan, "verdict": OPEN if said == SAME else said}
+        variance += 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2
+        off = [float(log_ratio(found.raised[a], mean[b])) - effect, float(log_ratio(mean[a], found.raised[b])) - effect]
+        low, high = (effect + sign * z * math.sqrt(variance + own**2) for sign, own in zip((-1, 1), off, strict=True))
+        few, said = 2 * reached.prod(axis=0).sum() < some, verdict(low, high)
+        row = {"one": names[a], "other": names[b], "effect": effect}
+        row |= {
+            "error": math.sqrt(variance + (off[0] ** 2 + off[1] ** 2) / 2),
+            "ratio": math.nan if few else math.exp(effect),
+        }
+        row |= {"low": math.exp(low), "high": math.exp(high)}
+        row |= dict(zip(("misses_one", "misses_other"), 1 - reached.mean(axis=1), strict=True))
+        row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
         rows.append(row)
     return pd.DataFrame(rows, columns=PAIR)
