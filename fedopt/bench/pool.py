@@ -25,7 +25,11 @@ from fedopt.errors import UserError
 from fedopt.jobs import Launcher, Outcome, run_all
 from fedopt.machine import processor
 
-POOL, NULL, REPORT = "pool", "null", "report"  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
+POOL, NULL, REPORT = (
+    "pool",
+    "null",
+    "report",
+)  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
 REPORTED = 8  # one of so many sampled configurations is reported: in 4 of 5 searches of 12, the best one is
 
 
@@ -90,9 +94,13 @@ class Pools:
             return False
         kept = read_table(path, ["task_digest", "commit"])
         if {*kept["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
-            raise UserError(f"{path}: the rules of bench/{task.name}.yaml have changed since its runs; choose another --out")
+            raise UserError(
+                f"{path}: the rules of bench/{task.name}.yaml have changed since its runs; choose another --out"
+            )
         if {*kept["commit"]} != {self.commit}:
-            raise UserError(f"{path}: its runs are of the commit {kept['commit'][0]}; check it out, or choose another --out")
+            raise UserError(
+                f"{path}: its runs are of the commit {kept['commit'][0]}; check it out, or choose another --out"
+            )
         return True
 
 
@@ -116,7 +124,9 @@ class _Pool:
         """Yield the jobs that compute the missing runs of these kinds, one for each seed."""
         for kind in kinds:
             if kind == REPORT:
-                self.points[REPORT] = {number: self.points[POOL][number] for number in reported(self.task, self.table(POOL))}
+                self.points[REPORT] = {
+                    number: self.points[POOL][number] for number in reported(self.task, self.table(POOL))
+                }
             done = {(int(row["trial"]), int(row["seed"])) for row in read_rows(self.folder / kind / TABLE)}
             for seed in range(REPORTS) if kind == REPORT else range(FIRST_SEED, FIRST_SEED + SEEDS):
                 if left := {n: point for n, point in self.points[kind].items() if (n, seed) not in done}:

@@ -277,7 +277,10 @@ class Entries:
 
     def digest(self, task: Task, entry: Entry) -> str:
         """Return a hash of everything that is registered about an entry on a task, and that compared runs must share."""
-        claims, texts = [asdict(claim) for claim in self.claims_on(task)], {"title": "", "facts": {}}  # which may change
+        claims, texts = (
+            [asdict(claim) for claim in self.claims_on(task)],
+            {"title": "", "facts": {}},
+        )  # which may change
         of_all = [self.roles, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
         rules = [asdict(task) | texts, asdict(entry), claims, of_all]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
