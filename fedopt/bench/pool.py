@@ -4,19 +4,18 @@ The sampled configurations of an entry are computed together, as the trials of `
 with other seeds, for a report.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 
-import numpy as np
 import pandas as pd
 
 from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.rank import goals_of, hits, worth
-from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
-from fedopt.bench.space import Point, overrides_of
+from fedopt.bench.release import COLUMNS, NAMES, read_table, rounded, write_table
+from fedopt.bench.space import overrides_of
 from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
@@ -26,7 +25,11 @@ from fedopt.errors import UserError
 from fedopt.jobs import Launcher, Outcome, run_all
 from fedopt.machine import processor
 
-POOL, NULL, REPORT = "pool", "null", "report"  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
+POOL, NULL, REPORT = (
+    "pool",
+    "null",
+    "report",
+)  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
 REPORTED = 8  # one of so many sampled configurations is reported: in 4 of 5 searches of 12, the best one is
 
 
@@ -72,7 +75,8 @@ class Pools:
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the kept rows of all entries on these tasks."""
         tables = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
-        return pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        table = pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        return table.astype(dict.fromkeys(NAMES, "category"))
 
     def fits(self, task: Task, name: str) -> bool:
         """Return whether the data exist and an entry's config can be composed. If not, print a note that says why."""
@@ -91,9 +95,13 @@ class Pools:
             return False
         kept = read_table(path, ["task_digest", "commit"])
         if {*kept["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
-            raise UserError(f"{path}: the rules of bench/{task.name}.yaml have changed since its runs; choose another --out")
+            raise UserError(
+                f"{path}: the rules of bench/{task.name}.yaml have changed since its runs; choose another --out"
+            )
         if {*kept["commit"]} != {self.commit}:
-            raise UserError(f"{path}: its runs are of the commit {kept['commit'][0]}; check it out, or choose another --out")
+            raise UserError(
+                f"{path}: its runs are of the commit {kept['commit'][0]}; check it out, or choose another --out"
+            )
         return True
 
 
@@ -117,7 +125,9 @@ class _Pool:
         """Yield the jobs that compute the missing runs of these kinds, one for each seed."""
         for kind in kinds:
             if kind == REPORT:
-                self.points[REPORT] = {number: self.points[POOL][number] for number in reported(self.task, self.table(POOL))}
+                self.points[REPORT] = {
+                    number: self.points[POOL][number] for number in reported(self.task, self.table(POOL))
+                }
             done = {(int(row["trial"]), int(row["seed"])) for row in read_rows(self.folder / kind / TABLE)}
             for seed in range(REPORTS) if kind == REPORT else range(FIRST_SEED, FIRST_SEED + SEEDS):
                 if left := {n: point for n, point in self.points[kind].items() if (n, seed) not in done}:
