@@ -29,6 +29,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, fo
 LEVEL = 0.95  # coverage of all intervals
 ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
 LEAST = 0.02  # the smallest standard error of a log ratio
+KEYS = ["method", "kind", "point", "seed"]  # of a run of a task
 THEORY = 1  # the number of the theory point; point 0 is a method's default values
 AGAIN = " (second scramble)"  # after the name of a method: its points of kind null
 BEFORE, SAME, OPEN, BEHIND = "before", "alike", "not resolved", "behind"
@@ -52,21 +53,27 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         table: The rows of the runs, with the rows of each run in the order of its steps.
     """
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
-    keys, found = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
-    runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
-    costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
-    values, targets = sign * table["value"].to_numpy(float), sign * np.asarray(task.targets)
-    for key, rows in runs.items():
-        own = values[rows]
-        goals = targets * own[0] if task.relative else targets
-        good = own[:, None] <= goals  # false for nan
-        both = good[:-1] & good[1:]
-        kept = both.any(axis=0)
-        first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
-        for currency in CURRENCIES:
-            cost = costs[currency][rows][first]
-            found.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
-    return pd.DataFrame(found, columns=[*keys, "currency", *goals_of(task)])
+    run = table.groupby(KEYS, sort=False, observed=True).ngroup().to_numpy()
+    table, run = table.iloc[run.argsort(kind="stable")], np.sort(run)
+    same, values = (
+        np.append(run[1:] == run[:-1], False),
+        sign * table["value"].to_numpy(float),
+    )  # whether the next row is of the run
+    starts = np.flatnonzero(~np.roll(same, 1)) if len(run) else run
+    scale = table["value"].to_numpy(float)[starts][run] if task.relative else 1.0
+    costs = np.array([spent(table, currency) / task.limit(currency) for currency in CURRENCIES])
+    found = np.full((len(CURRENCIES), len(starts), len(task.targets)), math.inf)
+    for goal, target in enumerate(task.targets):
+        good = values <= sign * target * scale  # false for nan
+        rows = np.flatnonzero(good & np.roll(good, -1) & same)
+        of_runs, firsts = np.unique(run[rows], return_index=True)
+        cost = costs[:, rows[firsts]]
+        found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
+    runs, columns = table.iloc[starts][KEYS].reset_index(drop=True), goals_of(task)
+    each = [
+        pd.DataFrame(own, columns=columns).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)
+    ]
+    return pd.concat([pd.concat([runs, own], axis=1) for own in each], ignore_index=True)
 
 
 def goals_of(task: Task) -> list[int]:
@@ -160,6 +167,20 @@ class Pool:
             found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
         return found[1:] / len(self.orders)
 
+    def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
+
+        The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
+        """
+        rest = np.full((1, *self.costs.shape[1:]), math.inf)
+        costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
+        chance = chances(len(self.costs) - 1, SEARCH) / costs.shape[1]
+        share, logs = (
+            np.tensordot(chance, of.sum(axis=1), 1)
+            for of in (np.isfinite(costs), np.log(np.where(np.isfinite(costs), costs, 1)))
+        )
+        return share, np.where(share < 0.5, math.nan, np.exp(logs / np.maximum(share, 0.5)))
+
     def score_of(self, kind: str, point: int) -> float:
         """Return the mean score of one of the ``others``; nan if it was not run."""
         return float(worth(self.others[kind, point]).mean()) if (kind, point) in self.others else math.nan
@@ -182,9 +203,9 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
     """
     pools = {currency: dict[str, Pool]() for currency in CURRENCIES}
     goals, higher = goals_of(task), task.targets[-1] > task.targets[0]
-    keys = ["method", "kind", "point", "seed"]
-    ends = table.drop_duplicates(keys, keep="last").set_index(keys)["value"] * (1 if higher else -1)
-    reached = hits(task, table).set_index(keys).sort_index()
+    table = table.astype({"method": str, "kind": str})
+    ends = table.drop_duplicates(KEYS, keep="last").set_index(KEYS)["value"] * (1 if higher else -1)
+    reached = hits(task, table).set_index(KEYS).sort_index()
     for currency, rows in reached.groupby("currency"):
         ended = ends.reindex(rows.index).fillna(-math.inf).to_numpy(float)
         for (method, kind), own in rows.assign(end=ended).groupby(["method", "kind"]):
@@ -283,21 +304,20 @@ def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
 def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
-    The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval
-    is the exact binomial one for the share of points that reach it.
+    A search reaches a target if one of its points does, on the seed of the search. The cost is that of the cheapest of them, as
+    the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval is the
+    exact binomial one for the share of sampled points that reach the target, given the seeds.
     """
     tables, tail = list[pd.DataFrame](), (1 - LEVEL) / 2
     for name, pool in pools.items():
-        score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, -1)
-        n, missed = len(pool.costs) - 1, (1 - share).clip(0, 1)
-        number = n * (1 - missed ** (1 / (SEARCH - 1)))  # of points, if those that reach the target are found by chance
-        ends = {
-            "low": np.nan_to_num(beta.ppf(tail, number, n - number + 1)),
-            "high": beta.isf(tail, number + 1, n - number),
-        }
-        ends = {end: 1 - (1 - np.where(number < n, of_points, 1)) ** (SEARCH - 1) for end, of_points in ends.items()}
-        cost = np.where(share < 0.5, math.nan, np.exp(-SPAN * score / np.maximum(share, 0.5)))
-        tables.append(pd.DataFrame({"method": name, "target": targets, "reach": 1 - missed, **ends, "cost": cost}))
+        n, (share, cost) = len(pool.costs) - 1, pool.cheapest()
+        theory, number = np.isfinite(pool.costs[0]), np.isfinite(pool.costs[1:]).sum(axis=0)  # [seeds, targets]
+        ends = [beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)]
+        of_points = np.where(number == [[[0]], [[n]]], [[[0]], [[1]]], ends)
+        low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
+        tables.append(
+            pd.DataFrame({"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost})
+        )
     return pd.concat(tables, ignore_index=True)
 
 
