@@ -135,31 +135,29 @@ class Pool:
         """The indices of all points from best to worst on each seed, [seeds, 1 + n]. Of equal points, the first is the best."""
         return np.lexsort((-self.ends.T, -self.scores.T), axis=-1)
 
-    def judged(self, values: np.ndarray) -> np.ndarray:
-        """Return what a search finds, by the rank of its best sampled point, [seeds, n + 1, columns].
+    @cached_property
+    def found(self) -> np.ndarray:
+        """The values that a search finds, by the rank of its best sampled point, [seeds, n + 1, 2 * targets].
 
         A search that selects on one seed finds the mean of the values over the other seeds. It selects the theory point unless
         a sampled point is better. The last rank is that of a search without a sampled point.
-
-        Args:
-            values: The values of all points on all seeds, [1 + n, seeds, columns].
         """
-        found, seeds = [], range(values.shape[1])
+        found, seeds = [], range(self.values.shape[1])
         for seed, order in enumerate(self.orders):
-            on_others = values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
+            on_others = self.values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
             better = int(order.argmin())  # the number of sampled points that are better than the theory point
             found.append(on_others[np.append(order[:better], np.zeros(len(order) - better, int))])
         return np.array(found)
 
     def expected(self, size: int) -> np.ndarray:
         """Return the expected values of a search of ``size`` points, by the seed of the selection, [seeds, 2 * targets]."""
-        return np.asarray(chances(len(self.costs) - 1, size) @ self.judged(self.values))
+        return np.asarray(chances(len(self.costs) - 1, size) @ self.found)
 
     def without(self, size: int) -> np.ndarray:
         """Return the expected values of a search if a sampled point is left out, for each of these points, [n, 2 * targets]."""
         n, found = len(self.costs) - 1, np.zeros((len(self.costs), self.values.shape[2]))
         share = chances(n - 1, size)[:, None]
-        for order, values in zip(self.orders, self.judged(self.values), strict=True):
+        for order, values in zip(self.orders, self.found, strict=True):
             above, below = (
                 share * values[:-1],
                 share * values[1:],
@@ -323,9 +321,14 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
 
 def seen(one: Pool, other: Pool) -> float:
     """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
-    a, b = ((chances(len(pool.costs) - 1, SEARCH), pool.judged(pool.scores[..., None])) for pool in (one, other))
-    ahead = np.sign(a[1] - np.swapaxes(b[1], 1, 2)).mean(axis=0)
-    return float(1 + a[0] @ ahead @ b[0]) / 2
+    goals, shares = one.costs.shape[2], []
+    chance, its_chance = (chances(len(pool.costs) - 1, SEARCH) for pool in (one, other))
+    for own, its in zip(one.found[..., :goals].mean(axis=2), other.found[..., :goals].mean(axis=2), strict=True):
+        order = its.argsort()
+        below = np.append(0, its_chance[order].cumsum())  # the probability of each number of lower scores
+        left, right = (below[np.searchsorted(its[order], own, side)] for side in ("left", "right"))
+        shares.append(chance @ (left + right) / 2)
+    return float(np.mean(shares))
 
 
 def verdict(low: float, high: float) -> str:
