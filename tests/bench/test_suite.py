@@ -36,10 +36,8 @@ targets: [0.5, 0.1]
 budget: {comm_rounds: 10, bytes: 1000, client_visits: 30, example_calls: 1000}
 smoothness: {Lx: 1, Ly: 1}
 entries: [toy sgd, twin, slow]
-claims:
-  - {says: takes larger steps, one: toy sgd, other: slow, by: [comm_rounds, calls]}
-'null': [[toy sgd, twin]]
-twin: [problem.heterogeneity=0]
+'null': [toy sgd]
+twins: [[toy sgd, twin]]
 smoke: true
 points: 14
 """
@@ -48,6 +46,8 @@ entries:
   toy sgd: {algo: fedavg, ranges: {algo.eta: 'log(0.01,1)', algo.gamma: 'log(0.1,10)'}}
   twin: {like: toy sgd}
   slow: {algo: fedavg, ranges: {algo.eta: 'log(1.0e-7,1.0e-6)'}}
+claims:
+  - {key: t, says: takes larger steps, one: toy sgd, other: slow, by: [comm_rounds, calls]}
 """
 TEMPLATES = ROOT / "fedopt" / "templates"
 WORDS = ["toy", "--smoke"]
