@@ -195,13 +195,10 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
 def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequence[Task]], version: str) -> Page:
     """Return the interactive page: tuning curves, and the share of targets reached against the fraction of the budget."""
     curves = found["curves"].assign(target="all (score)", title="expected score")
-    if "reach_by_points" in found:
-        by_target = found["reach_by_points"].rename(columns={"share": "score"})
-        by_target["target"], by_target["title"] = (
-            by_target["target"].map("{:g}".format),
-            "share of searches that reach it",
-        )
-        curves = pd.concat([curves, by_target])
+    by_target = (
+        found["reach_by_points"].rename(columns={"share": "score"}).assign(title="share of searches that reach it")
+    )
+    curves = pd.concat([curves, by_target.assign(target=by_target["target"].map("{:g}".format))])
     board_of = {task.name: board for board, here in boards.items() for task in here}
     titles = {task.name: f"{task.name}: {task.title}" for here in boards.values() for task in here}
     curves = curves.assign(board=curves["task"].map(board_of), task=curves["task"].map(titles))
