@@ -21,7 +21,7 @@ from fedopt.bench.space import Point, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
-from fedopt.metrics import COSTS, Cost
+from fedopt.metrics import COSTS
 
 VERSION = "2.1"
 NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also used in file names
@@ -36,38 +36,35 @@ class Currency:
     Args:
         label: The name.
         short: The name in the header of a narrow table.
-        cost: The cost. Its limit in a task's budget is 100 %.
+        limit: The key of a task's budget that is 100 % of the cost.
         again: Columns of the cost that count twice.
     """
 
     label: str
     short: str
-    cost: Cost
+    limit: str
     again: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of ``metrics.csv`` whose sum is the cost."""
-        return self.cost.columns + self.again
+        return COSTS[self.limit].columns + self.again
 
 
 CURRENCIES = {
-    "comm_rounds": Currency("communication rounds", "rounds", COSTS["comm_rounds"]),
-    "bytes": Currency("bytes", "bytes", COSTS["bytes"]),
-    "client_visits": Currency("client visits", "visits", COSTS["client_visits"]),
-    "calls": Currency("calls, a product as one gradient", "calls", COSTS["example_calls"]),
+    "comm_rounds": Currency("communication rounds", "rounds", "comm_rounds"),
+    "bytes": Currency("bytes", "bytes", "bytes"),
+    "client_visits": Currency("client visits", "visits", "client_visits"),
+    "calls": Currency("calls, a product as one gradient", "calls", "example_calls"),
     "calls_2": Currency(
-        "calls, a product as two gradients",
-        "calls, products twice",
-        COSTS["example_calls"],
-        again=("hvp_examples", "jvp_examples"),
+        "calls, a product as two gradients", "calls, products twice", "example_calls", ("hvp_examples", "jvp_examples")
     ),
 }
 COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
 # column of the table of runs -> column of metrics.csv
 COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 # The keys of a budget
-LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
+LIMITS = tuple(dict.fromkeys(currency.limit for currency in CURRENCIES.values()))
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class Task:
         return data_folder(None) / self.data
 
     def limit(self, currency: str) -> float:
-        return self.budget[CURRENCIES[currency].cost.limit]
+        return self.budget[CURRENCIES[currency].limit]
 
     def command(self, entry: Entry, point: Point) -> list[str]:
         """Return the overrides of a run, without its seed. It is evaluated at equal distances of log(communication rounds)."""
