@@ -2,11 +2,12 @@
 """Measure the budgets, the smoothness and the targets of tasks of the benchmark, and write them into conf/bench: once, before
 any method is run.
 
-Communication rounds are fixed by hand. The other limits are what the median method of the task spends in so many rounds with its
-defaults; of calls half of that, so that runs with single local steps end. Lx and Ly are those of the problem where it knows
-them; else the largest curvatures at the start, by power iteration; where these are zero the file keeps what it has. L of games is
-the norm of the Jacobian of their field, set by hand. Targets that are no shares of the start lie 50, 75, 90 and 100 % of the way from the start to the median of what methods of reference reach in
-these rounds: each with the best of 12 points of its pool, and then with five other seeds.
+Communication rounds are fixed by hand. The other limits are what the median method of the task spends in so many rounds with
+its defaults; of calls half of that, so that runs with single local steps end. Lx and Ly are those of the problem where it knows
+them; else the largest curvatures at the start, by power iteration; where these are zero the file keeps what it has. L of games
+is the norm of the Jacobian of their field, set by hand. Targets that are no shares of the start lie 50, 75, 90 and 100 % of the
+way from the start to the median of what methods of reference reach in these rounds: each with the best of 12 points of its
+pool, and then with five other seeds.
 """
 
 import argparse
