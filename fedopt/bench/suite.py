@@ -274,12 +274,10 @@ class Entries:
 
     def digest(self, task: Task, entry: Entry) -> str:
         """Return a hash of everything that is registered about an entry on a task, and that compared runs must share."""
-        claims, texts = (
-            [asdict(claim) for claim in self.claims_on(task)],
-            {"title": "", "facts": {}},
-        )  # which may change
-        of_all = [self.roles, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
-        rules = [asdict(task) | texts, asdict(entry), claims, of_all]
+        claims = [asdict(claim) for claim in self.claims_on(task)]
+        written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
+        of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
+        rules = [of_task, asdict(entry), written, claims, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:
@@ -301,7 +299,7 @@ class Entries:
 
     def _point(self, task: Task, entry: Entry, row: np.ndarray) -> Point:
         """Return the configuration at fractions of the ranges of an entry's keys, [keys]."""
-        point, numbers = Point(), {"L": max(task.smoothness.values()), **task.smoothness}
+        point, numbers = Point(), dict[str, Any](L=max(task.smoothness.values())) | task.smoothness
         for (key, text), share in zip(entry.ranges.items(), row, strict=False):
             role, *factors = text.replace(", ", ",").split(" ")
             written, *scale = self.roles.get(role, role).split(" ")
