@@ -24,6 +24,7 @@ from fedopt.bench.rank import (
     pairs,
     pools_of,
     reach,
+    reach_by_points,
     verdict,
 )
 from fedopt.bench.suite import Claim, Entries, Task
@@ -214,7 +215,8 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
         chosen: The tasks.
         entries: All entries.
     """
-    found = {name: list[pd.DataFrame]() for name in ("curves", "reach", "pairs", "places", "nulls", "profiles")}
+    of_tasks = ("curves", "reach", "reach_by_points", "pairs", "places", "nulls", "profiles")
+    found = {name: list[pd.DataFrame]() for name in of_tasks}
     boards = dict[tuple[str, str], dict[str, ByMethod]]()
     for task in chosen:
         for currency, every in pools_of(task, table[table["task"] == task.name]).items():
@@ -228,6 +230,7 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
             same += [(one, other) for one, other in task.twins if {one, other} <= {*pools}]
             tables = {"curves": scores, "reach": reach(pools, task.targets), "pairs": of_pairs}
             tables |= {"places": places(pools, of_pairs, scores, ranked), "nulls": pairs(every, same)}
+            tables["reach_by_points"] = reach_by_points(pools, task.targets)
             for name, own in tables.items():
                 own.insert(0, "task", task.name)
                 own.insert(1, "currency", currency)

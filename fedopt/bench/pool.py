@@ -4,19 +4,18 @@ The sampled configurations of an entry are computed together, as the trials of `
 with other seeds, for a report.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 
-import numpy as np
 import pandas as pd
 
 from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.rank import goals_of, hits, worth
-from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
-from fedopt.bench.space import Point, overrides_of
+from fedopt.bench.release import COLUMNS, NAMES, read_table, rounded, write_table
+from fedopt.bench.space import overrides_of
 from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
@@ -76,7 +75,8 @@ class Pools:
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the kept rows of all entries on these tasks."""
         tables = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
-        return pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        table = pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        return table.astype(dict.fromkeys(NAMES, "category"))
 
     def fits(self, task: Task, name: str) -> bool:
         """Return whether the data exist and an entry's config can be composed. If not, print a note that says why."""

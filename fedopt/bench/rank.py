@@ -165,14 +165,14 @@ class Pool:
             found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
         return found[1:] / len(self.orders)
 
-    def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
+    def cheapest(self, size: int = SEARCH) -> tuple[np.ndarray, np.ndarray]:
         """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
 
-        The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
+        A search has ``size`` points. The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
         """
         rest = np.full((1, *self.costs.shape[1:]), math.inf)
         costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
-        chance = chances(len(self.costs) - 1, SEARCH) / costs.shape[1]
+        chance = chances(len(self.costs) - 1, size) / costs.shape[1]
         share, logs = (
             np.tensordot(chance, of.sum(axis=1), 1)
             for of in (np.isfinite(costs), np.log(np.where(np.isfinite(costs), costs, 1)))
@@ -319,6 +319,16 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def reach_by_points(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
+    """Return the share of searches that reach each target, by the number of their points: method, points, target, share."""
+    sizes = [(name, pool, size) for name, pool in pools.items() for size in SIZES if size <= len(pool.costs)]
+    of = [
+        {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
+        for name, pool, size in sizes
+    ]
+    return pd.concat(map(pd.DataFrame, of), ignore_index=True)
+
+
 def seen(one: Pool, other: Pool) -> float:
     """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
     goals, shares = one.costs.shape[2], []
@@ -375,7 +385,7 @@ def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> 
             "error": math.sqrt(variance + (off[0] ** 2 + off[1] ** 2) / 2),
             "ratio": math.nan if few else math.exp(effect),
         }
-        row |= {"low": math.exp(low), "high": math.exp(high)}
+        row |= {"low": float(np.exp(low)), "high": float(np.exp(high))}
         row |= dict(zip(("misses_one", "misses_other"), 1 - reached.mean(axis=1), strict=True))
         row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
         rows.append(row)

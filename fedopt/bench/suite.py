@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.bench.space import Point, Range, overrides_of, read_range, roles
+from fedopt.bench.space import Point, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
@@ -129,7 +129,8 @@ class Task:
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
         budget: The cost that counts as 100 %, for each of `LIMITS`.
-        smoothness: The largest curvatures Lx and Ly, which scale the ranges of step sizes.
+        smoothness: The largest curvatures Lx and Ly in x and in y, which scale the ranges of step sizes. L is that of both
+            together; without it, the larger of the two.
         entries: Names of entries.
         name: The name of the file, without its extension.
         facts: What the page says about the problem, such as its condition number.
@@ -199,7 +200,8 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     for task in chosen:
         if odd := [name for name in (task.name, task.board, *task.entries) if not NAME.fullmatch(name)]:
             raise UserError(f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and -")
-        if {*task.budget} != {*LIMITS} or {*task.smoothness} != {"Lx", "Ly"} or min(task.budget.values()) <= 0:
+        sizes = {"Lx", "Ly"} <= {*task.smoothness} <= {"Lx", "Ly", "L"}
+        if {*task.budget} != {*LIMITS} or not sizes or min(task.budget.values()) <= 0:
             rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
             raise UserError(f"bench.{task.name}: {rules}")
     return [task for task in chosen if task.smoke or names or not smoke]
@@ -302,7 +304,7 @@ class Entries:
 
     def _point(self, task: Task, entry: Entry, row: np.ndarray) -> Point:
         """Return the configuration at fractions of the ranges of an entry's keys, [keys]."""
-        point, numbers = Point(), {**task.smoothness, "L": max(task.smoothness.values())}
+        point, numbers = Point(), {"L": max(task.smoothness.values()), **task.smoothness}
         for (key, text), share in zip(entry.ranges.items(), row, strict=False):
             role, *factors = text.replace(", ", ",").split(" ")
             written, *scale = self.roles.get(role, role).split(" ")

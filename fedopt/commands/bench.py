@@ -67,7 +67,11 @@ def _commit(registered: bool) -> str:
 
     found = commit() or "no git checkout"
     if registered and not found.isalnum():
-        why = "has uncommitted changes; commit them" if "+" in found else "is not a git checkout; clone fedopt's repository"
+        why = (
+            "has uncommitted changes; commit them"
+            if "+" in found
+            else "is not a git checkout; clone fedopt's repository"
+        )
         raise UserError(f"the code {why}, so that the results can name their rules, or add --unregistered")
     return found
 
