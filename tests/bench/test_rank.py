@@ -130,10 +130,9 @@ def test_leaving_a_point_out(size):
     np.testing.assert_allclose(pool.without(size), expected, atol=1e-12)
 
 
-def test_the_cheapest_point_of_a_search(monkeypatch):
-    monkeypatch.setattr(rank, "SEARCH", 3)
+def test_the_cheapest_point_of_a_search():
     pool = pool_of(seed=1)
-    share, cost = pool.cheapest()
+    share, cost = pool.cheapest(3)
     for target in range(3):
         own = pool.costs[..., target]
         found = [min(own[p, s] for p in (0, *two)) for two in itertools.combinations(range(1, 9), 2) for s in range(2)]
