@@ -28,7 +28,7 @@ def test_random_effects_of_a_textbook():
     assert found.sd**2 == pytest.approx(0.3132, abs=1e-4)
     assert found[:3] == pytest.approx((-0.7145, -1.1084, -0.3206), abs=1e-4)
     error = (found.high - found.mean) / stats.t.ppf(0.975, 12)
-    assert found.new_high - found.mean == pytest.approx(stats.t.ppf(0.975, 12) * math.hypot(found.sd, error))
+    assert found.new_high - found.mean == pytest.approx(stats.t.ppf(0.975, 12) * math.hypot(effects.std(ddof=1), error))
 
 
 def test_random_effects_at_the_ends():
