@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -18,13 +19,12 @@ from fedopt.bench.rank import (
     OPEN,
     SAME,
     SEARCH,
-    SPAN,
     ByMethod,
-    chances,
     curves,
     pairs,
     pools_of,
     reach,
+    reach_by_points,
     verdict,
 )
 from fedopt.bench.suite import Claim, Entries, Task
@@ -48,7 +48,8 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
     """Return the mean of an effect over tasks, which are a sample of all tasks (random effects).
 
     The variance over tasks maximises the restricted likelihood. The intervals are those of Hartung and Knapp, but never shorter
-    than the usual ones. For one task, there is no interval of a new task.
+    than the usual ones. That of a new task takes the variance of the effects as they were measured, since the other one is
+    often estimated as 0. For one task, there is no interval of a new task.
 
     Args:
         effects: The effect on each task.
@@ -75,7 +76,8 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
         return Effect(mean, mean - half, mean + half, math.nan, math.nan, math.nan)
     scale = max(float(weights @ (effects - mean) ** 2) / (number - 1), 1.0)
     quantile, error = t.isf((1 - LEVEL) / 2, number - 1), scale / weights.sum()
-    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + variance))
+    apart = max(variance, float(np.var(effects, ddof=1)))
+    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + apart))
     return Effect(mean, mean - half, mean + half, mean - new, mean + new, math.sqrt(variance))
 
 
@@ -163,8 +165,12 @@ def places(pools: ByMethod, table: pd.DataFrame, scores: pd.DataFrame, ranked: S
     rows = []
     for name, pool in pools.items():
         before = won.loc[won["other"] == name, "one"].tolist()
-        reached = pool.expected(SEARCH).mean(axis=0)[pool.costs.shape[2] :].mean()
-        row = {"method": name, **found.loc[name], "defaults": pool.score_of("pool", 0), "reach": reached}
+        row = {
+            "method": name,
+            **found.loc[name],
+            "defaults": pool.score_of("pool", 0),
+            "reach": pool.cheapest()[0].mean(),
+        }
         row |= {"may_be_best": not before if name in ranked else None, "behind": ", ".join(before)}
         rows.append(row | {"best": pool.best, "report": pool.score_of("report", pool.best)})
     return pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
@@ -174,8 +180,8 @@ def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
     """Return the performance and data profiles of methods over several tasks in one currency: kind, method, at, share.
 
     Kind 'performance': the fraction of pairs of a task and a target at which the cost is at most ``at`` times that of the
-    cheapest method. The cost is the geometric mean over the searches that reach the target; it counts if at least half of them
-    do. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of the budget.
+    cheapest method. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of the
+    budget. Costs and reached targets are those of `Pool.cheapest`.
 
     Args:
         by_task: task -> methods. Methods that are not in all tasks are left out.
@@ -184,14 +190,12 @@ def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
     cost, within = {name: list[np.ndarray]() for name in names}, {name: list[np.ndarray]() for name in names}
     for pools in by_task.values():
         for name in names:
-            pool = pools[name]
-            score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, -1)
-            cost[name].append(np.where(share < 0.5, math.inf, -score / np.maximum(share, 0.5)))  # log, in spans
-            good = (pool.costs[..., None] <= SHARES).reshape(*pool.costs.shape[:2], -1)
-            reached = chances(len(pool.costs) - 1, SEARCH) @ pool.judged(good)
-            within[name].append(reached.mean(axis=0).reshape(-1, len(SHARES)))
-    logs = np.array([np.concatenate(cost[name]) for name in names])  # [methods, pairs of a task and a target]
-    ratio = np.exp(SPAN * (logs - np.where(np.isfinite(logs.min(axis=0)), logs.min(axis=0), 0)))
+            share, own = pools[name].cheapest()
+            cost[name].append(np.where(share < 0.5, math.inf, own))
+            late = [replace(pools[name], costs=np.where(pools[name].costs <= at, 1, math.inf)) for at in SHARES]
+            within[name].append(np.array([pool.cheapest()[0] for pool in late]).T)
+    costs = np.array([np.concatenate(cost[name]) for name in names])  # [methods, pairs of a task and a target]
+    ratio = costs / np.minimum(costs.min(axis=0, initial=math.inf), 1)
     shares = {"performance": (TIMES, [(own[:, None] <= TIMES + 1e-9).mean(axis=0) for own in ratio])}
     shares |= {"data": (SHARES, [np.concatenate(within[name]).mean(axis=0) for name in names])}
     rows = [
@@ -213,7 +217,8 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
         chosen: The tasks.
         entries: All entries.
     """
-    found = {name: list[pd.DataFrame]() for name in ("curves", "reach", "pairs", "places", "nulls", "profiles")}
+    of_tasks = ("curves", "reach", "reach_by_points", "pairs", "places", "nulls", "profiles")
+    found = {name: list[pd.DataFrame]() for name in of_tasks}
     boards = dict[tuple[str, str], dict[str, ByMethod]]()
     for task in chosen:
         for currency, every in pools_of(task, table[table["task"] == task.name]).items():
@@ -227,6 +232,7 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
             same += [(one, other) for one, other in task.twins if {one, other} <= {*pools}]
             tables = {"curves": scores, "reach": reach(pools, task.targets), "pairs": of_pairs}
             tables |= {"places": places(pools, of_pairs, scores, ranked), "nulls": pairs(every, same)}
+            tables["reach_by_points"] = reach_by_points(pools, task.targets)
             for name, own in tables.items():
                 own.insert(0, "task", task.name)
                 own.insert(1, "currency", currency)

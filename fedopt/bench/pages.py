@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,9 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         place: The output folder.
 
     Raises:
-        UserError: The rules of a task have changed since its runs, or plotly is not installed.
+        UserError: See `compared`, or plotly is not installed.
     """
-    names, version = [task.name for task in chosen], str(table["bench_version"].iloc[0])
-    if version < VERSION:
-        table = table.assign(method=table["method"].astype(str).replace(OLDER))
-        table = table[[name in entries for name in table["method"]]]
-    table = table[table["task"].isin(names)]
-    if version == VERSION:
-        _refuse_other_rules(table, chosen, entries)
+    table, version = compared(table, chosen, entries), str(table["bench_version"].iloc[0])
     found = results(table, chosen, entries)
     for name, rows in found.items():
         write_table(place / f"{name}.csv", rows)
@@ -86,21 +81,36 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
         _fill("task" if task else "index", place / f"{page}.md", task=task, **values)
 
 
-def _refuse_other_rules(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> None:
-    """Raise UserError if the rules of a task have changed since its runs."""
+def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:
+    """Return the rows of the chosen tasks. Of an older version, only entries of this version are kept, under their present name.
+
+    Raises:
+        UserError: The rules of a task have changed since its runs, and the runs are not of an older version.
+    """
     by_name = {task.name: task for task in chosen}
+    table = table[table["task"].isin(by_name)]
+    if max(map(str, table["bench_version"].unique()), default=VERSION) < VERSION:
+        table = table.assign(method=table["method"].astype(str).replace(OLDER))
+        return table[table["method"].isin([name for name in table["method"].unique() if name in entries])]
     for task, name, digest in table[["task", "method", "task_digest"]].drop_duplicates().itertuples(index=False):
         if name in entries and digest != entries.digest(by_name[task], entries[name]):
             why = f"the rules in its files have changed since the runs of {name}"
             raise UserError(f"{task}: {why}; restore the files, or run the task again")
+    return table
+
+
+@cache
+def _environment() -> Environment:
+    """Return the settings of the templates, which are compiled once."""
+    found = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
+    code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
+    found.filters |= {"cell": markdown_cell, **code}
+    return found
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
     """Write a page. name: the template, without extension. path: the file. values: the variables of the template."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": markdown_cell, "code": lambda words: printable(" ".join(words)).replace("`", "'")}
-    environment.filters["command"] = command_line
-    write_atomically(path, (environment.get_template(f"{name}.md.jinja").render(**values).rstrip() + "\n").encode())
+    write_atomically(path, (_environment().get_template(f"{name}.md.jinja").render(**values).rstrip() + "\n").encode())
 
 
 def _link(name: str, entries: Entries, place: Path) -> str:
@@ -185,13 +195,10 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
 def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequence[Task]], version: str) -> Page:
     """Return the interactive page: tuning curves, and the share of targets reached against the fraction of the budget."""
     curves = found["curves"].assign(target="all (score)", title="expected score")
-    if "reach_by_points" in found:
-        by_target = found["reach_by_points"].rename(columns={"share": "score"})
-        by_target["target"], by_target["title"] = (
-            by_target["target"].map("{:g}".format),
-            "share of searches that reach it",
-        )
-        curves = pd.concat([curves, by_target])
+    by_target = (
+        found["reach_by_points"].rename(columns={"share": "score"}).assign(title="share of searches that reach it")
+    )
+    curves = pd.concat([curves, by_target.assign(target=by_target["target"].map("{:g}".format))])
     board_of = {task.name: board for board, here in boards.items() for task in here}
     titles = {task.name: f"{task.name}: {task.title}" for here in boards.values() for task in here}
     curves = curves.assign(board=curves["task"].map(board_of), task=curves["task"].map(titles))

@@ -28,7 +28,9 @@ SEARCH = 12  # configurations that a search tries
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
 LEVEL = 0.95  # coverage of all intervals
 ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
+UNSEEN = 0.7  # weight of a good point that a pool may lack; with it, the intervals keep their level in the null test
 LEAST = 0.02  # the smallest standard error of a log ratio
+KEYS = ["method", "kind", "point", "seed"]  # of a run of a task
 THEORY = 1  # the number of the theory point; point 0 is a method's default values
 AGAIN = " (second scramble)"  # after the name of a method: its points of kind null
 BEFORE, SAME, OPEN, BEHIND = "before", "alike", "not resolved", "behind"
@@ -52,21 +54,25 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         table: The rows of the runs, with the rows of each run in the order of its steps.
     """
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
-    keys, found = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
-    runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
-    costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
-    values, targets = sign * table["value"].to_numpy(float), sign * np.asarray(task.targets)
-    for key, rows in runs.items():
-        own = values[rows]
-        goals = targets * own[0] if task.relative else targets
-        good = own[:, None] <= goals  # false for nan
-        both = good[:-1] & good[1:]
-        kept = both.any(axis=0)
-        first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
-        for currency in CURRENCIES:
-            cost = costs[currency][rows][first]
-            found.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
-    return pd.DataFrame(found, columns=[*keys, "currency", *goals_of(task)])
+    run = table.groupby(KEYS, sort=False, observed=True).ngroup().to_numpy()
+    table, run = table.iloc[run.argsort(kind="stable")], np.sort(run)
+    values = sign * table["value"].to_numpy(float)
+    same = np.append(run[1:] == run[:-1], False)  # whether the next row is of the same run
+    starts = np.flatnonzero(~np.roll(same, 1)) if len(run) else run
+    scale = sign * values[starts][run] if task.relative else 1.0
+    costs = np.array([spent(table, currency) / task.limit(currency) for currency in CURRENCIES])
+    found = np.full((len(CURRENCIES), len(starts), len(task.targets)), math.inf)
+    for goal, target in enumerate(task.targets):
+        good = values <= sign * target * scale  # false for nan
+        rows = np.flatnonzero(good & np.roll(good, -1) & same)
+        of_runs, firsts = np.unique(run[rows], return_index=True)
+        cost = costs[:, rows[firsts]]
+        found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
+    runs = table.iloc[starts][KEYS].reset_index(drop=True)
+    return pd.concat(
+        [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)],
+        ignore_index=True,
+    )
 
 
 def goals_of(task: Task) -> list[int]:
@@ -128,37 +134,45 @@ class Pool:
         """The indices of all points from best to worst on each seed, [seeds, 1 + n]. Of equal points, the first is the best."""
         return np.lexsort((-self.ends.T, -self.scores.T), axis=-1)
 
-    def judged(self, values: np.ndarray) -> np.ndarray:
-        """Return what a search finds, by the rank of its best sampled point, [seeds, n + 1, columns].
+    @cached_property
+    def found(self) -> np.ndarray:
+        """The values that a search finds, by the rank of its best sampled point, [seeds, n + 1, 2 * targets].
 
         A search that selects on one seed finds the mean of the values over the other seeds. It selects the theory point unless
         a sampled point is better. The last rank is that of a search without a sampled point.
-
-        Args:
-            values: The values of all points on all seeds, [1 + n, seeds, columns].
         """
-        found, seeds = [], range(values.shape[1])
+        found, seeds = [], range(self.values.shape[1])
         for seed, order in enumerate(self.orders):
-            on_others = values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
+            on_others = self.values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
             better = int(order.argmin())  # the number of sampled points that are better than the theory point
             found.append(on_others[np.append(order[:better], np.zeros(len(order) - better, int))])
         return np.array(found)
 
     def expected(self, size: int) -> np.ndarray:
         """Return the expected values of a search of ``size`` points, by the seed of the selection, [seeds, 2 * targets]."""
-        return np.asarray(chances(len(self.costs) - 1, size) @ self.judged(self.values))
+        return np.asarray(chances(len(self.costs) - 1, size) @ self.found)
 
     def without(self, size: int) -> np.ndarray:
         """Return the expected values of a search if a sampled point is left out, for each of these points, [n, 2 * targets]."""
         n, found = len(self.costs) - 1, np.zeros((len(self.costs), self.values.shape[2]))
         share = chances(n - 1, size)[:, None]
-        for order, values in zip(self.orders, self.judged(self.values), strict=True):
-            above, below = (
-                share * values[:-1],
-                share * values[1:],
-            )  # ranks below the point that is left out move up by one
+        for order, values in zip(self.orders, self.found, strict=True):
+            above, below = share * values[:-1], share * values[1:]  # the ranks below it move up by one
             found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
         return found[1:] / len(self.orders)
+
+    def cheapest(self, size: int = SEARCH) -> tuple[np.ndarray, np.ndarray]:
+        """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
+
+        A search has ``size`` points. The cost is the geometric mean over the searches that reach the target; it is nan if fewer
+        than half of them do.
+        """
+        rest = np.full((1, *self.costs.shape[1:]), math.inf)
+        costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
+        chance = chances(len(self.costs) - 1, size) / costs.shape[1]
+        logs = chance @ np.log(np.where(np.isfinite(costs), costs, 1)).sum(axis=1)
+        share = chance @ np.isfinite(costs).sum(axis=1)
+        return share, np.where(share < 0.5, math.nan, np.exp(logs / np.maximum(share, 0.5)))
 
     def score_of(self, kind: str, point: int) -> float:
         """Return the mean score of one of the ``others``; nan if it was not run."""
@@ -182,9 +196,9 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
     """
     pools = {currency: dict[str, Pool]() for currency in CURRENCIES}
     goals, higher = goals_of(task), task.targets[-1] > task.targets[0]
-    keys = ["method", "kind", "point", "seed"]
-    ends = table.drop_duplicates(keys, keep="last").set_index(keys)["value"] * (1 if higher else -1)
-    reached = hits(task, table).set_index(keys).sort_index()
+    table = table.astype({"method": str, "kind": str})
+    ends = table.drop_duplicates(KEYS, keep="last").set_index(KEYS)["value"] * (1 if higher else -1)
+    reached = hits(task, table).set_index(KEYS).sort_index()
     for currency, rows in reached.groupby("currency"):
         ended = ends.reindex(rows.index).fillna(-math.inf).to_numpy(float)
         for (method, kind), own in rows.assign(end=ended).groupby(["method", "kind"]):
@@ -246,9 +260,7 @@ def found_by(pools: Sequence[Pool], size: int) -> Found:
     by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
     mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
     top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())
-    chance = np.array([(size - 1) / len(pool.costs) for pool in pools])[
-        :, None
-    ]  # that the search tries the additional point
+    chance = np.array([[(size - 1) / len(pool.costs)] for pool in pools]) * UNSEEN  # that a search tries the point
     without = [pool.without(size) for pool in pools]
     return Found(mean, mean + chance * np.maximum(top - mean, 0), without, by_seed[..., :goals].mean(axis=2))
 
@@ -263,49 +275,60 @@ def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
         sizes: The numbers of points. A method has no row for a number that exceeds its number of points.
     """
     z, goals = norm.isf((1 - LEVEL) / 2 / len(sizes)), next(iter(pools.values())).costs.shape[2]
-    tables = [
-        pd.DataFrame({"method": [*pools], "points": 0, "score": [pool.score_of("pool", 0) for pool in pools.values()]})
-    ]
+    defaults = [pool.score_of("pool", 0) for pool in pools.values()]
+    tables = [pd.DataFrame({"method": [*pools], "points": 0, "score": defaults})]
     for size in sizes:
         large = {name: pool for name, pool in pools.items() if len(pool.costs) >= size}
         if large:
             found = found_by([*large.values()], size)
             score, raised = (values[:, :goals].mean(axis=1) for values in (found.mean, found.raised))
-            variance = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without]) + found.variance(
-                common=True
-            )
+            of_points = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without])
+            variance = of_points + found.variance(common=True)
             low, high = score - z * np.sqrt(variance), score + z * np.sqrt(variance + (raised - score) ** 2)
-            ends = {"low": low.clip(0), "high": high.clip(max=1)}
-            tables.append(pd.DataFrame({"method": [*large], "points": size, "score": score, **ends}))
+            row = {"method": [*large], "points": size, "score": score, "low": low.clip(0), "high": high.clip(max=1)}
+            tables.append(pd.DataFrame(row))
     return pd.concat(tables).sort_values(["method", "points"], ignore_index=True)
 
 
 def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
-    The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval
-    is the exact binomial one for the share of points that reach it.
+    A search reaches a target if one of its points does, on the seed of the search. The cost is that of the cheapest of them, as
+    the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval is the
+    exact binomial one for the share of sampled points that reach the target, given the seeds.
     """
     tables, tail = list[pd.DataFrame](), (1 - LEVEL) / 2
     for name, pool in pools.items():
-        score, share = pool.expected(SEARCH).mean(axis=0).reshape(2, -1)
-        n, missed = len(pool.costs) - 1, (1 - share).clip(0, 1)
-        number = n * (1 - missed ** (1 / (SEARCH - 1)))  # of points, if those that reach the target are found by chance
-        ends = {
-            "low": np.nan_to_num(beta.ppf(tail, number, n - number + 1)),
-            "high": beta.isf(tail, number + 1, n - number),
-        }
-        ends = {end: 1 - (1 - np.where(number < n, of_points, 1)) ** (SEARCH - 1) for end, of_points in ends.items()}
-        cost = np.where(share < 0.5, math.nan, np.exp(-SPAN * score / np.maximum(share, 0.5)))
-        tables.append(pd.DataFrame({"method": name, "target": targets, "reach": 1 - missed, **ends, "cost": cost}))
+        n, (share, cost) = len(pool.costs) - 1, pool.cheapest()
+        theory, number = np.isfinite(pool.costs[0]), np.isfinite(pool.costs[1:]).sum(axis=0)  # [seeds, targets]
+        ends = [beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)]
+        of_points = np.where(number == [[[0]], [[n]]], [[[0]], [[1]]], ends)
+        low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
+        row = {"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost}
+        tables.append(pd.DataFrame(row))
+    return pd.concat(tables, ignore_index=True)
+
+
+def reach_by_points(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
+    """Return the share of searches that reach each target, by the number of their points: method, points, target, share."""
+    tables = list[pd.DataFrame]()
+    for name, pool in pools.items():
+        for size in (size for size in SIZES if size <= len(pool.costs)):
+            row = {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
+            tables.append(pd.DataFrame(row))
     return pd.concat(tables, ignore_index=True)
 
 
 def seen(one: Pool, other: Pool) -> float:
     """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
-    a, b = ((chances(len(pool.costs) - 1, SEARCH), pool.judged(pool.scores[..., None])) for pool in (one, other))
-    ahead = np.sign(a[1] - np.swapaxes(b[1], 1, 2)).mean(axis=0)
-    return float(1 + a[0] @ ahead @ b[0]) / 2
+    goals, shares = one.costs.shape[2], []
+    chance, its_chance = (chances(len(pool.costs) - 1, SEARCH) for pool in (one, other))
+    for own, its in zip(one.found[..., :goals].mean(axis=2), other.found[..., :goals].mean(axis=2), strict=True):
+        order = its.argsort()
+        below = np.append(0, its_chance[order].cumsum())  # the probability of each number of lower scores
+        left, right = (below[np.searchsorted(its[order], own, side)] for side in ("left", "right"))
+        shares.append(chance @ (left + right) / 2)
+    return float(np.mean(shares))
 
 
 def verdict(low: float, high: float) -> str:
@@ -332,28 +355,22 @@ def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> 
         couples: The pairs; all pairs if it is not given.
     """
     names, found, rows = [*pools], found_by([*pools.values()], SEARCH), list[dict[str, Any]]()
-    goals, scores = found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
+    mean, goals, scores = found.mean, found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
     couples = [*combinations(names, 2)] if couples is None else couples
     z = norm.isf((1 - LEVEL) / 2 / max(len(couples), 1))
     for couple in couples:
         a, b = sorted(map(names.index, couple), key=lambda place: -scores[place])
-        mean = found.mean
         effect, reached = float(log_ratio(mean[a], mean[b])), mean[[a, b], goals:]
         some = float((1 - (1 - reached).prod(axis=0)).sum())  # the targets that at least one of two searches reaches
-        variance = (
-            spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b])) + LEAST**2
-        )
-        variance += 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2
-        off = [float(log_ratio(found.raised[a], mean[b])) - effect, float(log_ratio(mean[a], found.raised[b])) - effect]
-        low, high = (effect + sign * z * math.sqrt(variance + own**2) for sign, own in zip((-1, 1), off, strict=True))
+        variance = 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2 + LEAST**2
+        variance += spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b]))
+        raised = np.array([log_ratio(found.raised[a], mean[b]), log_ratio(mean[a], found.raised[b])]) - effect
+        half = z * np.sqrt(variance + raised**2)
+        low, high = float(effect - half[0]), float(effect + half[1])
         few, said = 2 * reached.prod(axis=0).sum() < some, verdict(low, high)
-        row = {"one": names[a], "other": names[b], "effect": effect}
-        row |= {
-            "error": math.sqrt(variance + (off[0] ** 2 + off[1] ** 2) / 2),
-            "ratio": math.nan if few else math.exp(effect),
-        }
-        row |= {"low": math.exp(low), "high": math.exp(high)}
-        row |= dict(zip(("misses_one", "misses_other"), 1 - reached.mean(axis=1), strict=True))
+        row = {"one": names[a], "other": names[b], "effect": effect, "error": math.sqrt(variance)}
+        row["ratio"], row["low"], row["high"] = np.exp([math.nan if few else effect, low, high]).tolist()
+        row["misses_one"], row["misses_other"] = (1 - reached.mean(axis=1)).tolist()
         row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
         rows.append(row)
     return pd.DataFrame(rows, columns=PAIR)
