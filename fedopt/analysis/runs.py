@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedopt.config import Tuned, flat
 from fedopt.console import counted, note
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.files import BROKEN, REMEDY, read_table
 from fedopt.metrics import COSTS, Metric
 from fedopt.results import LOST, OVER, RunFolder, digits
@@ -285,7 +285,7 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     Args:
         skipped: Reason -> folders that were skipped for this reason.
     """
-    reasons = [f"{some(folders, NAMED)} ({why})" for why, folders in skipped.items()]
+    reasons = [f"{joined(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedopt.data.labelled import SHOWN, LabelledData
 from fedopt.data.names import identifiers, numbered
 from fedopt.decimals import exact
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.machine import memory
 from fedopt.randomness import Purpose, keyed_rng
 
@@ -243,7 +243,7 @@ def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...]
         raise UserError(f"{path}: {why}; give examples of two or more classes")
     if counts.all():
         return ()
-    return (f"no training example is of the class {some(shown[counts == 0], SHOWN)}",)
+    return (f"no training example is of the class {joined(shown[counts == 0], SHOWN)}",)
 
 
 def _labels(

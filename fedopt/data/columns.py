@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.data.labelled import LabelledData
-from fedopt.errors import MOST_NAMED, UserError, some
+from fedopt.errors import MOST_NAMED, UserError, joined
 
 MOST_VALUES = 20  # largest number of different texts for which one-hot encoding is suggested
 LEAST_ROWS = 30  # with fewer rows, a column is not examined
@@ -50,13 +50,13 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
         wrong = table[name][~np.isfinite(values) & table[name].notna()]
         texts = [*map(str, wrong.unique())]
         if texts:
-            listed.append(f"{name} ({some(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
+            listed.append(f"{name} ({joined(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
             if len(wrong) == table[name].count() and len(texts) <= MOST_VALUES:
                 encoded.append(name)
     if listed:
         how = f"correct these cells, encode texts first (pandas.get_dummies(table, columns={encoded}, dtype=int)), "
         how += "name the clients' column with dataset.client, or leave columns out with dataset.drop=[...]"
-        raise UserError(f"{path}: columns have cells that are not finite numbers: {some(listed, MOST_NAMED)}; {how}")
+        raise UserError(f"{path}: columns have cells that are not finite numbers: {joined(listed, MOST_NAMED)}; {how}")
     return found
 
 
@@ -70,7 +70,7 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
     """
     empty = np.isnan(x)
     if empty.any():
-        listed = some([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
+        listed = joined([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
         raise UserError(
             f"{path}: {empty.any(1).sum():,} of {len(x):,} rows have empty cells: {listed}; set dataset.missing=mean, which "
             "fills in the mean of the client's own training rows, fill in values yourself, or leave columns out with "

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from fedopt.decimals import exact
-from fedopt.errors import UserError, some
+from fedopt.errors import UserError, joined
 
 Pixels = Literal["standardised", "unit", "raw"]
 SHOWN = 4  # names shown in a note
@@ -121,14 +121,14 @@ class LabelledData:
         common = (means * weights).sum() / weights.sum()
         names = np.array(self.feature_names)
         if lacking := names[common.isna()].tolist():
-            why = f"no training row has a value of {some(lacking, SHOWN)}; set dataset.drop=[{','.join(lacking)}]"
+            why = f"no training row has a value of {joined(lacking, SHOWN)}; set dataset.drop=[{','.join(lacking)}]"
             raise UserError(f"dataset.missing=mean: {why}")
         means.loc[""] = common
         means = means.fillna(common)
         x_train, x_test = (np.where(np.isnan(x), means.reindex(of).fillna(common), x) for x, of in parts[1:])
         empty = sum(np.isnan(x).sum(0) for x, _ in parts[1:])
         of_rows = "the training rows of each client" if by_owner else "all training rows"
-        told = f"{np.sum(empty):,} empty cells ({some(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
+        told = f"{np.sum(empty):,} empty cells ({joined(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
         fills = {str(name): mean.to_numpy() for name, mean in means.iterrows()}
         notes = (*self.notes, *[told] * bool(np.any(empty)))
         return replace(self, x_train=x_train, x_test=x_test, fills=fills, notes=notes)

@@ -21,7 +21,7 @@ from torch.nn.utils import vector_to_parameters
 from fedopt.config import with_project
 from fedopt.data.examples import tuned
 from fedopt.data.names import clean_name
-from fedopt.errors import UserError, nearest, some
+from fedopt.errors import UserError, joined, nearest
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
 from fedopt.networks import Normalised, Tuning, custom, flat
@@ -210,7 +210,7 @@ class Model(Normalised):
             x = np.where(np.isnan(x), self.card.fill, x)
         if (wrong := ~np.isfinite(x)).any():
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
-            which = some((names[c] if names else c for c in columns), SHOWN)
+            which = joined((names[c] if names else c for c in columns), SHOWN)
             raise UserError(
                 f"column {which}: has cells that are empty or not finite numbers; fill them in, or drop the rows"
             )
@@ -236,7 +236,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     present = frame.columns.tolist()
     if lacking := [name for name in names if present.count(name) != 1]:
         near = nearest(lacking[0], present)
-        raise UserError(f"column {some(lacking, SHOWN)}: must occur exactly once{near}; rename it as in training")
+        raise UserError(f"column {joined(lacking, SHOWN)}: must occur exactly once{near}; rename it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 

@@ -18,7 +18,7 @@ from fedopt.data.arrays import VALIDATES, checked, npz_arrays, refuse_larger, sp
 from fedopt.data.columns import column_notes, numbers, refuse_cells, refuse_empty
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import clean_name, identifiers, numbered
-from fedopt.errors import UserError, first_line, nearest, some
+from fedopt.errors import UserError, first_line, joined, nearest
 from fedopt.files import decoded, expanded, read_bytes
 
 _config = ConfigDict(extra="forbid")
@@ -135,7 +135,7 @@ class Csv:
             if column not in table.columns:
                 names = list(map(str, table.columns))
                 lacks = f"there is no such column in {path}{nearest(column, names)}"
-                raise UserError(f"dataset.{key}={column}: {lacks}; there are {some(names, SHOWN)}")
+                raise UserError(f"dataset.{key}={column}: {lacks}; there are {joined(names, SHOWN)}")
             if used.count(column) > 1:
                 raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
         return features

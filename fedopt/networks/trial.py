@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
 from fedopt.randomness import untouched
@@ -116,7 +116,7 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
         raise UserError(
             f"{key}: no gradient reaches its parameters, so nothing would be trained; remove detach() or no_grad()"
         )
-    return [f"no gradient reaches {some(idle, SHOWN)}, so this is not trained"] if idle else []
+    return [f"no gradient reaches {joined(idle, SHOWN)}, so this is not trained"] if idle else []
 
 
 def find_vmap_error(net: FlatModule, examples: Tensor) -> str:

@@ -369,7 +369,7 @@ def test_an_own_division_that_does_not_follow_the_seed(draw):
         def __call__(self, count, labels, rng, least=1):
             return np.array_split(draw(count), self.clients)
 
-    with pytest.raises(UserError, match=r"Drawn.__call__ draws random numbers from .*random,"):
+    with pytest.raises(UserError, match=r"Drawn.__call__ uses the random numbers of .*random,"):
         World(0, Drawn()).split(12)
 
 
