@@ -48,7 +48,8 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
     """Return the mean of an effect over tasks, which are a sample of all tasks (random effects).
 
     The variance over tasks maximises the restricted likelihood. The intervals are those of Hartung and Knapp, but never shorter
-    than the usual ones. For one task, there is no interval of a new task.
+    than the usual ones. That of a new task takes the variance of the effects as they were measured, since the other one is
+    often estimated as 0. For one task, there is no interval of a new task.
 
     Args:
         effects: The effect on each task.
@@ -75,7 +76,8 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
         return Effect(mean, mean - half, mean + half, math.nan, math.nan, math.nan)
     scale = max(float(weights @ (effects - mean) ** 2) / (number - 1), 1.0)
     quantile, error = t.isf((1 - LEVEL) / 2, number - 1), scale / weights.sum()
-    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + variance))
+    apart = max(variance, float(np.var(effects, ddof=1)))
+    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + apart))
     return Effect(mean, mean - half, mean + half, mean - new, mean + new, math.sqrt(variance))
 
 

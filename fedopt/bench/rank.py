@@ -28,6 +28,7 @@ SEARCH = 12  # configurations that a search tries
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
 LEVEL = 0.95  # coverage of all intervals
 ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
+UNSEEN = 0.7  # weight of a good point that a pool may lack; with it, the intervals keep their level in the null test
 LEAST = 0.02  # the smallest standard error of a log ratio
 KEYS = ["method", "kind", "point", "seed"]  # of a run of a task
 THEORY = 1  # the number of the theory point; point 0 is a method's default values
@@ -55,12 +56,10 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
     run = table.groupby(KEYS, sort=False, observed=True).ngroup().to_numpy()
     table, run = table.iloc[run.argsort(kind="stable")], np.sort(run)
-    same, values = (
-        np.append(run[1:] == run[:-1], False),
-        sign * table["value"].to_numpy(float),
-    )  # whether the next row is of the run
+    values = sign * table["value"].to_numpy(float)
+    same = np.append(run[1:] == run[:-1], False)  # whether the next row is of the same run
     starts = np.flatnonzero(~np.roll(same, 1)) if len(run) else run
-    scale = table["value"].to_numpy(float)[starts][run] if task.relative else 1.0
+    scale = sign * values[starts][run] if task.relative else 1.0
     costs = np.array([spent(table, currency) / task.limit(currency) for currency in CURRENCIES])
     found = np.full((len(CURRENCIES), len(starts), len(task.targets)), math.inf)
     for goal, target in enumerate(task.targets):
@@ -69,11 +68,11 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         of_runs, firsts = np.unique(run[rows], return_index=True)
         cost = costs[:, rows[firsts]]
         found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
-    runs, columns = table.iloc[starts][KEYS].reset_index(drop=True), goals_of(task)
-    each = [
-        pd.DataFrame(own, columns=columns).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)
-    ]
-    return pd.concat([pd.concat([runs, own], axis=1) for own in each], ignore_index=True)
+    runs = table.iloc[starts][KEYS].reset_index(drop=True)
+    return pd.concat(
+        [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)],
+        ignore_index=True,
+    )
 
 
 def goals_of(task: Task) -> list[int]:
@@ -158,10 +157,7 @@ class Pool:
         n, found = len(self.costs) - 1, np.zeros((len(self.costs), self.values.shape[2]))
         share = chances(n - 1, size)[:, None]
         for order, values in zip(self.orders, self.found, strict=True):
-            above, below = (
-                share * values[:-1],
-                share * values[1:],
-            )  # ranks below the point that is left out move up by one
+            above, below = share * values[:-1], share * values[1:]  # the ranks below it move up by one
             found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
         return found[1:] / len(self.orders)
 
@@ -176,10 +172,8 @@ class Pool:
         rest = np.full((1, *self.costs.shape[1:]), math.inf)
         costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
         chance = chances(len(self.costs) - 1, size) / costs.shape[1]
-        share, logs = (
-            np.tensordot(chance, of.sum(axis=1), 1)
-            for of in (np.isfinite(costs), np.log(np.where(np.isfinite(costs), costs, 1)))
-        )
+        logs = chance @ np.log(np.where(np.isfinite(costs), costs, 1)).sum(axis=1)
+        share = chance @ np.isfinite(costs).sum(axis=1)
         return share, np.where(share < 0.5, math.nan, np.exp(logs / np.maximum(share, 0.5)))
 
     def score_of(self, kind: str, point: int) -> float:
@@ -268,9 +262,7 @@ def found_by(pools: Sequence[Pool], size: int) -> Found:
     by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
     mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
     top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())
-    chance = np.array([(size - 1) / len(pool.costs) for pool in pools])[
-        :, None
-    ]  # that the search tries the additional point
+    chance = np.array([[(size - 1) / len(pool.costs)] for pool in pools]) * UNSEEN  # that a search tries the point
     without = [pool.without(size) for pool in pools]
     return Found(mean, mean + chance * np.maximum(top - mean, 0), without, by_seed[..., :goals].mean(axis=2))
 
@@ -285,20 +277,18 @@ def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
         sizes: The numbers of points. A method has no row for a number that exceeds its number of points.
     """
     z, goals = norm.isf((1 - LEVEL) / 2 / len(sizes)), next(iter(pools.values())).costs.shape[2]
-    tables = [
-        pd.DataFrame({"method": [*pools], "points": 0, "score": [pool.score_of("pool", 0) for pool in pools.values()]})
-    ]
+    defaults = [pool.score_of("pool", 0) for pool in pools.values()]
+    tables = [pd.DataFrame({"method": [*pools], "points": 0, "score": defaults})]
     for size in sizes:
         large = {name: pool for name, pool in pools.items() if len(pool.costs) >= size}
         if large:
             found = found_by([*large.values()], size)
             score, raised = (values[:, :goals].mean(axis=1) for values in (found.mean, found.raised))
-            variance = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without]) + found.variance(
-                common=True
-            )
+            of_points = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without])
+            variance = of_points + found.variance(common=True)
             low, high = score - z * np.sqrt(variance), score + z * np.sqrt(variance + (raised - score) ** 2)
-            ends = {"low": low.clip(0), "high": high.clip(max=1)}
-            tables.append(pd.DataFrame({"method": [*large], "points": size, "score": score, **ends}))
+            row = {"method": [*large], "points": size, "score": score, "low": low.clip(0), "high": high.clip(max=1)}
+            tables.append(pd.DataFrame(row))
     return pd.concat(tables).sort_values(["method", "points"], ignore_index=True)
 
 
@@ -316,20 +306,19 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
         ends = [beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)]
         of_points = np.where(number == [[[0]], [[n]]], [[[0]], [[1]]], ends)
         low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
-        tables.append(
-            pd.DataFrame({"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost})
-        )
+        row = {"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost}
+        tables.append(pd.DataFrame(row))
     return pd.concat(tables, ignore_index=True)
 
 
 def reach_by_points(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return the share of searches that reach each target, by the number of their points: method, points, target, share."""
-    sizes = [(name, pool, size) for name, pool in pools.items() for size in SIZES if size <= len(pool.costs)]
-    of = [
-        {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
-        for name, pool, size in sizes
-    ]
-    return pd.concat(map(pd.DataFrame, of), ignore_index=True)
+    tables = list[pd.DataFrame]()
+    for name, pool in pools.items():
+        for size in (size for size in SIZES if size <= len(pool.costs)):
+            row = {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
+            tables.append(pd.DataFrame(row))
+    return pd.concat(tables, ignore_index=True)
 
 
 def seen(one: Pool, other: Pool) -> float:
@@ -368,28 +357,22 @@ def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> 
         couples: The pairs; all pairs if it is not given.
     """
     names, found, rows = [*pools], found_by([*pools.values()], SEARCH), list[dict[str, Any]]()
-    goals, scores = found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
+    mean, goals, scores = found.mean, found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
     couples = [*combinations(names, 2)] if couples is None else couples
     z = norm.isf((1 - LEVEL) / 2 / max(len(couples), 1))
     for couple in couples:
         a, b = sorted(map(names.index, couple), key=lambda place: -scores[place])
-        mean = found.mean
         effect, reached = float(log_ratio(mean[a], mean[b])), mean[[a, b], goals:]
         some = float((1 - (1 - reached).prod(axis=0)).sum())  # the targets that at least one of two searches reaches
-        variance = (
-            spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b])) + LEAST**2
-        )
-        variance += 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2
-        off = [float(log_ratio(found.raised[a], mean[b])) - effect, float(log_ratio(mean[a], found.raised[b])) - effect]
-        low, high = (effect + sign * z * math.sqrt(variance + own**2) for sign, own in zip((-1, 1), off, strict=True))
+        variance = 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2 + LEAST**2
+        variance += spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b]))
+        raised = np.array([log_ratio(found.raised[a], mean[b]), log_ratio(mean[a], found.raised[b])]) - effect
+        half = z * np.sqrt(variance + raised**2)
+        low, high = float(effect - half[0]), float(effect + half[1])
         few, said = 2 * reached.prod(axis=0).sum() < some, verdict(low, high)
-        row = {"one": names[a], "other": names[b], "effect": effect}
-        row |= {
-            "error": math.sqrt(variance + (off[0] ** 2 + off[1] ** 2) / 2),
-            "ratio": math.nan if few else math.exp(effect),
-        }
-        row |= {"low": float(np.exp(low)), "high": float(np.exp(high))}
-        row |= dict(zip(("misses_one", "misses_other"), 1 - reached.mean(axis=1), strict=True))
+        row = {"one": names[a], "other": names[b], "effect": effect, "error": math.sqrt(variance)}
+        row["ratio"], row["low"], row["high"] = np.exp([math.nan if few else effect, low, high]).tolist()
+        row["misses_one"], row["misses_other"] = (1 - reached.mean(axis=1)).tolist()
         row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
         rows.append(row)
     return pd.DataFrame(rows, columns=PAIR)
