@@ -20,6 +20,7 @@ from fedopt.bench.rank import (
     SAME,
     SEARCH,
     ByMethod,
+    Pool,
     curves,
     pairs,
     pools_of,
@@ -127,14 +128,9 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
         row = {name: getattr(claim, name) for name in ("key", "says", "one", "other", "expects", "withdrawn")}
         row |= {"currency": currency, "tasks": len(own)}
         row |= {"ratio": math.exp(every.mean) if 2 * own["ratio"].count() >= len(own) else math.nan}
-        ends = {name: getattr(every, name) for name in ("low", "high", "new_low", "new_high")}
-        row |= {name: math.exp(end) for name, end in ends.items()}
-        row |= {
-            "sd": every.sd,
-            "least": math.exp(min(less, default=math.nan)),
-            "most": math.exp(max(less, default=math.nan)),
-        }
-        row |= {"better": int((own["effect"] < 0).sum())}
+        ends = {"least": min(less, default=math.nan), "most": max(less, default=math.nan)} | every._asdict()
+        row |= {name: math.exp(end) for name, end in ends.items() if name not in ("mean", "sd")}
+        row |= {"sd": every.sd, "better": int((own["effect"] < 0).sum())}
         row |= {name: int((own["verdict"] == name).sum()) for name in (BEFORE, BEHIND, SAME)}
         row |= {name: own[name].mean() for name in ("misses_one", "misses_other", "seen")}
         said = verdict(every.low, every.high)
@@ -165,12 +161,8 @@ def places(pools: ByMethod, table: pd.DataFrame, scores: pd.DataFrame, ranked: S
     rows = []
     for name, pool in pools.items():
         before = won.loc[won["other"] == name, "one"].tolist()
-        row = {
-            "method": name,
-            **found.loc[name],
-            "defaults": pool.score_of("pool", 0),
-            "reach": pool.cheapest()[0].mean(),
-        }
+        row = {"method": name, **found.loc[name], "defaults": pool.score_of("pool", 0)}
+        row |= {"reach": pool.cheapest()[0].mean()}
         row |= {"may_be_best": not before if name in ranked else None, "behind": ", ".join(before)}
         rows.append(row | {"best": pool.best, "report": pool.score_of("report", pool.best)})
     return pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
@@ -187,23 +179,23 @@ def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
         by_task: task -> methods. Methods that are not in all tasks are left out.
     """
     names = [name for name in next(iter(by_task.values())) if all(name in pools for pools in by_task.values())]
-    cost, within = {name: list[np.ndarray]() for name in names}, {name: list[np.ndarray]() for name in names}
-    for pools in by_task.values():
-        for name in names:
-            share, own = pools[name].cheapest()
-            cost[name].append(np.where(share < 0.5, math.inf, own))
-            late = [replace(pools[name], costs=np.where(pools[name].costs <= at, 1, math.inf)) for at in SHARES]
-            within[name].append(np.array([pool.cheapest()[0] for pool in late]).T)
-    costs = np.array([np.concatenate(cost[name]) for name in names])  # [methods, pairs of a task and a target]
-    ratio = costs / np.minimum(costs.min(axis=0, initial=math.inf), 1)
-    shares = {"performance": (TIMES, [(own[:, None] <= TIMES + 1e-9).mean(axis=0) for own in ratio])}
-    shares |= {"data": (SHARES, [np.concatenate(within[name]).mean(axis=0) for name in names])}
-    rows = [
-        pd.DataFrame({"kind": kind, "method": name, "at": at, "share": own})
-        for kind, (at, of_methods) in shares.items()
-        for name, own in zip(names, of_methods, strict=True)
-    ]
-    return pd.concat(rows or [pd.DataFrame(columns=["kind", "method", "at", "share"])], ignore_index=True)
+    cost, tables = dict[str, np.ndarray](), [pd.DataFrame(columns=["kind", "method", "at", "share"])]
+    for name in names:
+        pools = [of_task[name] for of_task in by_task.values()]
+        cost[name] = np.concatenate([np.where(share < 0.5, math.inf, own) for share, own in map(Pool.cheapest, pools)])
+        late = ([replace(pool, costs=np.where(pool.costs <= at, 1, math.inf)) for pool in pools] for at in SHARES)
+        shares = [np.concatenate([pool.cheapest()[0] for pool in own]).mean() for own in late]
+        tables.append(pd.DataFrame({"kind": "data", "method": name, "at": SHARES, "share": shares}))
+    for name in names:
+        least = np.minimum(np.min([*cost.values()], axis=0), 1)
+        shares = [(cost[name] <= least * at * (1 + 1e-9)).mean() for at in TIMES]
+        tables.append(pd.DataFrame({"kind": "performance", "method": name, "at": TIMES, "share": shares}))
+    return pd.concat(tables[len(names) > 0 :], ignore_index=True)
+
+
+def named(table: pd.DataFrame, **names: str) -> pd.DataFrame:
+    """Return a table with additional columns at its start."""
+    return table.assign(**names)[[*names, *table.columns]]
 
 
 def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> dict[str, pd.DataFrame]:
@@ -234,14 +226,9 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
             tables |= {"places": places(pools, of_pairs, scores, ranked), "nulls": pairs(every, same)}
             tables["reach_by_points"] = reach_by_points(pools, task.targets)
             for name, own in tables.items():
-                own.insert(0, "task", task.name)
-                own.insert(1, "currency", currency)
-                found[name].append(own)
+                found[name].append(named(own, task=task.name, currency=currency))
     for (board, currency), by_task in boards.items():
-        own = profiles(by_task)
-        own.insert(0, "board", board)
-        own.insert(1, "currency", currency)
-        found["profiles"].append(own)
+        found["profiles"].append(named(profiles(by_task), board=board, currency=currency))
     whole = {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
     whole["claims"], whole["claims_by_task"] = claims(entries.claims, whole["pairs"])
     return whole
