@@ -24,7 +24,7 @@ from fedopt.files import write_atomically
 PHASE = "phase"  # a board of many small tasks, whose pages have no figures
 DOCS = CONF.parent / "docs"
 UNTUNED = 0.5  # place of the default values on the axis of a tuning curve, which is logarithmic
-TICKS = {UNTUNED: "0", **{k: str(k) for k in (1, 2, 4, 8, 16, 32, 48)}}
+TICKS: dict[float, str] = {UNTUNED: "0"} | {k: str(k) for k in (1, 2, 4, 8, 16, 32, 48)}
 GREY = "#999999"
 COLOURS = {"before": "#0072B2", "behind": "#D55E00", "alike": "#009E73", "not resolved": GREY}  # of verdicts
 FAR = 16  # the largest ratio on the axis of a figure of effects; longer intervals end there
@@ -133,7 +133,7 @@ def _reach(reach: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return the share of searches that reach each target of a task by communication rounds, [methods, targets]."""
     on = reach[(reach["task"] == task.name) & (reach["currency"] == "comm_rounds")]
     wide = on.pivot(index="method", columns="target", values="reach")[task.targets]
-    return wide.sort_values(task.targets, ascending=False).map("{:.0%}".format).rename(columns="{:g}".format)
+    return wide.sort_values([*wide.columns], ascending=False).map("{:.0%}".format).rename(columns="{:g}".format)
 
 
 def _pools(ended: pd.DataFrame) -> pd.DataFrame:
@@ -216,7 +216,7 @@ def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequenc
     return Page(f"fedopt benchmark {version}", [Section(title, [text], chart=chart) for (title, text), chart in charts])
 
 
-def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: pd.MultiIndex) -> dict[str, Any]:
+def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: "pd.Index[Any]") -> dict[str, Any]:
     """Return the interactive chart of some lines, with a menu for each of some columns.
 
     Args:
@@ -239,7 +239,8 @@ def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: pd.MultiIndex) -
         own = dict([*on.groupby("method")])
         mine = [own.get(line["name"]) if line["board"] == key[0] else None for line in lines]
         points = [None if of is None else _points(of, line["colour"]) for of, line in zip(mine, lines, strict=True)]
-        curves["|".join(key)], ys["|".join(key)] = {"points": points}, on["title"].iloc[0]
+        name = "|".join(map(str, key))
+        curves[name], ys[name] = {"points": points}, on["title"].iloc[0]
     return {"menus": menus, "xs": {"points": x}, "ys": ys, "logs": {}, "targets": {}, "lines": lines, "curves": curves}
 
 
