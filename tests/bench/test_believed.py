@@ -23,6 +23,7 @@ COLUMNS = {  # whose sum is what a run has spent, and the limit of the budget
 }
 SHORT = dict(zip(COLUMNS, ("rounds", "bytes", "visits", "calls", "calls, products twice"), strict=True))
 POINTS, NEAR = 12, 1e-6
+TIES = 5e-3  # equal products of costs give equal scores, whose order depends on rounding
 
 
 def hits_of(task, table):
@@ -76,7 +77,7 @@ def reached(costs, size):
     return np.where(good[0], 1, 1 - lost).mean(axis=0)
 
 
-def check_methods(task, table, tables):
+def check_methods(task, table, tables, near):
     """Curves, reach rates, places and ratios of a task."""
     ends = table[table["kind"] == "pool"].sort_values("step").groupby(["method", "point", "seed"], observed=True)
     ends = ends["value"].agg(lambda of: of.iloc[-1]) * (1 if task.targets[-1] > task.targets[0] else -1)
@@ -91,21 +92,22 @@ def check_methods(task, table, tables):
             last = ends[method].loc[points].fillna(-math.inf).to_numpy().reshape(costs.shape[:2])
             curve = on["curves"][on["curves"]["method"] == method].set_index("points")["score"]
             for size in (k for k in (1, 4, POINTS) if k <= len(costs)):
-                assert curve[size] == pytest.approx(judged(costs, last, size)[0].mean(), abs=NEAR), (method, size)
+                assert curve[size] == pytest.approx(judged(costs, last, size)[0].mean(), abs=near), (method, size)
             shares = on["reach"][on["reach"]["method"] == method].set_index("target")["reach"]
-            assert shares[task.targets].tolist() == pytest.approx(reached(costs, POINTS), abs=NEAR)
+            assert shares[task.targets].tolist() == pytest.approx(reached(costs, POINTS), abs=near)
             expected[method] = judged(costs, last, POINTS)
             (place,) = on["places"][on["places"]["method"] == method].to_dict("records")
-            assert place["score"] == pytest.approx(expected[method][0].mean(), abs=NEAR)
-            assert place["best"] == points[worth(costs).mean(axis=(1, 2)).round(9).argmax()]
+            assert place["score"] == pytest.approx(expected[method][0].mean(), abs=near)
+            scores = worth(costs).mean(axis=(1, 2))
+            assert scores[points.get_loc(place["best"])] == pytest.approx(scores.max(), abs=NEAR)
         assert on["places"]["score"].is_monotonic_decreasing
         for row in on["pairs"].to_dict("records"):
             a, b = expected[row["one"]], expected[row["other"]]
             counted = (1 - (1 - a[1]) * (1 - b[1])).sum()
             if np.isfinite(row["ratio"]):
-                assert math.log(row["ratio"]) == pytest.approx((b - a)[0].sum() * math.log(100) / counted, abs=NEAR)
+                assert math.log(row["ratio"]) == pytest.approx((b - a)[0].sum() * math.log(100) / counted, abs=near)
             assert [row["misses_one"], row["misses_other"]] == pytest.approx(
-                [1 - a[1].mean(), 1 - b[1].mean()], abs=NEAR
+                [1 - a[1].mean(), 1 - b[1].mean()], abs=near
             )
             assert row["verdict"] == verdict(row["low"], row["high"]) or np.isnan(row["ratio"])
 
@@ -158,13 +160,13 @@ def check_index(text, chosen, tables, entries):
         ), sentence
 
 
-def check(chosen, table, place, entries):
+def check(chosen, table, place, entries, near=NEAR):
     """Compare the files in a folder with what the table says."""
     names = ("curves", "reach", "places", "pairs", "claims", "claims_by_task")
     tables = {name: pd.read_csv(place / f"{name}.csv") for name in names}
     for task in chosen:
         of_task = table[(table["task"] == task.name) & (table["kind"] != "null")]
-        check_methods(task, of_task.astype({"method": str, "kind": str}), tables)
+        check_methods(task, of_task.astype({"method": str, "kind": str}), tables, near)
     check_claims(tables)
     check_index((place / "index.md").read_text(encoding="utf-8"), chosen, tables, entries)
 
@@ -244,7 +246,7 @@ def test_pages_of_the_released_table(tmp_path):
     table, entries = read_table(RELEASE), Entries()
     chosen = [task for task in tasks([]) if task.name in set(table["task"])]
     write_pages(table, chosen, entries, tmp_path)
-    check(chosen, compared(table, chosen, entries), tmp_path, entries)
+    check(chosen, compared(table, chosen, entries), tmp_path, entries, near=TIES)
     for page in tmp_path.glob("*.md"):
         text = page.read_text(encoding="utf-8")
         assert re.findall(r"\b[0-9a-f]{12,40}\b|Linux-\S+|\(R\)", text) == [], page  # no machine, no commit
