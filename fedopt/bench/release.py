@@ -68,15 +68,11 @@ def released(folder: Path) -> pd.DataFrame:
     Raises:
         UserError: The table cannot be read.
     """
-    places = [
-        folder / TABLE,
-        *sorted((CONF.parent / "docs" / "bench").glob(f"*/{TABLE}"))[-1:],
-        CONF.parent / "bench" / TABLE,
-    ]
-    path = next((path for path in places if path.is_file()), None)
+    kept = sorted((CONF.parent / "docs" / "bench").glob(f"*/{TABLE}"))[-1:]
+    path = next((path for path in (folder / TABLE, *kept, CONF.parent / "bench" / TABLE) if path.is_file()), None)
     if path is None:
         return pd.DataFrame(columns=COLUMNS)
-    if path != places[0]:
+    if path.parent != folder:
         note(f"{folder}: has no {TABLE}; the results that come with fedopt are ranked")
     return read_table(path)
 
