@@ -23,7 +23,7 @@ from fedopt.machine import short_spins
 
 
 def main(module: str = "commands.run") -> None:
-    """Call the function `main` of a module of fedopt, as the command `fedopt` does.
+    """Execute a program of fedopt: prepare the process, import a module, and call the module's function `main`.
 
     Args:
         module: The module's name without `fedopt.`.

@@ -142,7 +142,9 @@ class Result:
         return self._trained.deployed(client)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
-        """Draw a metric as a line and return the matplotlib axes. More lines on the same axes get different colours.
+        """Draw the run's values of a metric over a cost as a line, and return the matplotlib axes.
+
+        Several runs can be drawn on the same axes, in different colours.
 
         Args:
             metric: The metric's name. None: the problem's first metric.
@@ -162,18 +164,17 @@ class Result:
 
     @property
     def _folder(self) -> RunFolder:
+        """The run's folder, as an object that reads its files."""
         if not (self.folder / "config.yaml").is_file():
             raise UserError(f"{self.folder}: contains no run; give the folder with the run's config.yaml")
         return RunFolder(self.folder)
 
     @property
     def _trained(self) -> "Trained":
+        """The variables and models of the run's checkpoint, read again only if the checkpoint has changed."""
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
-            raise UserError(
-                f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true, "
-                "which starts the run again"
-            )
+            raise UserError(f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true")
         time = checkpoint.stat().st_mtime_ns
         if time not in self._cache:
             self._cache.clear()
@@ -233,7 +234,7 @@ def run(
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function that takes a row of metrics.csv")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(f"start: {start.folder}: which=best is set, but runs start from the last checkpoint; omit it")
+        raise UserError(f"start={start.folder}: a run starts from the last checkpoint of another run; omit which=best")
     places = {"output_dir": output_dir, "from": start}
     paths = {key: _folder_of(run) for key, run in places.items() if run is not None}
     overrides = last_of_each([*_overrides(overrides), *overrides_of(values | paths)])
@@ -269,8 +270,8 @@ def sweep(
         overrides: Overrides, in any form that `run` accepts. Alternatively a list of dicts, one per config; ``values`` are
             added to each.
         jobs: The number of runs in parallel. Each has its own process, which does not execute your script again.
-        at_once: Whether to compute runs together that differ only in real numbers of the algorithm, which is faster. The last
-            digits of their metrics may differ from those of separate runs.
+        at_once: Whether runs that differ only in real-valued keys of the algorithm, such as step sizes, are computed
+            together, which is faster. The last digits of their metrics may differ from those of separate runs.
         output_dir: The folder that will contain the folders of all runs. None: a new folder under outputs/.
         folders: Your config folders, as with ``--config-dir``.
         quiet: Whether to write nothing to stdout and stderr.
@@ -293,10 +294,8 @@ def sweep(
         raise UserError(f"jobs={jobs}: must be a whole number, 1 or more")
     one = isinstance(overrides, str | Mapping) or not all(isinstance(config, Mapping) for config in overrides)
     values |= {} if output_dir is None else {"output_dir": output_dir}
-    commands = [
-        last_of_each([*_overrides(config, sweep=True), *overrides_of(values, sweep=True)])
-        for config in ([overrides] if one else overrides) or [""]
-    ]
+    configs, added = ([overrides] if one else overrides) or [""], overrides_of(values, sweep=True)
+    commands = [last_of_each([*_overrides(config, sweep=True), *added]) for config in configs]
     with open(os.devnull, "w", encoding="utf-8") as devnull, ExitStack() as stack:
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(devnull))
@@ -312,11 +311,12 @@ def sweep(
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:
-    """Return the run in a folder.
+    """Return a run that was started earlier, in this or another process, by its folder.
 
     Args:
         folder: The run's folder.
-        which: ``last`` or ``best``: which values `Result.variables` and `Result.model` return.
+        which: Which values `Result.variables` and `Result.model` return: those of the ``last`` checkpoint, or those of the
+            ``best`` evaluation, which a run stores if it was started with ``keep=best``.
 
     Returns:
         The run.
@@ -347,7 +347,7 @@ def compare(
     exclude: Sequence[str] = (),
     label: str | None = None,
 ) -> "Comparison":
-    """Compare runs as ``fedopt compare`` does.
+    """Compare the values of a metric between groups of runs, as ``fedopt compare`` does. Runs of a group differ only in seeds.
 
     Args:
         runs: A run or a folder, or a list of runs and folders. Folders are searched for runs at any depth.
@@ -414,26 +414,42 @@ def frame(runs: Result | str | Path | Sequence[Result | str | Path], *, exclude:
 
 
 def _folders_of(runs: Result | str | Path | Sequence[Result | str | Path]) -> list[Path]:
-    if isinstance(runs, Result | str | Path):
-        runs = [runs]
-    if not runs:
+    """Return the folders of one or several runs.
+
+    Raises:
+        UserError: There are no runs, or one of the values is neither a run nor a path.
+    """
+    several = [runs] if isinstance(runs, Result | str | Path) else runs
+    if not several:
         raise UserError("no runs to compare; give at least one run or folder")
-    return [_folder_of(run) for run in runs]
+    return [_folder_of(run) for run in several]
 
 
 def _folder_of(run: Result | str | Path) -> Path:
+    """Return the folder of a run, which may be given as a path.
+
+    Raises:
+        UserError: The value is neither a run nor a path.
+    """
     if not isinstance(run, Result | str | Path):
         raise UserError(f"{run}: must be a run or the path of its folder")
     return run.folder if isinstance(run, Result) else Path(run)
 
 
 def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
+    """Return the overrides that a user has passed to `run` or `sweep`, as a list of strings.
+
+    Args:
+        overrides: A string, a list of strings or a dict.
+        sweep: Whether a list in a dict contains alternatives.
+
+    Raises:
+        UserError: ``overrides`` has another form.
+    """
     if isinstance(overrides, Mapping):
         return overrides_of(overrides, sweep)
     if not isinstance(overrides, Sequence) or not all(isinstance(override, str) for override in overrides):
-        raise UserError(
-            f"{overrides}: must be overrides KEY=VALUE as on the command line, in one string or a list of strings, or a dict"
-        )
+        raise UserError(f"{overrides}: must be a string or a list of strings with overrides KEY=VALUE, or a dict")
     try:
         return [of_folder(text) for text in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
     except ValueError as error:

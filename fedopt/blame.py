@@ -15,9 +15,9 @@ ONE_BY_ONE = "; try hardware.engine=one_by_one, which runs the clients one after
 
 
 def blamed(error: Exception) -> UserError | None:
-    """Return a UserError that names the line of the user's code that failed, or that called the function that failed.
+    """Return a UserError that names the innermost line of the user's code in an exception's traceback.
 
-    For a `WrongFunction` the line is the one that defines the function.
+    For a `WrongFunction` it names the line in which the function is defined.
 
     Args:
         error: The exception.

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def exact(product: Any) -> Any:
-    """Remove the rounding error of a product before ceil, floor or round enlarges it: 0.28 * 25 is 7, not 7.000000000000001.
+    """Return a product without its rounding error, which ceil, floor or round would enlarge: 7 for 7.000000000000001.
 
     Numbers within a relative distance of 1e-12 of a whole number or a half become that number. Other numbers are returned
     unchanged.

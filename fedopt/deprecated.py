@@ -36,6 +36,7 @@ REMOVED = {  # a config key, GROUP=OPTION, a command-line option such as --live,
     "--again": "was removed; if the best value is at the edge of its range, widen the range and search again",
     "--results": "was removed; put results.parquet into OUT/full and pass --out OUT",
     "--pages": "was removed; the pages are in OUT/full/pages",
+    "fedopt.toolbox.drawn_iterate": "is now fedopt.toolbox.sampled_iterate; import that name",
     "fedopt.bench.enter": "was removed; write a YAML file for the class and run fedopt bench enter",
 }
 

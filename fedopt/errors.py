@@ -63,12 +63,12 @@ def need(what: str, library: str, extra: str) -> None:
 
 
 def gives(function: Any, returned: object, wanted: str) -> WrongFunction:
-    """Return the error for a user's function that returns a wrong value.
+    """Return the exception to raise for a user's function that returned a wrong value.
 
     Args:
         function: The user's function.
         returned: The value that it returned.
-        wanted: A description of what it must return.
+        wanted: What it must return, as the end of the message.
     """
     what = f"a tensor of shape {list(returned.shape)}" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
     what = "None (is its return missing?)" if returned is None else what
@@ -83,7 +83,7 @@ def is_own(path: str) -> bool:
 
 
 def line_of(path: str, line: int | None) -> str:
-    """Return `file.py:12`. The path is relative to the working directory if that is shorter."""
+    """Return the position of a line as `file.py:12`. The path is relative to the working directory if that is shorter."""
     with suppress(OSError, ValueError):  # the working directory was removed, or is on another drive
         path = min(os.path.relpath(path), path, key=len)
     return f"{path}:{line}"
@@ -99,21 +99,16 @@ def first_line(error: BaseException) -> str:
 
 
 def too_large(error: BaseException) -> bool:
-    """Return whether the CPU ran out of memory, or a number does not fit its type.
+    """Return whether an exception was raised because main memory ran out, or because a number does not fit its type.
 
-    An out-of-memory error of a GPU does not count.
+    If the memory of a GPU has run out, the result is False.
     """
-    line = first_line(error)
-    return (
-        isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in line or "without overflow" in line
-    )
+    by_torch = re.search("can't allocate memory|without overflow", first_line(error))
+    return by_torch is not None or isinstance(error, MemoryError | OverflowError)
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, comes from files, the disk or memory.
-
-    All other errors are attributed to the computation.
-    """
+    """Return whether an exception, or one of its causes, comes from files, the disk or memory, and not from the computation."""
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
             return True
@@ -122,7 +117,7 @@ def of_machine(error: BaseException | None) -> bool:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return ', did you mean ...?' with the known names that an unknown name may stand for; empty if none is similar.
+    """Return the hint ', did you mean ...?' with the known names that the user may have meant; empty if none is similar.
 
     The suggestions include names from other programs (lr), the same name under another key, names that begin in the same
     way, and similar spellings. Upper and lower case do not matter.
@@ -146,15 +141,15 @@ def nearest(name: str, known: list[str]) -> str:
     return f", did you mean {' or '.join(found[:MOST_ALIKE])}?" if found else ""
 
 
-def some(names: Iterable[object], most: int) -> str:
+def joined(names: Iterable[object], most: int) -> str:
     """Join names with commas. If there are more than ``most``, list the first ``most`` and the total number."""
     listed = [*map(str, names)]
     return ", ".join(listed if len(listed) <= most else [*listed[:most], f"... ({len(listed)} in all)"])
 
 
 def among(name: str, known: list[str]) -> str:
-    """Return the end of a message about an unknown name: similar names, then all known names."""
-    return f"{nearest(name, known)}; choose from {some(known, MOST_NAMED)}"
+    """Return the end of a message about an unknown name: the similar names, then the known names, at most `MOST_NAMED`."""
+    return f"{nearest(name, known)}; choose from {joined(known, MOST_NAMED)}"
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:
@@ -167,10 +162,9 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     """
     if message := removed(f"{group}={option}"):
         return message
-    shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     if re.fullmatch(r"[\w/-]{1,99}", option) and (file := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {file}; add --config-dir {file.parts[0]} so that it is found"
-    return f"{group}={shown}: there is no such {group}{among(option, known)}"
+    return f"{group}={option}: there is no such {group}{among(option, known)}"
 
 
 def mistake(error: BaseException, arguments: Iterable[str] = ()) -> str:
@@ -184,13 +178,8 @@ def mistake(error: BaseException, arguments: Iterable[str] = ()) -> str:
         return str(error)
     if too_large(error):
         numbers = [text for text in arguments if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", text)]
-        largest = max(
-            numbers, key=lambda text: abs(float(text.partition("=")[2])), default="a dimension or another number"
-        )
-        return (
-            f"{largest}: needs more memory than is available, or exceeds the range of numbers ({first_line(error)}); "
-            f"use a smaller value"
-        )
+        largest = max(numbers, key=lambda text: abs(float(text.partition("=")[2])), default="a number of this run")
+        return f"{largest}: needs more memory than is available, or is too large ({first_line(error)}); make it smaller"
     if isinstance(error, OSError):
         elsewhere = "choose another folder with output_dir=DIR, or with the option --output DIR or --out DIR"
         return f"{error.filename or 'output'}: {error.strerror or error}; fix this, or {elsewhere}"

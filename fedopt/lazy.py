@@ -13,7 +13,7 @@ from fedopt.deprecated import removed
 
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package, so that a public name is imported when it is used.
 
     Args:
         package: The package's ``__name__``.

@@ -45,10 +45,11 @@ def processor() -> str:
 
 
 def short_spins() -> dict[str, str]:
-    """Return the environment variable that makes waiting OpenMP threads sleep instead of spin; {} if the user has set one.
+    """Return the environment variable, with its value, that makes waiting OpenMP threads sleep instead of spin.
 
     torch reads the variable when it is loaded. Spinning threads keep cores busy that other runs need, which can make these
-    runs four times slower (measure it with `scripts/bench contention`).
+    runs four times slower (measure it with `scripts/bench contention`). The result is {} if the user has already chosen
+    how threads wait, by an environment variable.
     """
     return {"GOMP_SPINCOUNT": "0"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 

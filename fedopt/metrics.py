@@ -83,7 +83,8 @@ class Metric:
         better: Whether ``lower`` or ``higher`` values are better. ``neither``: the metric is only monitored; it cannot be
             optimised.
         scale: The scale of an axis.
-        bounds: Whether a run is stopped when the absolute value exceeds ``eval.diverged`` times the value at the start.
+        bounds: Whether a run is stopped as diverged when the absolute value exceeds ``eval.diverged`` times its value at the
+            start of the run.
     """
 
     name: str
@@ -95,10 +96,7 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.better not in ("lower", "higher", "neither") or self.scale not in ("linear", "log"):
-            raise UserError(
-                f"metric {self.name}: better must be lower, higher or neither, and scale linear or log, not "
-                f"{self.better} and {self.scale}"
-            )
+            raise UserError(f"metric {self.name}: better must be lower, higher or neither, and scale linear or log")
 
     @property
     def title(self) -> str:
@@ -107,12 +105,12 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """Return -1 if higher values are better, otherwise 1. Lower is better for values times this factor."""
+        """The factor that turns values into values of which lower ones are better: -1 if higher values are better, otherwise 1."""
         return -1 if self.better == "higher" else 1
 
     @property
     def worst(self) -> float:
-        """Return the worst possible value: -inf if higher values are better, otherwise inf."""
+        """The worst possible value: -inf if higher values are better, otherwise inf."""
         return self.sign * math.inf
 
     def best(self, values: Iterable[float]) -> float:
@@ -133,16 +131,13 @@ class Metric:
         """Check that the metric can be optimised, that is, that lower or higher values are better.
 
         Args:
-            asked: The user's request, such as ``keep=best``. The message starts with it.
+            asked: The override that needs such a metric, such as ``keep=best``. The message starts with it.
 
         Raises:
             UserError: ``better`` is ``neither``.
         """
         if self.better == "neither":
-            raise UserError(
-                f"{asked}: {self.name} cannot be optimised, since neither higher nor lower values are better; choose "
-                f"another eval.metric"
-            )
+            raise UserError(f"{asked}: {self.name} cannot be optimised, only monitored; choose another eval.metric")
 
 
 def validates(name: str) -> bool:
@@ -151,7 +146,14 @@ def validates(name: str) -> bool:
 
 
 def selected(name: str) -> str:
-    """Return a line that says whether a selection by this metric used validation rows or test rows; '' for other metrics."""
+    """Return a note on the rows that a selection by a metric uses: validation rows or test rows.
+
+    Args:
+        name: The metric's name.
+
+    Returns:
+        The note; empty if the metric is measured on other rows.
+    """
     if validates(name):
         return f"selected by {name}, on validation rows"
     if name.startswith(("test_", "common_", "personal_", "worst_personal_")):

@@ -1,8 +1,9 @@
 """Keyed randomness: every random number is a function of (seed, purpose, round, exchange, client) and of nothing else.
 
 The generator is counter-based (Philox). The seed and the purpose form its key; round, exchange and client are the high words
-of its counter. Two keys therefore never share a stream, and no number depends on what was drawn before. Users name their own
-streams; a hash of the name replaces the purpose, in a range of numbers that no purpose uses.
+of its counter. Two streams with different keys or counters therefore never overlap, and no number depends on the numbers that
+were sampled before. Users name their own streams; a hash of the name replaces the purpose, in a range of numbers that no
+purpose uses.
 """
 
 import random
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction
 
-DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator that is passed to it'
+SOURCES = 'sample with self.world.rng("NAME"), fed.rng("NAME") or the generator that is passed to it'
 
 WRITES = "changes its arguments in place: write x = x - 1 instead of x -= 1"
 
@@ -71,7 +72,7 @@ class Part(IntEnum):
 def keyed_rng(
     seed: int, purpose: Purpose | str | None, round: int = 0, exchange: int = 0, client: int = 0
 ) -> np.random.Generator:
-    """Return the random generator of a key. The same key always gives the same numbers, whatever was drawn before.
+    """Return the random generator of a key. The same key always gives the same numbers, whichever numbers were sampled before.
 
     Args:
         seed: The seed of the run.
@@ -83,22 +84,20 @@ def keyed_rng(
     Raises:
         UserError: The purpose is neither a `Purpose` nor a string.
     """
+    number: Any = purpose
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
-    elif isinstance(purpose, Purpose):
-        number = purpose
-    else:
-        shown = "" if purpose is None else purpose
-        raise UserError(f'rng({shown}): needs a name, such as rng("noise"); each name has its own random numbers')
+    elif not isinstance(purpose, Purpose):
+        raise UserError('rng: needs a name, such as rng("noise"); each name has its own random numbers')
     key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
 
 
 def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-    """Yield the generator of each of several clients, four times as fast as calls of `keyed_rng`.
+    """Yield the random generator of each of several clients, four times as fast as calls of `keyed_rng`.
 
-    All of them are one object whose state is replaced: draw from it before taking the next one.
+    The same object is yielded each time, with another state. Sample from it before taking the next one.
 
     Args:
         seed: The seed of the run.
@@ -114,7 +113,7 @@ def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """A key for Philox. With the argument key=, numpy would first gather unused entropy and take three times as long."""
+    """A seed sequence that passes a key to the Philox generator, three times as fast as numpy's argument ``key``."""
 
     def __init__(self, key: np.ndarray):
         self.key = key
@@ -134,7 +133,7 @@ def torch_seed(seed: int, purpose: Purpose) -> int:
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return a tensor of standard normal numbers, drawn in double precision and then converted.
+    """Return a tensor of standard normal numbers, which are sampled in double precision and then converted.
 
     Args:
         rng: The generator.
@@ -145,7 +144,7 @@ def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.flo
 
 
 @contextmanager
-def untouched(function: object, args: object, instead: str = DRAWING) -> Iterator[None]:
+def untouched(function: object, args: object, instead: str = SOURCES) -> Iterator[None]:
     """Check that a user's function, called in the context, does not change its arguments or use a global random generator.
 
     The global generators are those of torch, `numpy.random` and `random`.
@@ -165,9 +164,7 @@ def untouched(function: object, args: object, instead: str = DRAWING) -> Iterato
         raise WrongFunction(function, WRITES)
     for library, state in _global_generators().items():
         if state != states[library]:
-            raise WrongFunction(
-                function, f"draws random numbers from {library}, which do not follow the seed; {instead}"
-            )
+            raise WrongFunction(function, f"uses the random numbers of {library}, which ignore the seed; {instead}")
 
 
 def _global_generators() -> dict[str, object]:

@@ -386,7 +386,7 @@ def test_mistakes_from_python():
     for algo in (Mine, Mine()):
         with pytest.raises(api.UserError, match=r"^algo=.*Mine.*: must be a number, a string"):
             api.run(algo=algo, problem="mco")
-    with pytest.raises(api.UserError, match="must be overrides"):
+    with pytest.raises(api.UserError, match="must be a string or a list of strings"):
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
         api.run(TINY, on_eval=3)
@@ -709,7 +709,7 @@ def test_values_of_a_run_that_ended_hard(tmp_path):
 
 def test_starts_that_cannot_be(tmp_path):
     run = api.run([*TINY, "keep=best", "eval.metric=distance"], output_dir=tmp_path / "run", quiet=True)
-    with pytest.raises(api.UserError, match="which=best is set, but runs start from the last checkpoint; omit it"):
+    with pytest.raises(api.UserError, match="a run starts from the last checkpoint of another run; omit which=best"):
         api.run(TINY, start=api.load(run.folder, which="best"), output_dir=tmp_path / "other")
     with pytest.raises(api.UserError, match=r"run.*FedMSA, whose state does.*FedAvg.*repeat"):
         api.run("algo=fedavg problem=classification", start=run, output_dir=tmp_path / "other")

@@ -17,12 +17,12 @@ class Algorithm(Protocol):
         uneven: Optional. The name of the field with the amount of local work, which ``participation.least``, ``work`` and
             ``stragglers`` make different between clients. The field is a `LocalWork` or a whole number. This can be a tuple of
             several names; ``participation.work`` cannot be a list then.
-        on_time: Optional. True for a method whose fixed points would change if answers were late. ``participation.late`` is then
-            refused.
+        on_time: Optional. True for a method that would converge to other points if answers were late. ``participation.late`` is
+            then refused.
         each_once: Optional. True for a method in which a client must count only once in a cohort, for example because it updates
             its control variate. ``participation.sampling=by_weight`` is then refused.
-        everyone: Optional. True for a method that needs all clients in every round. Participation settings that exclude clients
-            are then refused.
+        everyone: Optional. True for a method that needs all clients in every round. Participation settings under which clients
+            are missing are then refused.
         least_clients: Optional. The smallest number of clients that a cohort must have.
         cohort_weights: Optional. The weights with which the method averages a cohort. `effective_weights` uses them to compute the
             weights in run.json. ``mean`` (the default): the weights that `Round.exchange` uses for its mean. ``unbiased``: the
@@ -57,7 +57,7 @@ class Algorithm(Protocol):
         """
 
     def output(self, s: Any) -> tuple[Tensor, ...]:
-        """Return the point at which the problem's metrics are computed: a tuple of vectors, the variables in the problem's order.
+        """Return the point at which the problem's metrics are computed, a tuple of vectors in the order of the problem's variables.
 
         Args:
             s: The state.
@@ -77,5 +77,5 @@ class Personal(Algorithm, Protocol):
         Args:
             s: The state.
             problem: The problem.
-            fed: A round whose exchanges are not counted, for methods whose clients compute their models from the state.
+            fed: A round whose exchanges are not counted. Methods whose clients compute their models from the state use it.
         """

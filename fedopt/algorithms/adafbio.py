@@ -7,9 +7,12 @@ The limits that the tests check are derived here.
 Explained in docs/algorithms/adafbio.md.
 
 Notation
-    z = (x, y), d = (w, v)    the variables and their momenta, of the hypergradient and of grad_y g
-    a, A, b, B                running means of the averaged w and v (a, b), and the matrices that they define (A, B)
-    t, q                      the iteration, counted from 0, and the iterations of a round
+    z = (x, y)    the variables
+    d = (w, v)    the momenta: w estimates the hypergradient, and v estimates grad_y g
+    a, b          running means over the exchanges: a of w^2 or |w|, and b of v^2 or |v|, for the w and v that the server averages
+    A, B          the matrices of the adaptive steps, which a and b define
+    eta_t         the step size of iteration t, which decays from t = 0 on
+    t, q          the iteration, counted from 0, and the number of iterations per round
 """
 
 from collections.abc import Callable
@@ -56,15 +59,16 @@ class Adaptive:
         gamma: The step size of x, relative to eta_t.
         lam: The step size of y, relative to eta_t.
         k: The numerator of eta_t, which must be at most 1 (ValueError otherwise). k is the papers' k times M^(1/3), for M clients.
-        n: The offset in the denominator. eta_t decays, and at t = 7 n it is half of eta_0.
+        n: The offset in the denominator. eta_t decays from t = 0 on: slowly while t is less than n, and it is half of eta_0 at
+            t = 7 n.
         c1: The newest direction in w has the weight c1 eta_t^2, which must be at most 1 (ValueError otherwise).
         c2: The newest direction in v has the weight c2 eta_t^2, which must be at most 1 (ValueError otherwise).
         q: The number of iterations per round. Variables and momenta are averaged at the end of a round.
-        r: The factor of the running mean a. For a diagonal matrix, a <- r a + (1 - r) w^2 in each coordinate; in the norm form, a
-            <- r a + (1 - r) |w|.
-        rho: The number added to the matrix: A = diag(sqrt(a) + rho), or (a + rho) I in the norm form. With r = rho = 1, A = B = I.
-        A_of_x: The form of the matrix A, ``diagonal`` or ``norm``.
-        A_of_y: The form of the matrix B, ``diagonal`` or ``norm``.
+        r: The factor of the old value in the running means a and b; see A_of_x.
+        rho: The number that is added to the matrices A and B; see A_of_x. With r = rho = 1, A = B = I.
+        A_of_x: The form of the matrix A. ``diagonal``: A = diag(sqrt(a) + rho), with a <- r a + (1 - r) w^2 in each coordinate.
+            ``norm``: A = (a + rho) I, with a <- r a + (1 - r) |w|.
+        A_of_y: The form of the matrix B, which is defined by b and v in the same way.
         B: The batch size. None: all examples of the client.
         B1: The batch size for the first w and v. None: all examples of the client.
     """
@@ -93,16 +97,16 @@ class Adaptive:
     def init(self, problem: Problem) -> State:
         z = Vectors(problem.start())
         kinds = zip((self.A_of_x, self.A_of_y), z, strict=True)
-        return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
+        return State(z, 0.0 * z, *(0.0 * (v if kind == "diagonal" else z[0][:1]) for kind, v in kinds))
 
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
-        """Run the iterations of one round with one exchange, and return the new state.
+        """Run the iterations of one round, whose averages take one exchange, and return the new state.
 
         Args:
             s: The state before the round.
             fed: The round.
-            D: ``D(client, z, xi)``, which returns the directions at z on one sample, or on a list of samples.
-            samples: The number of samples in this list. None: D uses one sample.
+            D: A function ``D(client, z, xi)`` that returns the directions at z. The argument xi is a sample or a list of samples.
+            samples: The number of samples in the list xi. None: xi is one sample.
         """
         start = fed.r * self.q
 
@@ -133,9 +137,9 @@ class Adaptive:
 
 
 def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[Tensor, Tensor]:
-    """Return the running mean a after an exchange, and the diagonal of the matrix A that it defines.
+    """Update the running mean a with a mean direction, and return the new a and the diagonal of the matrix A that it defines.
 
-    Both have the shape ``[dim]`` if the matrix is diagonal, and ``[1]`` in the norm form.
+    Both results have the shape ``[dim]`` if the matrix is diagonal, and ``[1]`` if it is a multiple of the identity (``norm``).
 
     Args:
         kind: The form of the matrix, ``diagonal`` or ``norm``.

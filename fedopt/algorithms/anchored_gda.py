@@ -7,12 +7,12 @@ reconstructed without the paper's text.
 Explained in docs/algorithms/anchored_gda.md.
 
 Notation
-    w, u      (x, y) of the server, and of a client in its local steps
-    F_i       (grad_x f_i, -grad_y f_i)
-    q         the anchor, an estimate of F(w) = mean F_i(w): of this round's clients, or by STORM of all rounds
-    v_i       F_i(w) on the sample of client i's part of the anchor
-    w_s       (x, y) at the start of the stage [Catalyst]
-    S, S'     the clients that take part in the exchange of anchors, and in the exchange of local steps
+    w, u      the point (x, y) on the server, and the point of a client during its local steps
+    F_i       the gradient field (grad_x f_i, -grad_y f_i) of client i
+    q         the anchor, an estimate of the mean F(w) of the F_i(w). It uses the gradients of this round, or of all rounds (STORM)
+    v_i       the gradient F_i(w) that client i contributes to the anchor
+    w_s       the point (x, y) at the start of the stage, in Catalyst
+    S, S'     the clients that compute the anchor, and the clients that take the local steps
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class State(NamedTuple):
     Attributes:
         w: (x, y) after this round.
         w_prev: (x, y) after the previous round.
-        q: The last anchor, an estimate of F(w).
+        q: The last anchor, an estimate of the mean of (grad_x f_i, -grad_y f_i) over clients.
         w_s: (x, y) at the start of the stage.
     """
 
@@ -59,11 +59,12 @@ class AnchoredGda:
             clients in a round.
         a: The weight of the newest gradients in the anchor. With 1 or more, gradients of earlier rounds are not used.
         anchor: The clients that compute the anchor: ``all`` clients, or the ``cohort`` that takes the local steps.
-        correction: ``sample``: local steps follow F_i(u; b) - F_i(w; b) + q, with the same sample b in both terms. ``kept``: local
-            steps follow F_i(u; b) - v_i + q, which averages the noise of q over the K steps and saves one gradient per step.
+        correction: The direction of a local step at u on the sample b, where F_i = (grad_x f_i, -grad_y f_i) and w is the server's
+            point. ``sample``: F_i(u; b) - F_i(w; b) + q. ``kept``: F_i(u; b) - v_i + q, where v_i is the F_i(w) that the client
+            contributed to q. This averages the noise of q over the K steps and saves one gradient per step.
         B: The batch size of a local step. None: all examples of the client.
         B_anchor: The batch size for the anchor. None: all examples of the client.
-        lam: The weight of the proximal term lam (u - w_s) in the local steps.
+        lam: The weight of the proximal term lam (u - w_s) in the local steps, where w_s is (x, y) at the start of the stage.
         stage: The number of rounds after which w_s is set to w.
     """
 
@@ -104,7 +105,7 @@ class AnchoredGda:
             w, q, *stage = message
             u, anchor = w, None if exact or kept else w
             if exact or kept:
-                q = q - (w.parts(client.memory) if kept else minimax_field(client, w, client.sample("local")))
+                q = q - (w.unflatten(client.memory) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q.moved(u - stage[0], (-lam, -lam)) if stage else q
                 # u - eta (F_i(u; b) - F_i(w; b) + q)

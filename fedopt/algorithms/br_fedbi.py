@@ -7,9 +7,10 @@ al. 2020].
 Explained in docs/algorithms/br_fedbi.md.
 
 Notation
-    z = (x, y, v), D, P_r   variables, directions, the projection onto |v| <= r (directions.py); the notes' v is -v
-    g_i                     the vector that client i sends: D_i, its momentum, or PAGE's estimate of D_i
-    S                       the clients that take part; clients 0 to hostile - 1 are hostile
+    z = (x, y, v)    the variables; the notes about the paper write v for our -v
+    D_i, P_r         the directions of client i, and the projection of v onto |v| <= r; both are defined in toolbox/directions.py
+    g_i              the vector that client i sends: its directions D_i, their momentum, or PAGE's estimate of D_i
+    S                the clients that take part, of which clients 0 to hostile - 1 are hostile
 """
 
 from dataclasses import dataclass
@@ -52,21 +53,21 @@ class BRFedBi:
         gamma_v: The server's step size of v.
         radius: The radius of the ball onto which v is projected. None: v is not projected.
         B: The batch size. None: all examples of the client.
-        rule: How the server combines x, y and v, each separately. ``mean``. ``median``: coordinate-wise median. ``trimmed``: the
-            mean without the ``trim`` smallest and largest values of each coordinate. ``geometric``: the geometric median,
-            computed by ``iterations`` steps of Weiszfeld's method.
+        rule: How the server combines the answers, for x, y and v separately. ``mean``: their mean. ``median``: the coordinate-wise
+            median. ``trimmed``: the mean without the ``trim`` smallest and the ``trim`` largest values of each coordinate.
+            ``geometric``: the geometric median, computed by ``iterations`` steps of Weiszfeld's method.
         trim: The number of values to remove at each end, for rule=trimmed.
         iterations: The number of steps of Weiszfeld's method, for rule=geometric.
-        variance: How clients reduce the variance of g_i. ``none``: g_i = D_i. ``momentum``: g_i <- momentum g_i + (1 - momentum)
-            D_i. ``page``: with probability p, the same for all clients in a round, g_i = D_i on B_page examples; otherwise g_i <-
-            g_i + D_i(z) - D_i(z_prev) on one sample.
+        variance: How client i computes its answer g_i from its directions D_i. ``none``: g_i = D_i. ``momentum``:
+            g_i <- momentum g_i + (1 - momentum) D_i. ``page``: with probability p, g_i = D_i on B_page examples; otherwise
+            g_i <- g_i + D_i(z) - D_i(z_prev), with the same sample at both points. All clients of a round make the same choice.
         momentum: The weight of the old g_i, for variance=momentum.
         p: The probability of a new estimate, for variance=page.
         B_page: The batch size of a new estimate, for variance=page. None: all examples of the client.
         hostile: The number of hostile clients, which are the first ones by index.
-        attack: The answer of hostile clients. ``none``: their g_i. ``large``: 10^6 in every coordinate. ``sign_flip``: -g_i.
-            ``ipm``: -1/2 times the honest mean. ``alie``: the honest mean minus the largest multiple of the standard deviation
-            that remains undetected.
+        attack: The answers of hostile clients. ``none``: their g_i. ``large``: 10^6 in every coordinate. ``sign_flip``: -g_i.
+            ``ipm``: -1/2 times the mean of the honest answers. ``alie``: this mean minus the largest multiple of the standard
+            deviation of honest answers that remains undetected.
     """
 
     gamma_x: Schedule
@@ -95,7 +96,7 @@ class BRFedBi:
         return State(z, Memory([row[:0] if self.variance == "none" else row] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        sizes, S = [len(part) for part in s.z], fed.cohort()
+        sizes, S = [len(variable) for variable in s.z], fed.cohort()
         hostile = np.less(S, self.hostile)
         fresh = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
@@ -134,7 +135,7 @@ class BRFedBi:
             weights: The weights of the clients, ``[S]``. Only the rules mean and geometric use them.
 
         Raises:
-            UserError: Trimming removes all answers.
+            UserError: The rule trimmed removes all answers.
         """
         n = len(g)
         if self.rule == "mean":
@@ -153,7 +154,7 @@ class BRFedBi:
         return point
 
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """Return the answers, ``[S, d]``, with the answers of hostile clients replaced by the attack.
+        """Return the answers, ``[S, d]``, in which the answers of hostile clients are replaced with those of the attack.
 
         Args:
             g: The answers, ``[S, d]``.
@@ -171,14 +172,16 @@ class BRFedBi:
         elif self.attack == "ipm":
             sent = -0.5 * honest.mean(dim=0)
         else:
-            supporters = max(n // 2 + 1 - f, 1)  # honest clients that must look further off
+            supporters = max(n // 2 + 1 - f, 1)  # honest clients whose answers must be further from the mean
             share = max((n - f - supporters) / max(n - f, 1), 0.5)
             sent = honest.mean(dim=0) - NormalDist().inv_cdf(share) * honest.std(dim=0, correction=0)
         return torch.where(bad[:, None], sent, g)
 
 
 def in_order(g: Tensor) -> Tensor:
-    """Return the answers with each coordinate sorted in ascending order, ``[S, d]``. On the CPU, NumPy is several times faster.
+    """Sort each coordinate of the answers in ascending order, and return the result, ``[S, d]``.
+
+    On the CPU, it uses NumPy, which is several times faster than torch.
 
     Args:
         g: The answers, ``[S, d]``.

@@ -1,4 +1,4 @@
-"""Checks of an algorithm, which are made once: at its first state and at its first step."""
+"""Checks of an algorithm, which run once: on its first state and on its first step."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
             remedy = f"hardware.dtype is {wanted}; torch.zeros_like(x) has the type of x"
             raise WrongFunction(algorithm.init, f"returns {name} of {leaf.dtype}, and {remedy}")
     shapes = [[*v.shape] for v in start]
-    found = [[*getattr(v, "shape", ())] for v in point] if isinstance(point, tuple) else []  # of local levels, x alone
+    found = [[*getattr(v, "shape", ())] for v in point] if isinstance(point, tuple) else []  # it may have only x
     if not found or found[: len(start)] != shapes[: len(found)]:
         raise gives(algorithm.output, point, f"a point of the problem, a tuple of tensors of shapes {shapes}")
     return state
@@ -64,15 +64,22 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
 
 
 def _flat(value: Any) -> tuple[list[Any], Any]:
-    """Return the tensors, memories and numbers in a value, and its structure.
+    """Return a list of the tensors, memories and numbers in a value, and the structure of the value.
 
     A `Memory` counts as one leaf. It is not converted to a tensor, which might not fit into memory.
+
+    Args:
+        value: A state of an algorithm, or a field of one.
     """
-    return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
+    return tree_flatten(value, is_leaf=lambda leaf: isinstance(leaf, Memory))
 
 
 def _named(state: Any) -> list[tuple[str, Any]]:
-    """Return the tensors, memories and numbers of a state, each with the name of its field, such as s.x."""
+    """Return the tensors, memories and numbers of a state, each with the name of its field, such as s.x.
+
+    Args:
+        state: The state, a NamedTuple.
+    """
     return [(f"s.{name}", leaf) for name in state._fields for leaf in _flat(getattr(state, name))[0]]
 
 

@@ -5,7 +5,7 @@
 Explained in docs/algorithms/ditto.md.
 
 Notation
-    w, w_i      the server's point, and the point of client i in its local steps
+    w, w_i      the server's point, and the point of client i during its local steps
     theta_i     the personal model of client i, which stays on the client
 """
 
@@ -37,8 +37,9 @@ class Ditto:
     """Ditto: personal models that are pulled towards the model of FedAvg.
 
     Args:
-        lam: The strength of the pull of theta_i towards w. With 0, each client trains alone.
-        eta: The step size of w_i.
+        lam: The strength with which the personal model theta_i of client i is pulled towards the server's point w. With 0, each
+            client trains alone.
+        eta: The step size of w_i, the client's copy of w.
         eta_theta: The step size of theta_i.
         gamma: The server's step size along the mean change of the clients.
         tau: The amount of local work: epochs, or steps on independent batches drawn with replacement. Each step moves w_i and

@@ -10,7 +10,7 @@ Explained in docs/algorithms/drfa.md.
 Notation
     lambda_i    the weight of client i; lambda is stored on the server, and initially equals the problem's weights
     S, U        the clients in the first exchange (sampled with replacement), and in the second exchange
-    k           the number of local steps after which a client stores its point, the same for all clients
+    k           the number of local steps after which a client stores its point, the same for all clients of a round
     M           the number of clients
 """
 
@@ -28,7 +28,7 @@ from fedopt.problems import Minimisation, simplex
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
 
-Pair = tuple[Tensor, Tensor]  # x_i, and the kept point or the last loss
+Pair = tuple[Tensor, Tensor]  # x_i, and the stored point or the last loss
 
 
 class State(NamedTuple):
@@ -52,13 +52,13 @@ class Drfa:
         gamma_l: The server's step size of lambda.
         tau: The number of local steps.
         B: The batch size. None: all examples of the client.
-        sampling: ``lambda``: the cohort S is sampled with the probabilities lambda, and the mean over the draws is unweighted.
+        sampling: ``lambda``: the cohort S is sampled with the probabilities lambda, and the mean over the samples is unweighted.
             ``uniform``: the change of client i has the weight lambda_i M / |S|. These weights need not sum to 1, so x diverges if
             clients differ much. ``normalised``: the change of client i has the weight lambda_i, divided by the sum of lambda over
             S. If all clients take part, uniform and normalised both use the weights lambda.
         losses: The losses that update lambda. ``kept``: the losses of a second cohort at the mean of the stored points (DRFA).
             ``last``: the loss of each client on its last local batch, before its last step (AFL).
-        k: The number of local steps after which a client stores its point, at most tau. None: drawn from 1..tau in each round.
+        k: The number of local steps after which a client stores its point, at most tau. None: sampled from 1..tau in each round.
     """
 
     eta: Schedule
@@ -70,7 +70,7 @@ class Drfa:
     k: PositiveInt | None
 
     solves: ClassVar = (Minimisation,)
-    each_once: ClassVar = True  # cohorts are drawn, and weighted, by lambda
+    each_once: ClassVar = True  # cohorts are sampled, and weighted, by lambda
     cohort_weights: ClassVar = "corrected"
 
     def init(self, problem: Minimisation) -> State:
@@ -111,9 +111,9 @@ class Drfa:
         return (s.x,)
 
     def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Return the cohort S, and the weights of the changes of its clients, ``[|S|]``.
+        """Sample the cohort S, and return it with the weights of the changes of its clients, ``[|S|]``.
 
-        A client that was drawn several times is in S once, with a correspondingly larger weight.
+        A client that was sampled several times is in S once, with a correspondingly larger weight.
 
         Args:
             mixture: The weights lambda, ``[M]``.
@@ -129,7 +129,7 @@ class Drfa:
 
 
 def loss(client: Client, x: Tensor) -> Tensor:
-    """Return f_i(x) on one batch, a scalar.
+    """Return f_i(x) on the client's batch ``xi``, a scalar.
 
     Args:
         client: The client.

@@ -4,10 +4,11 @@ Follows the authors' code (AiPOD); docs/algorithms/e_aipod.md lists where it dep
 check are derived here.
 
 Notation
-    y_i, c_i    client i's copy of y and its correction; sum_i p_i c_i = 0, and both survive the rounds
-    S, p        inner steps of a round, and the probability of a mean after each: one coin for all clients
+    y_i, c_i    the copy of y on client i, and the correction of its inner steps, with sum_i p_i c_i = 0. Clients keep both
+    S, p        the number of inner steps per round, and the probability that the y_i are averaged after an inner step. One coin
+                decides for all clients
     ybar        the last mean of the y_i, which the outer step uses as y
-    zeta        a sample of g
+    zeta        a sample on which g is evaluated
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class EAiPOD:
-    """E-AiPOD: corrected inner steps, after each of which the y_i are averaged with probability p, then an outer step.
+    """E-AiPOD: corrected inner steps, after each of which the y_i are averaged with probability p, followed by an outer step.
+
+    y_i is the copy of the inner variable y on client i.
 
     Args:
         alpha: The step size of x.
@@ -83,15 +86,15 @@ class EAiPOD:
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         (x, ybar, memory), S, dy, own_head = s, fed.cohort(), len(s.y), self.own_head
         alpha, beta, share = self.alpha(fed.r), self.beta(fed.r), self.p / self.beta(fed.r)
-        # Nothing is sent for inner steps: clients take them in the next exchange, after they hear of the last mean
-        due, untold = 0, False  # steps since that mean, and whether it is to be heard of
+        # Nothing is sent for inner steps: clients take them in the next exchange, after they have received the last mean
+        due, untold = 0, False  # the number of steps since that mean, and whether clients still have to receive it
 
         def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
-            """Take the pending inner steps on a client, and return y_i and the new row of its memory.
+            """Take the pending inner steps on a client, and return its y_i and its new per-client state (y_i, c_i), ``[2 dy]``.
 
             Args:
                 client: The client.
-                message: (x, (ybar,)), or (x, ()) if ybar is not needed.
+                message: (x, (ybar,)), or (x, ()) if no step needs ybar.
             """
             (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
             if untold:
@@ -106,16 +109,16 @@ class EAiPOD:
             return y_i, torch.cat([y_i, c_i])
 
         def head() -> Tensors:
-            """Return the part of a message that contains ybar: (ybar,), or () if all clients use y_i and have no pending steps."""
+            """Return what a message contains of ybar: (ybar,), or () if clients use their y_i and have no pending steps."""
             return (ybar,) if due or untold or not own_head else ()
 
-        def answered(client_fn: ClientFn, *message: Tensor, **draws: Any) -> Tensor:
+        def answered(client_fn: ClientFn, *message: Tensor, **samples: Any) -> Tensor:
             """Run one exchange in which clients take any pending inner steps and then call client_fn, and return the mean answer.
 
             Args:
                 client_fn: The function. Its message is (x, y, *message), where y is ybar, or the client's y_i if own_head is True.
                 message: Further tensors for client_fn.
-                draws: The samples of the exchange, by name.
+                samples: The samples of the exchange, by name.
             """
             nonlocal memory, due, untold
 
@@ -125,7 +128,7 @@ class EAiPOD:
                 return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
 
             inner, sent = Steps(due, self.B, split=problem.g_split), (x, head(), *message)
-            mean, memory = fed.exchange(answer, sent, S, memory=memory, **draws, inner=inner)
+            mean, memory = fed.exchange(answer, sent, S, memory=memory, **samples, inner=inner)
             due, untold = 0, False
             return mean  # type: ignore[no-any-return]
 

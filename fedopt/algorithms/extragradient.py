@@ -5,12 +5,15 @@ Local extragradient follows two public codes, `ProxSkipVIP` and `federated-minim
 Explained in docs/algorithms/extragradient.md.
 
 Notation
-    w, u       (x, y) of the server, and of a client in its local steps
-    F_i        (grad_x f_i, -grad_y f_i)
-    h, b       the half point, and two fresh samples of a step
-    o          FeDualEx: the dual variable, w_0 minus the sum of all eta F_i so far
-    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and clipped to [-D, D]; t counts the steps
-    z, z_h     FeDualEx: the primal points T_t(o) before and after the half step
+    w, u       the point (x, y) on the server, and the point of a client during its local steps
+    F_i        the gradient field (grad_x f_i, -grad_y f_i) of client i
+    h          the half point: u after the first of the two gradient steps that make one local step
+    b1, b2     the two samples of a local step, at u and at h
+
+FeDualEx also uses
+    o          the dual variable: the initial point minus the sum of all eta F_i so far
+    T_t(o)     the point o with its entries shrunk towards 0 by t eta lam, and clipped to [-D, D], where t counts the local steps
+    z, z_h     the primal points T_t(o) before and after the half step
 """
 
 from dataclasses import dataclass
@@ -72,8 +75,8 @@ class DualState(NamedTuple):
     """The state of FeDualEx.
 
     Attributes:
-        o: The dual point.
-        z: The primal point T_t(o) of the dual point.
+        o: The dual variable.
+        z: The primal point T_t(o), for the number t of local steps so far.
         mean: The mean of all half points z_h so far. Before the first step, it is the initial z.
     """
 
@@ -84,7 +87,7 @@ class DualState(NamedTuple):
 
 @dataclass(frozen=True)
 class FeDualEx:
-    """FeDualEx: dual extrapolation for composite saddle point problems.
+    """FeDualEx: dual extrapolation for composite saddle point problems. z is a primal point, and z_h a half point.
 
     Args:
         eta_x: The clients' step size of x.
@@ -136,9 +139,8 @@ class FeDualEx:
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
         """Return the primal point T_t(o) of a dual point o.
 
-        The entries are soft-thresholded by t eta lam and clipped to [-D, D]; y is projected onto the problem's constraint set.
-
-        The result is exact if the problem has no constraint, or if lam = 0 and D = None.
+        The entries are soft-thresholded by t eta lam and clipped to [-D, D], and y is projected onto the problem's constraint set.
+        If the problem has a constraint set, this gives the exact point only for lam = 0 and D = None.
 
         Args:
             at: The client, or the problem on the server. Its ``project`` is used.

@@ -7,11 +7,12 @@ I = 1, reconstructed without the paper's text.
 Explained in docs/algorithms/fcsg.md.
 
 Notation
-    G                J r(x)' grad f(u), u the mean of r over the inner samples of an outer sample: the gradient of the problem's f
-    m                the momentum; m = G where alpha = 1
-    x_prev, G_old    the previous point of client i, and G there on the same samples
-    xi               the samples of one step: outer samples, each with its inner samples
-    t, I             the step, and the number of steps between exchanges
+    G                the gradient of the problem's f, J r(x)' grad f(u), where u is the mean of r over the inner samples of an outer
+                     sample
+    m                the momentum, along which a step moves; m = G if alpha = 1
+    x_prev, G_old    the previous point of client i, and the gradient at this point on the samples of G
+    xi               the samples of one step: outer samples, each with its own inner samples
+    t, I             the index of the step, and the number of steps between exchanges
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Fcsg:
     is the direction of the step.
 
     Args:
-        eta: The step size.
+        eta: The step size of x.
         alpha: The weight of the newest G in m. With 1, there is no momentum.
         momentum: ``average``: m <- (1 - alpha) m + alpha G. ``storm``: m <- G + (1 - alpha) (m - G_old).
         I: The number of local steps.
@@ -69,10 +70,10 @@ class Fcsg:
         return State(x, (0 * x,) if self.alpha < 1 else ())
 
     def step(self, s: State | Averages, problem: Minimisation, fed: Round) -> State | Averages:
-        eta, alpha, first, draws = self.eta(fed.r), self.alpha, fed.r == 0, Steps(self.I, self.B)
+        eta, alpha, first, xi = self.eta(fed.r), self.alpha, fed.r == 0, Steps(self.I, self.B)
         if isinstance(s, Averages):
             storm = Storm(gradient, lambda client, x, m, t: x.moved(m, (eta,)), lambda t: (alpha,))
-            return together(storm, s, fed, self.I, draws)
+            return together(storm, s, fed, self.I, xi)
 
         def local_steps(client: Client, message: tuple[Tensor, Tensors]) -> State:
             x, m = message
@@ -83,14 +84,14 @@ class Fcsg:
                 x = client.moved_(x, m[0] if m else G, eta)
             return State(x, m)
 
-        return State(*fed.exchange(local_steps, s, fed.cohort(), xi=draws))
+        return State(*fed.exchange(local_steps, s, fed.cohort(), xi=xi))
 
     def output(self, s: State | Averages) -> Tensors:
         return (s[0],) if isinstance(s, State) else s.z
 
 
 def gradient(client: Client, z: Vectors, xi: Sample) -> Vectors:
-    """Return G at z = (x,): the gradient of the problem's f on one sample, as `Vectors`.
+    """Return the gradient of the problem's f at z = (x,) on one sample, as `Vectors` with one entry.
 
     Args:
         client: The client.

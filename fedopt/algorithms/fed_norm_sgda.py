@@ -4,13 +4,14 @@ Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
 Explained in docs/algorithms/fed_norm_sgda.md.
 
 Notation
-    a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [App. A.1]
-    tau_x, tau_y    tau_eff of x and of y, the weighted means of |a_i|_1; with mu they differ, since eta_x and eta_y do
-    G               sum_k a_i^k grad_k (Delta but for its sign): x_i = x - eta_x G_x, and y_i = y + eta_y G_y but for projections
-    u_i             y + eta_y G_y, which moves as y_i does, and is not projected
-    x_hat           with "+", the x at which grad_y is taken: the server's of the last round r with r mod S = 0
-    p_i, C          the weight of a client, sum 1; who takes part
-    r, M            the round (t in the paper), and the number of clients (n)
+    a_i, |a_i|_1    the weights of client i's local gradients in its last iterate, and the sum of these weights [App. A.1]
+    tau_x, tau_y    tau_eff of x and of y: the weighted means of |a_i|_1 over clients. They differ if mu > 0 and eta_x != eta_y
+    G_x, G_y        the weighted sums of a client's local gradients, sum_k a_i^k grad_k, which are -Delta in the paper. Without
+                    projections, x_i = x - eta_x G_x and y_i = y + eta_y G_y
+    u_i             y + eta_y G_y, the point that y_i would be without projections
+    x_hat           in the "+" variants, the point x at which grad_y is taken: the server's x in the last round r with r mod S = 0
+    p_i, C          the weights of the clients, with sum 1, and the clients that take part
+    r, M            the round (t in the paper), and the number of clients (n in the paper)
 """
 
 from collections.abc import Callable
@@ -26,29 +27,29 @@ from fedopt.algorithms.solvers import Solver
 from fedopt.config import LocalWork, Schedule, values
 from fedopt.federation import Client, Round, Sample
 from fedopt.problems import Minimax
-from fedopt.toolbox import Tensors, drawn_iterate
+from fedopt.toolbox import Tensors, sampled_iterate
 
 Iterate = tuple[Tensor, Tensor, Tensor]  # x_i, y_i, u_i
 
-SOME = Field(min_length=1)
+NONEMPTY = Field(min_length=1)
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """The state.
+    """The state of Fed-Norm-SGDA and its variants.
 
     Attributes:
         x: The server's x, ``[dx]``.
         y: The server's y, ``[dy]``.
-        x_hat: (x_hat,), the last snapshot of x, in the "+" variants (S set); otherwise ().
-        drawn: (x, y), drawn uniformly from the iterates so far, if iterate=random; otherwise ().
+        x_hat: (x_hat,), the last snapshot of x, in the "+" variants, which set S; otherwise ().
+        sampled: (x, y), sampled uniformly from the iterates so far, if iterate=random; otherwise ().
     """
 
     x: Tensor
     y: Tensor
     x_hat: Tensors
-    drawn: Tensors
+    sampled: Tensors
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class FedNormSgda:
         mu: The proximal coefficient of the local solver; 0 for SGD.
         decay: The factor of the step size from one local step to the next; 1 for SGD. If rho, mu or decay is a list of length L,
             client i uses the number at position i mod L.
-        aggregation: ``normalised``: each client's change is divided by its |a_i|_1. ``naive``: the mean of the changes of the
-            cohort, weighted by p_i.
-        tau_eff: The mean of |a_i|_1 over ``all`` clients, or over the ``cohort``. The latter biases the solution towards clients
-            that do more work.
+        aggregation: ``normalised``: the change of each client is divided by |a_i|_1, the sum of the weights of its local gradients
+            (for SGD, its number of steps). ``naive``: the mean of the changes of the cohort, weighted by p_i.
+        tau_eff: The clients over which |a_i|_1 is averaged: ``all`` clients, or the ``cohort``. With the cohort, the solution is
+            biased towards clients that do more work.
         iterate: The output: the ``last`` iterate, or a uniformly ``random`` one of all iterates so far (line 22).
     """
 
@@ -81,9 +82,9 @@ class FedNormSgda:
     tau: LocalWork
     B: PositiveInt | None
     S: PositiveInt | None
-    rho: Momentum | Annotated[list[Momentum], SOME]
-    mu: NonNegativeFloat | Annotated[list[NonNegativeFloat], SOME]
-    decay: Decay | Annotated[list[Decay], SOME]
+    rho: Momentum | Annotated[list[Momentum], NONEMPTY]
+    mu: NonNegativeFloat | Annotated[list[NonNegativeFloat], NONEMPTY]
+    decay: Decay | Annotated[list[Decay], NONEMPTY]
     aggregation: Literal["normalised", "naive"]
     tau_eff: Literal["all", "cohort"]
     iterate: Literal["last", "random"]
@@ -95,9 +96,7 @@ class FedNormSgda:
     def __post_init__(self) -> None:
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
-            raise ValueError(
-                "mu * eta_x and mu * eta_y must be at most 1, else gradients get negative weights; choose a smaller mu"
-            )
+            raise ValueError("mu * eta_x and mu * eta_y must be at most 1; choose a smaller mu")
 
     def init(self, problem: Minimax) -> State:
         x, y = problem.start()
@@ -146,16 +145,17 @@ class FedNormSgda:
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
         x = s.x - tau_x * self.gamma_x(fed.r) * g_x  # line 20; gamma is relative to eta, which is in g
         y = problem.project(s.y + tau_y * self.gamma_y(fed.r) * g_y)
-        drawn = (x, y) if self.iterate == "random" and drawn_iterate(fed) else s.drawn  # line 22
-        return State(x, y, x_hat, drawn)
+        sampled = (x, y) if self.iterate == "random" and sampled_iterate(fed) else s.sampled  # line 22
+        return State(x, y, x_hat, sampled)
 
     def output(self, s: State) -> Tensors:
-        return (s.x, s.y) if self.iterate == "last" else s.drawn
+        return (s.x, s.y) if self.iterate == "last" else s.sampled
 
     def _solver(self, of_clients: Callable[[Any], Any]) -> Solver:
-        """Return the local solver.
+        """Return the local solver of one client, or of several.
 
         Args:
-            of_clients: A function that maps a hyperparameter to its value for one client, or to the values of all clients, ``[M]``.
+            of_clients: A function that maps a hyperparameter, a number or a list, to its value for the client, or to an array of
+                its values for the clients.
         """
         return Solver(*map(of_clients, (self.rho, self.mu, self.decay)))

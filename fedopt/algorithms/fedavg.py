@@ -1,7 +1,8 @@
-"""Federated averaging [McMahan et al. 2017, Alg. 1], with a proximal term FedProx [Li et al. 2020, Alg. 2]; the server's step and
-momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them, its adaptive steps as Reddi et al. 2021, Alg. 2.
+"""Federated averaging (FedAvg) [McMahan et al. 2017, Alg. 1], and FedProx, which adds a proximal term [Li et al. 2020, Alg. 2].
 
-FedAvg and FedProx agree with the public code litian96/FedProx, and FedAdam and FedYogi with Flower, which starts v at 0.
+The server's step size is from Reddi et al. 2021 (Alg. 1), its momentum from Hsu et al. 2019, and its adaptive steps (FedAdam,
+FedYogi and FedAdagrad) from Reddi et al. 2021 (Alg. 2). FedAvg and FedProx agree with the public code litian96/FedProx, and FedAdam
+and FedYogi with Flower, which starts v at 0.
 FedAdagrad is unverified: reconstructed without the paper's text.
 
 Explained in docs/algorithms/fedavg.md.
@@ -25,7 +26,8 @@ class State(NamedTuple):
 
     Attributes:
         x: The server's point, ``[d]``.
-        v: (momentum,) of the server, or () without momentum. In FedOpt, (m, v): the first and the second moments. Each is ``[d]``.
+        v: In FedAvg, (momentum,) of the server, or () without momentum. In FedOpt, (m, v): the first and the second moments. Each
+            vector is ``[d]``.
     """
 
     x: Tensor
@@ -77,7 +79,7 @@ class FedAvg:
         return State(s.x + self.gamma(fed.r) * direction, v)
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """Return the server's direction, ``[d]``, and its new momentum.
+        """Return the direction of the server's step, ``[d]``, and the new momentum, (momentum,) or ().
 
         Args:
             change: The mean change of the clients, ``[d]``.

@@ -6,10 +6,12 @@ here.
 Explained in docs/algorithms/fedbioacc.md.
 
 Notation
-    z = (x, y, u), m    the variables, u = [grad^2_yy g]^-1 grad_y f (v in directions.py), and their momenta (d in storm.py)
-    alpha_t             delta / (u0 + t)^(1/3); x, y and u have the steps eta alpha_t, gamma alpha_t and tau alpha_t
-    c                   (c_x, c_y, c_u): c alpha_t^2 are the weights of the newest directions in m_{t+1}
-    t, I                the iteration, counted from 0, and the iterations of a round
+    z = (x, y, u)            the variables; u estimates [grad^2_yy g]^-1 grad_y f, which toolbox/directions.py calls v
+    m                        the momenta of the variables, which toolbox/storm.py calls d
+    alpha_t                  delta / (u0 + t)^(1/3), which decays from t = 0 on. The step sizes of x, y and u are eta alpha_t,
+                             gamma alpha_t and tau alpha_t
+    c = (c_x, c_y, c_u)      the factors of the weights c alpha_t^2 that the newest directions have in m_{t+1}
+    t, I                     the iteration, counted from 0, and the number of iterations per round
 """
 
 from dataclasses import dataclass
@@ -39,12 +41,15 @@ class FedBiOAcc:
 
         alpha_t = delta / (u0 + t)^(1/3)
 
+    u estimates [grad^2_yy g]^-1 grad_y f, the variable v of other methods.
+
     Args:
         eta: The step size of x is eta alpha_t.
         gamma: The step size of y is gamma alpha_t.
         tau: The step size of u is tau alpha_t.
         delta: The numerator of alpha_t.
-        u0: The offset in the denominator. alpha_t decays, and at t = 7 u0 it is half of alpha_0.
+        u0: The offset in the denominator. alpha_t decays from t = 0 on: slowly while t is less than u0, and it is half of alpha_0
+            at t = 7 u0.
         c_x: The newest direction of x has the weight c_x alpha_t^2, which must be at most 1 (ValueError otherwise).
         c_y: The newest direction of y has the weight c_y alpha_t^2, which must be at most 1 (ValueError otherwise).
         c_u: The newest direction of u has the weight c_u alpha_t^2, which must be at most 1 (ValueError otherwise).
@@ -66,7 +71,7 @@ class FedBiOAcc:
     B1: PositiveInt | None
 
     solves: ClassVar[Any] = (Bilevel,)
-    averaged: ClassVar = 3  # of the variables, from x on
+    averaged: ClassVar = 3  # the number of variables that the server averages, in the order x, y, u
 
     def __post_init__(self) -> None:
         weights = {"c_x": self.c_x, "c_y": self.c_y, "c_u": self.c_u}
@@ -85,9 +90,9 @@ class FedBiOAcc:
         def c(t: int) -> list[float]:
             return [weight * self.alpha(t) ** 2 for weight in (self.c_x, self.c_y, self.c_u)]
 
-        draws = {"first": Steps(1, self.B1, 3), "xi": Steps(self.I - 1, self.B, 3), "last": Steps(1, self.B, 3)}
-        sizes = [len(part) for part in bilevel_start(problem)]
-        return points_first(Storm(independent_maps, move, c), s, sizes, fed, self.I, draws)
+        samples = {"first": Steps(1, self.B1, 3), "xi": Steps(self.I - 1, self.B, 3), "last": Steps(1, self.B, 3)}
+        sizes = [len(variable) for variable in bilevel_start(problem)]
+        return points_first(Storm(independent_maps, move, c), s, sizes, fed, self.I, samples)
 
     def output(self, s: Means) -> Tensors:
         return s.z

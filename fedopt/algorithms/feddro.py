@@ -1,16 +1,16 @@
-"""FedDRO: compositional descent in which the low-dimensional inner value is exchanged at every step, and x rarely [Khanduri et
-al. 2026].
+"""FedDRO: compositional descent in which clients exchange the low-dimensional inner value at every step, and x once per round.
 
-Unverified: reconstructed from a review, without the paper's text. The point at which y is taken is derived here.
+The method is from Khanduri et al. 2026. Unverified: reconstructed from a review, without the paper's text. The point at which
+the estimate y is computed is derived here.
 
 Explained in docs/algorithms/feddro.md.
 
 Notation
-    min_x f(mean_i g_i(x))    a composition with the mean over all clients; the server and all clients know f. The paper's
-                              additional term h(x) is one more entry of g: the outer function is then h + f(g)
-    ybar, y_i                 the estimate of mean_i g_i(x), and client i's part of it
+    min_x f(mean_i g_i(x))    the problem, a composition with a mean over all clients inside. The server and all clients know f. If
+                              the objective has an additional term h(x), as in the paper, h is one more entry of g
+    ybar, y_i                 the estimate of mean_i g_i(x), and the value of client i in the mean that is ybar
     x_old                     the point of client i before its last step
-    xi, xi'                   the samples of one step: xi for the Jacobian, and xi' for the values of g
+    xi, xi'                   the samples of one step: xi for the Jacobian of g_i, and xi' for the values of g_i
     I                         the number of steps between exchanges of x
 """
 
@@ -84,7 +84,7 @@ class FedDro:
         def last(client: Client, ybar: Tensor) -> tuple[Tensor, Tensor]:
             return moved(client, client.memory, ybar, client.sample("xi")), client.memory
 
-        # A step's y is taken where x already is the mean: so x is exchanged by itself, after I exchanges of y
+        # The first y of a round is computed at the mean x, so x needs an exchange of its own, after I exchanges of y
         S = fed.cohort()
         ybar, memory = fed.exchange(first, (s.x, s.ybar), S, memory=s.memory, xi=Steps(1, self.B))
         for _ in range(self.I - 1):

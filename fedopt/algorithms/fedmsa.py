@@ -3,11 +3,12 @@
 Explained in docs/algorithms/fedmsa.md.
 
 Notation
-    u = (x, Z), Z = (z^1, ..., z^N)      all variables; Z = (w, v) for bilevel problems, w where grad_x f is the hypergradient
-    F = (P, S^1, ..., S^N)               the mappings whose common zero is sought [eq. 2, 3]
-    d = (h, q^1, ..., q^N)               the directions, estimates of F(u) [eq. 5, 6]
-    p^m, s^{m,n}; xi                     client m's P and S^n on a sample; that sample, with one for each level of a composition
-    r, k                                 the round, and the local step of it
+    u = (x, Z), Z = (z^1, ..., z^N)    all variables. For bilevel problems, Z = (w, v); if the hypergradient is grad_x f, Z = (w)
+    F = (P, S^1, ..., S^N)             the mappings whose common zero is sought [eq. 2, 3]
+    d = (h, q^1, ..., q^N)             the directions, which are estimates of F(u) [eq. 5, 6]
+    p^m, s^{m,n}                       the values of P and S^n on a sample of client m
+    xi                                 this sample; for a composition, one sample for each level
+    r, k                               the round, and the local step in the round
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from fedopt.config import Schedule
 from fedopt.errors import UserError
 from fedopt.federation import Client, Round, Sample, Steps
 from fedopt.problems import Bilevel, Compositional
-from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, drawn_iterate
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend, sampled_iterate
 
-Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the drawn one
+Iterates = tuple[Vectors, Vectors, Vectors, Vectors]  # u^{k-1}, u^k, d, and the random iterate
 
 
 class State(NamedTuple):
@@ -35,13 +36,13 @@ class State(NamedTuple):
         u: The variables (x, Z) after this round.
         u_prev: The variables after the previous round.
         d: The last directions (h, q).
-        drawn: An iterate drawn uniformly from all iterates so far, if iterate=random; otherwise empty.
+        sampled: An iterate that is sampled uniformly from all iterates so far, if iterate=random; otherwise empty.
     """
 
     u: Vectors
     u_prev: Vectors
     d: Vectors
-    drawn: Vectors
+    sampled: Vectors
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class FedMSA:
         K: The number of local steps. If it differs between clients, this is the largest number. If K = 1 for all clients, the
             server takes the step, and a round has one exchange.
         B: The batch size of each sample. None: all examples of the client.
-        anchor: The clients that take part in lines 5 to 8: ``all`` clients, as in the paper, or a ``cohort`` sampled for these
-            lines. If the server takes the step, it is always a cohort.
+        anchor: The clients that compute the directions at the start of a round (lines 5 to 8 of the algorithm): ``all`` clients, as
+            in the paper, or a ``cohort`` that is sampled for this purpose. If the server takes the step, it is always a cohort.
         warm_up: The number of rounds at the start in which only Z moves, towards its solution at the initial x. The paper has 0.
-        damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f. The paper has 0.
+        damping: The number lambda in the mapping of v, (grad^2_ww g + lambda I) v - grad_w f. The paper has 0.
         iterate: The output: the ``last`` iterate, or a uniformly ``random`` one of the iterates so far, as in the theorem.
     """
 
@@ -83,9 +84,7 @@ class FedMSA:
             (x,) = problem.start()
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise UserError(
-                f"algo.beta: is a list of {len(self.beta)}; use one number, or {len(u) - 1} numbers, one for each z^n"
-            )
+            raise UserError(f"algo.beta: has length {len(self.beta)}; use one number, or {len(u) - 1}, one per z^n")
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
@@ -99,9 +98,8 @@ class FedMSA:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
         def moved(space: Any, u: Vectors, d: Vectors) -> Vectors:
-            return (
-                descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
-            )  # w stays in Y of a minimax problem
+            # In a bilevel problem, w is projected onto Y, the constraint set of a minimax problem
+            return descend(space, u, d, step_sizes) if bilevel else u.moved(d, step_sizes)
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")
@@ -113,17 +111,17 @@ class FedMSA:
 
             def step(carry: Iterates, xi: Sample, k: int) -> Iterates:
                 nonlocal known
-                u_prev, u, d, drawn = carry
+                u_prev, u, d, sampled = carry
                 F_prev = F(client, u_prev, xi) if known is None else known
                 F_u = F(client, u, xi)
                 d, known = F_u + (d - F_prev), F_u if same_xi else None  # eq. 6
-                return u, moved(client, u, d), d, u if k <= k_drawn else drawn
+                return u, moved(client, u, d), d, u if k <= k_sampled else sampled
 
             steps = client.own_steps("K")
             # k = 1: x^0 = x^1, so that h and q stay; a straggler stays where it is
             u = Vectors(torch.where(steps > 0, *pair) for pair in zip(moved(client, u_prev, d), u_prev, strict=True))
-            _, u, _, drawn = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
-            return u, drawn if self.iterate == "random" else Vectors()
+            _, u, _, sampled = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
+            return u, sampled if self.iterate == "random" else Vectors()
 
         def work(clients: np.ndarray) -> np.ndarray:  # K of each, 0 for a straggler; 1 in round 0
             steps = np.broadcast_to(fed.work(self.K, clients), clients.shape)
@@ -140,20 +138,20 @@ class FedMSA:
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
-        k_drawn = drawn_iterate(fed, self.K) if self.iterate == "random" else 0
+        k_sampled = sampled_iterate(fed, self.K) if self.iterate == "random" else 0
         if of_server:
             u = moved(problem, s.u, d)
-            return State(u, s.u, d, u if k_drawn else s.drawn)
-        sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
-        u, drawn = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=sampled, K=Steps(work))
-        return State(u, s.u, d, drawn if k_drawn else s.drawn)
+            return State(u, s.u, d, u if k_sampled else s.sampled)
+        xi = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
+        u, sampled = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=xi, K=Steps(work))
+        return State(u, s.u, d, sampled if k_sampled else s.sampled)
 
     def output(self, s: State) -> Vectors:
-        return s.u if self.iterate == "last" else s.drawn
+        return s.u if self.iterate == "last" else s.sampled
 
 
 def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
-    """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11]::
+    """Return the mappings (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N), with the shapes of u [eq. 3, 11]::
 
         P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N)
         S^n = z^n - f^{n-1}(z^{n-1})
@@ -161,9 +159,9 @@ def chain_maps(client: Client, u: Vectors, xi: Sequence[Sample]) -> Vectors:
     It counts as one gradient call and N Jacobian-vector products.
 
     Args:
-        client: The client.
+        client: The client, whose problem is a composition of the levels f^0, ..., f^N.
         u: The variables.
-        xi: N + 1 samples, one for each level. With one sample for two levels, their product would be biased.
+        xi: N + 1 samples, one for each level. If two levels shared a sample, the product of their derivatives would be biased.
     """
     s = list[Tensor]()
 

@@ -4,16 +4,21 @@ H.1].
 Explained in docs/algorithms/fednest.md.
 
 Notation
-    grad_y g_i = client.inner_gradient        grad_x f_i, grad_y f_i = client.outer_gradient_x, client.outer_gradient_y
-    q = mean grad_y g_i(x, y), h              the anchors of the inner and of the outer local steps
-    l, p                                      l_{g,1}, and p_{N'}, an estimate of [grad^2_yy g]^-1 grad_y f (FedIHGP)
-    N'                                        the number of Hessian products of the randomised estimate, uniform in 0..N-1
-    zeta, xi                                  samples of g, and of f; in the outer part xi is a sample of both
-    S, mean                                   who takes part, and their mean, weighted by p_i (1/|S| where that is uniform)
-    r                                         the round, k in the paper; in the outer part y is y^+
-    project                                   onto Y, which is everything but for minimax problems
-    direct, indirect, identity                whether grad_x f is not zero, whether grad_y f is not, whether grad^2_yy g = I
-    nested                                    whether there is a y; minimisation has none, and the outer part is all [Sec. 3.3]
+    grad_y g_i              computed by client.inner_gradient
+    grad_x f_i, grad_y f_i  computed by client.outer_gradient_x and client.outer_gradient_y
+    q = mean grad_y g_i     the anchor of the inner local steps, at (x, y)
+    h                       the anchor of the outer local steps, an estimate of the hypergradient
+    p                       the estimate p_{N'} of [grad^2_yy g]^-1 grad_y f, which FedIHGP computes
+    l                       the inverse of the step size of the Neumann series, l_{g,1} in the paper
+    N'                      the number of Hessian-vector products of the randomised estimate, uniform in 0..N-1
+    zeta, xi                a sample of g, and a sample of f. In the outer part, xi is a sample of both
+    S, mean                 the clients that take part, and their mean weighted by p_i
+    r                       the round, k in the paper
+    y                       in the outer part, the y that the inner part returned, y^+ in the paper
+    project                 the projection onto Y, which differs from the whole space only for minimax problems
+    direct, indirect        whether grad_x f is not zero, and whether grad_y f is not zero at y*(x)
+    identity                whether grad^2_yy g = I
+    nested                  whether there is a y. Minimisation problems have none, and only the outer part remains [Sec. 3.3]
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +56,7 @@ class State(NamedTuple):
 class FedNest:
     """FedNest and its variants.
 
-    The table lists the methods. Other combinations of the keys run too, but are not published:
+    The table lists the published methods. Other combinations of the keys run too:
 
     method                        inner  outer   alternating  inverse     further keys
     FedNest                       svrg   svrg    true         randomised  cohorts=fresh
@@ -118,7 +123,7 @@ class FedNest:
         return State(*problem.start())
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        """Run one round of Alg. 1, and return the new state.
+        """Run one round of FedNest [Alg. 1], in which steps of x follow the steps of y, and return the new state.
 
         Args:
             s: The state before the round.
@@ -178,14 +183,16 @@ class FedNest:
         return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
-        """Return p [Alg. 3], ``[dy]``. Clients send H_i p_{n-1}, and the server computes (lines 13, 15)::
+        """Return the estimate p of [grad^2_yy g]^-1 grad_y f [FedIHGP, Alg. 3], ``[dy]``.
+
+        For the Neumann series, clients send H_i p_{n-1}, and the server computes (lines 13, 15)::
 
             p_n = p_{n-1} - mean H_i p_{n-1} / l
 
         Args:
             x: The outer variable, ``[dx]``.
             y: The inner variable, ``[dy]``.
-            S: The cohort.
+            S: The indices of the clients in the cohort.
             problem: The problem.
             fed: The round.
         """
@@ -200,8 +207,8 @@ class FedNest:
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Run local outer steps with SGD, in which each client uses its own Hessian [Alg. 5], and return the new x, ``[dx]``.
 
-        The listing in the paper prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not for
-        each client and step.
+        The randomised estimate of the inverse Hessian chooses its number of Hessian-vector products once per round, not for each
+        client and step. The paper's listing prints grad_x f as its last factor; we use grad_y f.
 
         Args:
             x: The outer variable, ``[dx]``.
@@ -224,7 +231,8 @@ class FedNest:
         """Run one round of LFedNest-NonAlt [App. H.1], and return the new state.
 
         Args:
-            s: The state before the round.
+            x: The outer variable, ``[dx]``.
+            y: The inner variable, ``[dy]``.
             problem: The problem.
             fed: The round.
         """
@@ -247,16 +255,16 @@ class FedNest:
         With ``divided``, it is the step size divided by the client's number of local steps.
 
         Args:
-            work: The name of the client's draws, ``inner`` or ``outer``.
+            work: The name of the client's samples, ``inner`` or ``outer``.
             step: The step size, alpha or beta.
         """
         return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
 
 def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
-    """Return the number of Hessian-vector products, and the function that estimates H^-1 b with them.
+    """Return the number of Hessian-vector products of an estimate, and the function that estimates H^-1 b with them.
 
-    The number is N' for the randomised estimate, which is uniform in 0..N-1, and N for the other estimates. It is 0 if the problem
+    The number is uniformly random in 0..N-1 for the randomised estimate, and N for the other estimates. It is 0 if the problem
     needs no products.
 
     Args:
@@ -264,7 +272,7 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
         N: The number of terms of the Neumann series, or of steps of conjugate gradients.
         l: The inverse of the step size of the Neumann series.
         problem: The problem.
-        fed: The round, which draws N'.
+        fed: The round, which determines the random number.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
     of_b: dict[str, Inverse] = {
@@ -276,11 +284,11 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
 
 
 def h_i(client: Client, message: Tensors) -> Tensor:
-    """Return the client's part of h [Alg. 2], ``[dx]``.
+    """Return the client's hypergradient on its sample ``anchor``, ``[dx]``. The mean over clients is the anchor h [Alg. 2].
 
     Args:
         client: The client.
-        message: (x, y, p), or (x, y) if grad_y f is zero.
+        message: (x, y, p), where p estimates [grad^2_yy g]^-1 grad_y f, or (x, y) if grad_y f is zero.
     """
     (x, y, *p), xi = message, client.sample("anchor")
     f_x = client.outer_gradient_x(x, y, xi)
@@ -288,10 +296,12 @@ def h_i(client: Client, message: Tensors) -> Tensor:
 
 
 def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, Tensors], Tensor]:
-    """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), and its answer is x_i.
+    """Return the client function of the local outer steps with SVRG [Alg. 2].
+
+    Its message is (x, y, h) with the anchor h, and its answer is the client's x after the steps.
 
     Args:
-        alpha: A function that returns a client's step size.
+        alpha: A function that maps a client to its step size.
     """
 
     def local_steps(client: Client, message: Tensors) -> Tensor:
@@ -312,7 +322,7 @@ def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Ten
 
     Args:
         client: The client.
-        work: The name of the client's draws, which determine its number of steps.
+        work: The name of the client's samples, which determine its number of steps.
         after: The point after the step.
         before: The point before the step.
     """
@@ -320,7 +330,7 @@ def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Ten
 
 
 def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *, beta: float | Tensor) -> Tensor:
-    """Run the client's inner steps on g_i(x, .) from y, and return y_i, ``[dy]``. The draws are called ``inner``.
+    """Run the client's inner steps on g_i(x, .) from y on its samples ``inner``, and return the new y, ``[dy]``.
 
     Args:
         client: The client.
@@ -329,7 +339,7 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
         q: The anchor at y for SVRG, ``[dy]``. None: SGD.
         beta: The step size.
     """
-    client = client.hold(x)  # what depends on x alone is computed once
+    client = client.hold(x)  # values that depend only on x are then computed once
 
     def sgd(y_i: Tensor, zeta: Sample) -> Tensor:
         return client.inner_step_(x, y_i, zeta, beta)
@@ -345,7 +355,7 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradient at y, and return x_i, ``[dx]``. The draws are called ``outer``.
+    """Run the client's outer steps from x along its hypergradients at y on its samples ``outer``, and return the new x, ``[dx]``.
 
     Args:
         client: The client.

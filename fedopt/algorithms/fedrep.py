@@ -5,8 +5,9 @@
 Explained in docs/algorithms/fedrep.md.
 
 Notation
-    phi, h_i        the shared coordinates of x, and the head of client i: its personal coordinates, which are the last ones of x
-    tau_h, tau_phi  a client's steps in h_i, which come first, and its steps in phi
+    phi             the shared coordinates of x, the representation
+    h_i             the head of client i: its personal coordinates, which are the last ones of x
+    tau_h, tau_phi  the number of a client's steps in h_i, which come first, and the number of its steps in phi
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep:
-    """FedRep: a common representation with a personal head for each client. If all coordinates are personal, each client is alone.
+    """FedRep: a common representation with a personal head for each client.
+
+    If all coordinates are personal, each client trains alone.
 
     Args:
         own: The personal parameters of each client: the last layer of the network (``last_layer``), ``all`` parameters, or a number
@@ -86,14 +89,14 @@ class FedRep:
 
             return (client.scan("phi", step, phi) if shared else phi), h
 
-        draws: dict[str, Any] = {"head": fed.local(self.tau_h, self.B, replace=True)}
+        samples: dict[str, Any] = {"head": fed.local(self.tau_h, self.B, replace=True)}
         if shared:
-            draws["phi"] = fed.local(self.tau_phi, self.B, replace=True)
-        mean, heads = fed.exchange(local_steps, s.phi, fed.cohort(), memory=s.heads, **draws)
+            samples["phi"] = fed.local(self.tau_phi, self.B, replace=True)
+        mean, heads = fed.exchange(local_steps, s.phi, fed.cohort(), memory=s.heads, **samples)
         return State(s.phi + self.gamma(fed.r) * (mean - s.phi), heads)
 
     def output(self, s: State) -> tuple[Tensor, ...]:
-        return (torch.cat([s.phi, s.heads.tensor().mean(0)]),)  # no client sends its head: this is for metrics alone
+        return (torch.cat([s.phi, s.heads.tensor().mean(0)]),)  # only for metrics, since clients send no heads
 
     def personal(self, s: State, problem: Minimisation, fed: Round) -> Tensor:
         heads = s.heads.tensor()

@@ -6,9 +6,9 @@ clients take part. The limits that the tests check are derived here.
 Explained in docs/algorithms/fedsgda_m.md.
 
 Notation
-    z = (x, y)    the variables, each client's own until they are averaged
-    d = (u, v)    their momenta: estimates of (grad_x f, -grad_y f), so that both variables descend
-    q, tau        the iterations of a round, which ends with the averages
+    z = (x, y)    the variables; each client has its own until they are averaged
+    d = (u, v)    the momenta of the variables, which estimate (grad_x f, -grad_y f), so that both variables descend
+    q, tau        the number of iterations per round, after which the server averages z and d
 """
 
 from dataclasses import dataclass

@@ -1,20 +1,24 @@
-"""FeDXL: risks of pairs of examples that different clients hold, by exchanged scores of the last round [Guo, Jin, Luo & Yang
-2023].
+"""FeDXL: risks of pairs of examples from different clients, which exchange their scores of the last round [Guo et al. 2023].
 
-Follows the authors' public code, ICML2023_FedXL. Here the server draws from the pools for each client; in the paper each client
-gets the merged pools and draws from them. The draws have the same distribution. The weights for clients with unequal numbers of
-examples are derived here.
+Zhishuai Guo, Rong Jin, Jiebo Luo and Tianbao Yang are the authors; we follow their public code, ICML2023_FedXL. Here, the server
+samples scores from the pools for each client; in the paper, each client receives the merged pools and samples from them. Both
+samples have the same distribution. The weights for clients with unequal numbers of examples are derived here.
 
 Explained in docs/algorithms/fedxl.md.
 
 Notation
-    z, z'        positive and negative examples of a step; a, b their scores h(w; z), h(w; z')
-    P+, U, P-    pools of all clients' last scores of positive examples with their u, and of negative ones; (a', u') and b' in them
-    u_z          the estimate of E_b' l(a_z - b') for each of a client's own positive examples
-    G            the gradient of E_z F'(u_z) E_b' l(a_z - b') + E_z' E_(a',u') F'(u') l(a' - b_z'), in w through a and b alone
-    v            the direction, an average of G
-    p, q         weights of the entries of P+, each times F'(u'), and of P-: client i's count by its share of all such examples
-    b1, b2       the entries that a client has in its pools for each step; those with fewer examples fill up
+    z, z'        the positive and the negative examples of a step
+    a, b         their scores a = h(w; z) and b = h(w; z')
+    u_z          the estimate of E_b' l(a_z - b') for each of a client's own positive examples z
+    P+, U, P-    the pools: the scores a' of all clients' positive examples in the last round, the estimates u' of these examples,
+                 and the scores b' of all clients' negative examples
+    G            the gradient of E_z F'(u_z) E_b' l(a_z - b') + E_z' E_(a',u') F'(u') l(a' - b_z') in w, where only a and b depend
+                 on w
+    v            the direction of the steps, a moving average of G
+    p, q         the weights of the scores in P+, multiplied by F'(u'), and of the scores in P-. The weights of all scores of
+                 client i sum to its share of all positive, or negative, examples
+    b1, b2       the numbers of scores that each client has in the pools per step. Clients with fewer examples add zeros, whose
+                 weight is 0
 """
 
 from collections.abc import Callable, Iterator
@@ -44,8 +48,8 @@ class State(NamedTuple):
     Attributes:
         w: The server's point, ``[d]``.
         v: The direction, ``[d]``.
-        u: The estimates u_z of each client, one for each of its positive examples.
-        pools: The last scores of each client, ``[M, I (2 b1 + b2)]``.
+        u: The estimates u_z of each client: for each of its positive examples, of the mean loss against all negative examples.
+        pools: The scores that each client computed last, ``[M, I (2 b1 + b2)]``: a, u and b of the module's docstring for I steps.
     """
 
     w: Tensor
@@ -56,7 +60,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FeDXL:
-    """FeDXL: local steps on a risk of pairs of examples. The second example of a pair belongs to another client, by its last score.
+    """FeDXL: local steps on a risk of pairs of examples. The second example of a pair may belong to another client.
+
+    v is the direction of the steps, and u_z estimates the mean loss of the pairs with the positive example z.
 
     Args:
         eta: The step size.
@@ -65,7 +71,7 @@ class FeDXL:
         I: The number of local steps per round.
         B1: The number of positive examples per step. None: all positive examples of the client.
         B2: The number of negative examples per step. None: all negative examples of the client.
-        B_pool: The number of scores that are drawn from each pool for a step. None: all scores.
+        B_pool: The number of scores that are sampled from each pool for a step. None: all scores.
     """
 
     eta: Schedule
@@ -93,7 +99,7 @@ class FeDXL:
             return ((z["positive"], z_other["negative"]) for z, z_other in both)
 
         def scores(client: Client, w: Tensor, side: Side) -> Tensor:
-            """Return the score h(w; z) of each example. Examples that only other clients of the stack have get the score 0.
+            """Return the score h(w; z) of each example, ``[B]``. The score of padding is 0.
 
             Args:
                 client: The client.
@@ -114,14 +120,17 @@ class FeDXL:
             return values.detach(), product
 
         def row(of_steps: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-            """Return a client's part of the pools as one vector. of_steps: a, u and b for each step."""
-            parts = zip(zip(*of_steps, strict=True), (b1, b1, b2), strict=True)
-            return torch.cat([F.pad(v, (0, width - len(v))) for part, width in parts for v in part])
+            """Return the scores that a client adds to the pools as one vector, ``[I (2 b1 + b2)]``.
+
+            Args:
+                of_steps: For each step, the scores a, the estimates u of the same examples, and the scores b.
+            """
+            pools = zip(zip(*of_steps, strict=True), (b1, b1, b2), strict=True)
+            return torch.cat([F.pad(v, (0, width - len(v))) for pool, width in pools for v in pool])
 
         def first_scores(client: Client, w: Tensor) -> Tensor:
-            return row(
-                [(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in steps(client)]
-            )
+            pairs = steps(client)
+            return row([(scores(client, w, z), (z.weight > 0).to(w), scores(client, w, other)) for z, other in pairs])
 
         def local_steps(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             def surrogate(a: Tensor, b: Tensor, pool: Tensors, at_z: Tensor, at_z_other: Tensor) -> Tensor:
@@ -148,12 +157,12 @@ class FeDXL:
             return weights @ w, weights @ v, rows
 
         S, pools, own = fed.cohort(), s.pools, None
-        draws = {split: Steps(self.I, B, split=split) for split, B in (("positive", self.B1), ("negative", self.B2))}
+        samples = {split: Steps(self.I, B, split=split) for split, B in (("positive", self.B1), ("negative", self.B2))}
         if not fed.r:
-            rows = fed.exchange(first_scores, s.w, fed.everyone(), combine=lambda rows, _: rows, **draws)
+            rows = fed.exchange(first_scores, s.w, fed.everyone(), combine=lambda rows, _: rows, **samples)
             pools = pools.replaced(fed.everyone(), rows)
         (places, weights), (places_other, weights_other) = self._entries(problem)
-        a, u, b = (part.flatten() for part in torch.split(pools.tensor(), [self.I * n for n in (b1, b1, b2)], 1))
+        a, u, b = (pool.flatten() for pool in torch.split(pools.tensor(), [self.I * n for n in (b1, b1, b2)], 1))
         a_other, slopes, b_other = a[places], problem.slope(u[places]), b[places_other]
         message: Tensors = (s.w, s.v)
         if self.B_pool is None:
@@ -161,23 +170,31 @@ class FeDXL:
         else:
             shape, shares = (self.I, self.B_pool), [v.numpy() / v.numpy().sum() for v in (weights, weights_other)]
             rngs = (fed.rng(Purpose.POOL, client=int(i)) for i in S)
-            drawn = ([torch.from_numpy(rng.choice(len(v), shape, p=v)) for v in shares] for rng in rngs)
-            entries = ((a_other[at], slopes[at] / self.B_pool, b_other[at_other]) for at, at_other in drawn)
+            chosen = ([torch.from_numpy(rng.choice(len(v), shape, p=v)) for v in shares] for rng in rngs)
+            entries = ((a_other[at], slopes[at] / self.B_pool, b_other[at_other]) for at, at_other in chosen)
             own = torch.stack([torch.stack(of_client) for of_client in entries])
-        (w, v, rows), u = fed.exchange(local_steps, message, S, memory=s.u, own=own, combine=means, **draws)
+        (w, v, rows), u = fed.exchange(local_steps, message, S, memory=s.u, own=own, combine=means, **samples)
         return State(w, v, u, pools.replaced(S, rows))
 
     def output(self, s: State) -> Tensors:
         return (s.w,)
 
     def _widths(self, problem: XRisk) -> tuple[int, int]:
-        """Return b1 and b2, the numbers of scores in the pools that each client provides for each step."""
+        """Return b1 and b2, the numbers of positive and of negative scores that each client adds to the pools for each step.
+
+        Args:
+            problem: The problem.
+        """
         sizes = (problem.splits[split].sizes for split in ("positive", "negative"))
         b1, b2 = (int(min(B or n.max(), n.max())) for n, B in zip(sizes, (self.B1, self.B2), strict=True))
         return b1, b2
 
     def _entries(self, problem: XRisk) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the positions of the scores in the pools of positive and of negative examples, each with their weights."""
+        """Yield the positions of the scores in a pool, and their weights: first for positive, and then for negative examples.
+
+        Args:
+            problem: The problem.
+        """
         for split, width in zip(("positive", "negative"), self._widths(problem), strict=True):
             n = problem.splits[split].sizes[:, None]
             count = np.minimum(n, width)

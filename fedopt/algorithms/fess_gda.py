@@ -5,12 +5,12 @@ The equations come from a third party's note about the paper (in the repository 
 Explained in docs/algorithms/fess_gda.md.
 
 Notation
-    w, w_i       (x, y) of the server and of client i
-    z            the point towards which the server pulls x, a slow average of x
-    K            the local steps of a client; if they differ between clients, the mean over the cohort
-    eta_l        (eta_x, eta_y), the clients' steps (eta_xl, eta_yl in the note)
-    gamma        the server's steps (eta_xg, eta_yg)
-    p, beta      weight of the smoothing term p/2 |x - z|^2, and step of z
+    w, w_i       the point (x, y) on the server, and the point of client i during its local steps
+    z            the point towards which the server pulls x, a slow moving average of x
+    K            the number of local steps of a client; if it differs between clients, its mean over the cohort
+    eta_l        the clients' step sizes (eta_x, eta_y), which the note calls eta_xl and eta_yl
+    gamma        the server's step sizes (gamma_x, gamma_y), which the note calls eta_xg and eta_yg
+    p, beta      the weight of the smoothing term p/2 |x - z|^2, and the step size of z
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class FessGda:
         gamma_y: The server's step size of y along the mean change of the clients.
         tau: The amount of local work: epochs or steps.
         B: The batch size of a step. None: all examples of the client.
-        p: The weight of the smoothing term p/2 |x - z|^2. With 0, there is no smoothing.
+        p: The weight of the smoothing term p/2 |x - z|^2, where z is a slow average of x. With 0, there is no smoothing.
         beta: The step size of z. With 1, z = x, so there is no smoothing.
     """
 

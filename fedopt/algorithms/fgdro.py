@@ -1,5 +1,4 @@
-"""FGDRO: federated learning that minimises a risk over clients, their conditional value at risk or a KL-robust mean [Guo & Yang
-2024].
+"""FGDRO: federated learning that minimises the conditional value at risk over clients, or their KL-robust mean [Guo & Yang 2024].
 
 Zhishuai Guo and Tianbao Yang, "Communication-Efficient Federated Group Distributionally Robust Optimization", NeurIPS 2024 (arXiv
 2410.06369). Reconstructed from reviews; we have not read the paper's algorithms. The clients' weights, the first round and the
@@ -8,16 +7,22 @@ smoothed hinge are derived here.
 Explained in docs/algorithms/fgdro.md.
 
 Notation
-    p_i    the clients' weights in the objective
-    cvar   min_{w, s} s + 1/alpha sum_i p_i max(0, f_i(w) - s), the mean loss of the worst share alpha of the clients. With mu the
-           hinge is mu softplus(. / mu)
-    kl     min_w lam log sum_i p_i exp(f_i(w) / lam), which s follows
-    u_i    client i's estimate of f_i(w), before each of its steps w <- w - eta c_i grad f_i(w; xi):
-           u_i <- (1 - gamma) u_i + gamma f_i(w; xi), and f_i(w; xi) the first time
-    s      of round r, from the u_i of clients that took part. cvar: s <- s - eta_s (1 - sum_i p_i c_i), after round 0 the least
-           u_i of the worst share alpha. kl: s <- lam log sum_i p_i exp(u_i / lam)
-    c_i    what its gradient counts: 1/alpha [u_i > s], or 1/alpha sigmoid((u_i - s) / mu); exp((u_i - s) / lam) with kl; 1 in
-           round 0
+    p_i    the weight of client i in the objective
+    cvar   the risk min_s s + 1/alpha sum_i p_i max(0, f_i(w) - s), the mean loss of the fraction alpha of the clients with the
+           largest losses. If mu > 0, the hinge max(0, .) is replaced with mu softplus(. / mu)
+    kl     the risk lam log sum_i p_i exp(f_i(w) / lam)
+    u_i    the estimate of f_i(w) on client i
+    s      the threshold on the server
+    c_i    the factor of the gradient of client i
+
+A round consists of
+    u_i <- (1 - gamma) u_i + gamma f_i(w; xi)    before each local step; u_i <- f_i(w; xi) before the client's very first step
+    w   <- w - eta c_i grad f_i(w; xi)           each local step, where c_i = 1 in round 0, and otherwise
+                                                 cvar: c_i = 1/alpha [u_i > s], or 1/alpha sigmoid((u_i - s) / mu) if mu > 0
+                                                 kl:   c_i = exp((u_i - s) / lam)
+    s   <- s - eta_s (1 - sum_i p_i c_i)         cvar, on the server, over the clients that have taken part; in round 0, s becomes
+                                                 the smallest u_i of the fraction alpha with the largest u_i
+    s   <- lam log sum_i p_i exp(u_i / lam)      kl, on the server
 """
 
 from dataclasses import dataclass
@@ -56,8 +61,8 @@ class Fgdro:
 
     Args:
         eta: The step size of w, the model.
-        eta_s: The step size of the threshold s, for risk=cvar.
-        gamma: The weight of the newest batch loss in u_i, client i's estimate of its loss.
+        eta_s: The step size of the threshold s, above which losses count, for risk=cvar.
+        gamma: The weight of the newest batch loss in u_i, the estimate of its loss on client i.
         tau: The number of local steps.
         B: The batch size. None: all examples of the client.
         risk: ``cvar``: the conditional value at risk. ``kl``: the KL-robust mean. The module's docstring has their formulas.
@@ -107,7 +112,7 @@ class Fgdro:
         return (s.w,)
 
     def _counts(self, u: Tensor, s: Tensor) -> Tensor:
-        """Return the factors c_i of the clients' gradients, with the shape of u.
+        """Return the factors c_i by which the clients' gradients are multiplied, with the shape of u.
 
         Args:
             u: The clients' estimates u_i.

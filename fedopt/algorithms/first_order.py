@@ -7,10 +7,10 @@ we do not know its update.
 Explained in docs/algorithms/first_order.md.
 
 Notation
-    z = (x, y, v)    as in SimFBO; with estimator=penalty v stands for s, which tends to y*(x), while y tends to the minimiser of
-                     f + lam g
-    lam              the penalty's coefficient of round r: the error of the hypergradient is of the order of 1 / lam
-    delta            half the distance of the points at which grad g is taken: exact for quadratic g, whatever it is
+    z = (x, y, v)    the variables of SimFBO. With estimator=penalty, v is replaced with s, which tends to y*(x), while y tends to
+                     the minimiser of f + lam g
+    lam              the coefficient of the penalty in round r. The error of the hypergradient is of the order of 1 / lam
+    delta            the two points at which grad g is taken are y + delta v and y - delta v. For quadratic g, every delta is exact
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class FirstOrder(SimFBO):
     Args:
         estimator: ``penalty``: gradients of f + lam g at y, and of g at s. ``difference``: gradients of g at two points near y.
         lam: The coefficient of the penalty in round 0.
-        growth: The coefficient of the penalty in round r is lam + growth r^power.
-        power: The exponent of its growth.
+        growth: The factor of the growth of the penalty, whose coefficient in round r is lam + growth r^power.
+        power: The exponent of this growth.
         delta: With estimator=difference, the two points are y + delta v and y - delta v.
     """
 
@@ -58,11 +58,11 @@ class FirstOrder(SimFBO):
     def directions(self, client: Client, z: Vectors, xi: Sample, r: int) -> Vectors:
         """Return the directions D at z on one sample in round r, with the shapes of z.
 
-        They count as three gradient calls with estimator=penalty, four with estimator=difference, and two if z has no v.
+        The call counts as three gradient calls with estimator=penalty, as four with estimator=difference, and as two if z has no v.
 
         Args:
             client: The client.
-            z: The variables (x, y, v).
+            z: The variables: (x, y, s) with estimator=penalty, (x, y, v) with estimator=difference, or (x, y).
             xi: The sample.
             r: The index of the round.
         """

@@ -8,13 +8,12 @@ Explained in docs/algorithms/local_scgd.md.
 
 Notation
     r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x))); K = 1 in the paper
-    u = (u^1, ..., u^K)       estimates of what the levels give; u^0 = x
-    m                         the momentum, of J r^1(x)' ... J r^K(u^(K-1))' grad f(u^K)
+    u = (u^1, ..., u^K)       estimates of the values of the levels: u^k estimates r^k(u^(k-1)), with u^0 = x
+    m                         the momentum, a moving average of the gradients J r^1(x)' ... J r^K(u^(K-1))' grad f(u^K)
     xi                        the samples of one step, one for each level
-    t, I                      the step, and the number of steps between exchanges
+    t, I                      the index of the step, and the number of steps between exchanges
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -26,6 +25,8 @@ from fedopt.config import Constant, Schedule, values
 from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional
 from fedopt.toolbox import Tensors, chain, check_weights
+
+Sent = tuple[Tensor, Tensors, Tensors]  # x, (m,) and u; the second and the third may be ()
 
 
 class State(NamedTuple):
@@ -50,8 +51,8 @@ class LocalScgd:
 
     Args:
         eta: The step size.
-        alpha: The weight of the newest values in u.
-        beta: The weight of the newest gradient in m. With 1, there is no momentum.
+        alpha: The weight of the newest values in u, the estimates of the values of the inner functions.
+        beta: The weight of the newest gradient in the momentum m, along which x moves. With 1, there is no momentum.
         I: The number of local steps.
         B: The batch size of each sample. None: all examples of the client.
         share_u: Whether u is averaged with x and m. If false, each client keeps its own u.
@@ -87,9 +88,7 @@ class LocalScgd:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
         first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
-        def local_steps(
-            client: Client, message: tuple[Tensor, Tensors, Tensors]
-        ) -> tuple[tuple[Tensor, Tensors, Tensors], Tensor]:
+        def local_steps(client: Client, message: Sent) -> tuple[Sent, Tensor]:
             x, (*m_sent,), u = message
             m = m_sent[0] if m_sent else 0 * x
             u = u or client.memory.split(sizes)
@@ -105,21 +104,19 @@ class LocalScgd:
             own = client.memory if share_u else torch.cat(u)
             return (x, (m,) if momentum else (), u if share_u else ()), own
 
-        draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
+        xi = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
         S = fed.everyone() if first and not share_u else fed.cohort()  # each client has its u from the start
-        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
+        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=xi)
         return State(x, m, u, memory)
 
     def output(self, s: State) -> Tensors:
         return (s.x,)
 
 
-def estimated(
-    client: Client, x: Tensor, u: Tensors, xi: Sequence[Sample], a: float, old: bool
-) -> tuple[Tensors, Tensor]:
-    """Return the new u, and an estimate of the gradient of the composition, ``[d]``.
+def estimated(client: Client, x: Tensor, u: Tensors, xi: Sample, a: float, old: bool) -> tuple[Tensors, Tensor]:
+    """Return the new estimates u of a client's levels, and an estimate of the gradient of its composition, ``[d]``.
 
-    The new values are::
+    The new estimates are::
 
         u^k <- (1 - a) u^k + a r^k(u^(k-1)),    k = 1, ..., K
 
@@ -131,7 +128,7 @@ def estimated(
         u: The old estimates (u^1, ..., u^K).
         xi: K + 1 samples, one for each level.
         a: The weight of the newest values.
-        old: Whether u^(k-1) in the formula and the point of the gradient are the old estimates instead of the new ones.
+        old: Whether the old estimates replace the new ones as u^(k-1) in this formula, and as the point of the gradient.
     """
     new = list[Tensor]()
 

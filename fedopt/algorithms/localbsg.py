@@ -4,12 +4,12 @@
 Explained in docs/algorithms/localbsg.md.
 
 Notation
-    x, y, u, v   the variables and their momenta: each client's own, until all four are averaged every p iterations
+    x, y, u, v   the variables and their momenta; each client has its own until all four are averaged, every p iterations
     D, G         a client's estimates of the hypergradient [eq. 3.3] and of grad_y g
-    xi           the samples of one iteration (xi-hat in the paper), of B examples each (None: all): one of f and g, one for each
-                 Hessian product, and one more for grad^2_xy g where f and g share their examples
-    theta, Q     step and number of products of the Neumann sum
-    t, r         the iteration, counted from 0 (from 1 in Alg. 2), and the round, of p iterations
+    xi           the samples of one iteration (xi-hat in the paper): one sample of f and g, one for each Hessian-vector product, and
+                 one more for grad^2_xy g if f and g use the same examples
+    theta, Q     the step size of the Neumann sum, and its number of Hessian-vector products
+    t, r         the iteration, counted from 0 (from 1 in Alg. 2), and the round, which has p iterations
     K            the number of clients that take part
 """
 
@@ -44,7 +44,7 @@ class Momentum:
     Args:
         rho1: The step size of x is rho1 eta_t.
         rho2: The step size of y is rho2 eta_t.
-        eta: The constant value of eta_t.
+        eta: The value of eta_t in every iteration t, unless LocalBSGVRM uses step_size=theorem.
         theta: The step size of the Neumann sum in the hypergradient.
         Q: The number of Hessian-vector products of the Neumann sum.
         p: The number of iterations per round.
@@ -74,8 +74,9 @@ class LocalBSGM(Momentum):
     It has the following hyperparameters in addition to those of `Momentum`.
 
     Args:
-        alpha: The newest D has the weight alpha eta, which must be at most 1 (ValueError otherwise).
-        beta: The newest G has the weight beta eta, which must be at most 1 (ValueError otherwise).
+        alpha: The newest hypergradient has the weight alpha eta in the momentum of x. The weight must be at most 1 (ValueError
+            otherwise).
+        beta: The newest grad_y g has the weight beta eta in the momentum of y, which must be at most 1 (ValueError otherwise).
     """
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class LocalBSGM(Momentum):
                 u, v = torch.lerp(u, D, a), torch.lerp(v, G, b)  # (1 - a) u + a D and (1 - b) v + b G, eq. 3.4
                 x = client.moved_(x, u, self.rho1 * eta)  # eq. 3.5
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
-            return Pair(Vectors((x, y)), Vectors((u, v)))  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, not computed yet
+            return Pair(Vectors((x, y)), Vectors((u, v)))  # line 12 prints u_{t+1} and v_{t+1}, not yet computed
 
         return Pair(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
 
@@ -108,14 +109,15 @@ class LocalBSGVRM(Momentum):
     It has the following hyperparameters in addition to those of `Momentum`.
 
     Args:
-        alpha: The newest D has the weight alpha eta_t^2, which must be at most 1 (ValueError otherwise).
-        beta: The newest G has the weight beta eta_t^2, which must be at most 1 (ValueError otherwise).
+        alpha: The newest hypergradient has the weight alpha eta_t^2 in the momentum of x. The weight must be at most 1 (ValueError
+            otherwise).
+        beta: The newest grad_y g has the weight beta eta_t^2 in the momentum of y, which must be at most 1 (ValueError otherwise).
         step_size: ``constant``: eta_t = eta. ``theorem``: the decaying eta_t of Theorem 2.
-        L: The constant L-hat of the theorem.
-        L_Phi: The constant L_Phi of the theorem.
-        S: The number of samples over which the first D and G are averaged.
+        L: The constant L-hat of the theorem, for step_size=theorem.
+        L_Phi: The constant L_Phi of the theorem, for step_size=theorem.
+        S: The number of samples over which the first hypergradient and the first grad_y g are averaged.
         warm_up: The number of rounds at the start in which x does not move, so that y approaches y*(x_1), where the paper starts.
-        neumann: ``sum``: all Q + 1 terms of the Neumann sum. ``term``: a random term times Q + 1, drawn for each sample
+        neumann: ``sum``: all Q + 1 terms of the Neumann sum. ``term``: a random term times Q + 1, chosen for each sample
             [Khanduri et al. 2021].
     """
 
@@ -163,7 +165,7 @@ class LocalBSGVRM(Momentum):
         def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
             return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]
 
-        # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
-        draws = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
+        # The server averages after p iterations. Alg. 2, which counts from 1, does so first after p - 1 iterations
+        xi = Steps(S - 1 + self.p, self.B, neumann_samples(problem, self.Q))
         with_terms = lambda client: zip(client.steps("xi"), terms, strict=True)  # noqa: E731
-        return together(Storm(estimates, move, weights), s, fed, self.p, draws, S, with_terms)
+        return together(Storm(estimates, move, weights), s, fed, self.p, xi, S, with_terms)

@@ -7,15 +7,19 @@ Explained in docs/algorithms/mfcgd.md.
 
 Notation
     r_i, f_i     the levels of client i's composition f_i(r_i(x))
-    h, U, v      estimates of r_i(x), of its Jacobian, [d_1, d_0], and of grad f_i(h)
-    w            U'v, an estimate of the gradient
-    x            x' = x - gamma eta_t A^-1 w; then, with the same xi and zeta at the new and at the old point,
-                 h' = r_i(x') + (1 - c1 eta_t^2) (h - r_i(x)), U' = J r_i(x') + (1 - c2 eta_t^2) (U - J r_i(x)),
-                 v' = grad f_i(h') + (1 - c3 eta_t^2) (v - grad f_i(h)), projected
-    a, A         the mean square of wbar over past exchanges, and the matrix of the adaptive steps
-    xi, zeta     the samples of r and of f in one iteration
-    t, I         the iteration, and the number of them between exchanges
-    C_f, C_g     radii of the balls that v and U are projected onto
+    h, U, v      the estimates of r_i(x), of its Jacobian, [d_1, d_0], and of grad f_i(h)
+    w            U'v, the estimate of the gradient; the server averages w to wbar
+    eta_t        k / (n + t)^(1/3), the step size of iteration t, which decays from t = 0 on
+    a, A         the running mean of wbar^2 or |wbar| over the exchanges, and the matrix of the adaptive steps, which a defines
+    xi, zeta     the samples of r_i and of f_i in one iteration
+    t, I         the iteration, counted from 0, and the number of iterations between exchanges
+    C_f, C_g     the radii of the balls onto which v and U are projected
+
+An iteration maps (x, h, U, v) to (x', h', U', v'), with the same samples xi and zeta at the old and at the new point
+    x' = x - gamma eta_t A^-1 w
+    h' = r_i(x') + (1 - c1 eta_t^2) (h - r_i(x))
+    U' = J r_i(x') + (1 - c2 eta_t^2) (U - J r_i(x)),             projected
+    v' = grad f_i(h') + (1 - c3 eta_t^2) (v - grad f_i(h)),       projected
 """
 
 from dataclasses import dataclass
@@ -31,7 +35,7 @@ from fedopt.federation import Client, Memory, Round, Sample, Steps
 from fedopt.problems import LocalCompositional, ball
 from fedopt.toolbox import Tensors, check_weights, moved
 
-LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client
+LARGEST = 200  # rows of a Jacobian: each one takes a derivative, and is stored for each client
 
 
 class State(NamedTuple):
@@ -57,12 +61,13 @@ class Mfcgd:
     Args:
         gamma: The step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
         k: The numerator of eta_t.
-        n: The offset in the denominator of eta_t.
-        c1: The newest h has the weight c1 eta_t^2, which must be at most 1 (ValueError otherwise).
-        c2: The newest U has the weight c2 eta_t^2, which must be at most 1 (ValueError otherwise).
-        c3: The newest v has the weight c3 eta_t^2, which must be at most 1 (ValueError otherwise).
-        adaptive: The matrix A. ``none``: I, which is MFCGD. ``diagonal``: diag(sqrt(a) + rho), where a is the running mean of
-            wbar^2. ``norm``: (a + rho) I, where a is the running mean of |wbar|.
+        n: The offset in the denominator of eta_t, which decays from t = 0 on: slowly while t is less than n.
+        c1: The newest value in h, the estimate of the inner function, has the weight c1 eta_t^2 (at most 1, ValueError otherwise).
+        c2: The newest value in U, the estimate of its Jacobian, has the weight c2 eta_t^2 (at most 1, ValueError otherwise).
+        c3: The newest value in v, the estimate of the outer gradient, has the weight c3 eta_t^2 (at most 1, ValueError otherwise).
+        adaptive: The matrix A of a step x - gamma eta_t A^-1 w. ``none``: I, which is MFCGD. ``diagonal``: diag(sqrt(a) + rho),
+            where a is the running mean of the squares of the clients' mean w. ``norm``: (a + rho) I, where a is the running mean of
+            its norm.
         theta: The factor of the old a in the running mean.
         rho: The number that is added to the matrix A.
         C_f: The radius of the ball onto which v is projected. None: v is not projected.
@@ -94,16 +99,18 @@ class Mfcgd:
         check_weights({f"{name} * eta_0^2": c * self.eta(0) ** 2 for name, c in weights.items()})
 
     def eta(self, t: int) -> Any:
-        """Return eta_t, which decays with the iteration t = 0, 1, ..."""
+        """Return the step size eta_t of an iteration, which decays.
+
+        Args:
+            t: The index of the iteration, from 0.
+        """
         return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
-            what = (
-                f"a problem of two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
-            )
-            raise UserError(f"this algorithm needs {what}, since it stores their Jacobian; choose another problem")
+            levels = f"two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
+            raise UserError(f"this algorithm stores a Jacobian and needs {levels}; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
         return State(x, 0 * x, a, Memory([row] * problem.clients))
@@ -135,13 +142,13 @@ class Mfcgd:
             return answer(x, h, U, v)
 
         if fed.r == 0:  # each client has its h, U and v from the start
-            draws, S = Steps(1, self.B_start, samples=2), fed.everyone()
-            (x, w), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=draws)
+            xi, S = Steps(1, self.B_start, samples=2), fed.everyone()
+            (x, w), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=xi)
             return State(x, w, s.a, memory)
         pairs = [rebuilt(self.adaptive, a, s.w, self.theta, self.rho) for a in s.a if self.adaptive != "none"]
         a, A = zip(*pairs, strict=True) if pairs else ((), ())
-        draws, S = Steps(self.I, self.B, samples=2), fed.cohort()
-        (x, w), memory = fed.exchange(iterations, (s.x, s.w, A), S, memory=s.memory, xi=draws)
+        xi, S = Steps(self.I, self.B, samples=2), fed.cohort()
+        (x, w), memory = fed.exchange(iterations, (s.x, s.w, A), S, memory=s.memory, xi=xi)
         return State(x, w, a, memory)
 
     def output(self, s: State) -> Tensors:
@@ -149,7 +156,9 @@ class Mfcgd:
 
 
 def value_and_jacobian(client: Client, x: Tensor, xi: Sample) -> tuple[Tensor, Tensor]:
-    """Return r_i(x), ``[d_1]``, and its Jacobian, ``[d_1, d_0]``. They count as d_1 Jacobian-vector products.
+    """Return the inner function r_i(x), ``[d_1]``, and its Jacobian, ``[d_1, d_0]``.
+
+    The call counts as d_1 Jacobian-vector products.
 
     Args:
         client: The client.
@@ -161,7 +170,7 @@ def value_and_jacobian(client: Client, x: Tensor, xi: Sample) -> tuple[Tensor, T
 
 
 def grad_f(client: Client, h: Tensor, zeta: Sample) -> Tensor:
-    """Return grad f_i(h), ``[d_1]``. It counts as one gradient call.
+    """Return the gradient of the outer function, grad f_i(h), ``[d_1]``. It counts as one gradient call.
 
     Args:
         client: The client.
@@ -172,7 +181,7 @@ def grad_f(client: Client, h: Tensor, zeta: Sample) -> Tensor:
 
 
 def within(value: Tensor, radius: float | None) -> Tensor:
-    """Project a tensor onto a ball, by the norm of all its entries.
+    """Project a tensor onto a ball around 0, by the Euclidean norm of all its entries.
 
     Args:
         value: The tensor.

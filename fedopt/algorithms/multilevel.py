@@ -7,10 +7,12 @@ Explained in docs/algorithms/multilevel.md.
 
 Notation
     r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x)))
-    h = (h^1, ..., h^K), p    estimates of what the levels give, and of the gradient; h^0 = x
-    G(h; xi)                  J r^1(h^0)' ... J r^K(h^(K-1))' grad f(h^K)
-    xi                        the samples of one step, one for each level; a prime marks what is new
-    tau                       steps between exchanges
+    h = (h^1, ..., h^K)       estimates of the values of the levels: h^k estimates r^k(h^(k-1)), with h^0 = x
+    G(h; xi)                  the gradient J r^1(h^0)' ... J r^K(h^(K-1))' grad f(h^K) on the samples xi
+    p                         the estimate of the gradient of the composition, along which x moves
+    xi                        the samples of one step, one for each level
+    x', h', p'                the new values of x, h and p
+    tau                       the number of steps between exchanges
 """
 
 from collections.abc import Sequence
@@ -29,12 +31,13 @@ Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 
 
 class State(NamedTuple):
-    """The state.
+    """The state of Multilevel.
 
     Attributes:
         x: The mean of x over clients, ``[d_0]``.
         p: The mean of the gradient estimate p over clients, ``[d_0]``.
-        memory: x, h and p of each client as one vector, ``[2 d_0 + d_1 + ... + d_K]``.
+        memory: The x, the estimates h of the values of the levels, and the p of each client as one vector,
+            ``[2 d_0 + d_1 + ... + d_K]``.
     """
 
     x: Tensor
@@ -48,9 +51,11 @@ class Multilevel:
 
     Args:
         gamma: The step size of x is gamma eta.
-        eta: The second factor of the step size.
-        alpha: The newest values in h have the weight alpha eta^2, which must be at most 1 (ValueError otherwise).
-        rho: The newest values in p have the weight rho eta^2, which must be at most 1 (ValueError otherwise).
+        eta: The second factor of the step size of x, which also enters the following two weights.
+        alpha: The newest values in the estimates of the levels have the weight alpha eta^2, which must be at most 1 (ValueError
+            otherwise).
+        rho: The newest gradient in the estimate of the gradient has the weight rho eta^2, which must be at most 1 (ValueError
+            otherwise).
         tau: The number of local steps per round.
         B: The batch size of each sample. None: all examples of the client.
         B_start: The batch size of the first samples. None: all examples of the client.
@@ -97,26 +102,28 @@ class Multilevel:
             x, h, p = self.estimates(client, x, (x_old, tuple(h), p), client.sample("xi"))
             return p, torch.cat([x, *h, p])
 
+        levels = len(problem.dims)
         if fed.r == 0:  # each client has its h and p from the start
-            p, memory = fed.exchange(
-                start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, len(problem.dims))
-            )
+            xi = Steps(1, self.B_start, levels)
+            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=xi)
             return State(s.x, p, memory)
-        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, len(problem.dims))
+        S, xi = fed.cohort(), Steps(self.tau - at_mean, self.B, levels)
+        answer, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=xi)
         if not at_mean:
-            (x, p), memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
+            x, p = answer
             return State(x, p, memory)
-        x, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
-        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, len(problem.dims)))
-        return State(x, p, memory)
+        p, memory = fed.exchange(at_mean_x, answer, S, memory=memory, xi=Steps(1, self.B, levels))
+        return State(answer, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Sample]) -> Estimates:
-        """Return (x, h, p) with the new x and the estimates at the new x. They use the same samples at the new x and at the old x.
+        """Update the estimates of a client after a step of x, and return (x, h, p) with the new x and the new estimates.
+
+        The estimates h of the levels and p of the gradient use the same samples at the new x and at the old x.
 
         Args:
             client: The client.
             x: The new point, ``[d_0]``.
-            old: (x, h, p) before the step.
+            old: The values (x, h, p) before the step.
             xi: K + 1 samples, one for each level.
         """
         x_old, h, p = old

@@ -1,13 +1,13 @@
 """Per-FedAvg: a common point that each client adapts by one gradient step [Fallah, Mokhtari & Ozdaglar 2020, Alg. 1].
 
-    min_w sum_i p_i f_i(w - alpha grad f_i(w)),   gradient (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
+    min_w sum_i p_i f_i(w - alpha grad f_i(w)),   with the gradient (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
 
 Explained in docs/algorithms/per_fedavg.md.
 
 Notation
-    w, w_i          the server's point, and client i's in its local steps
-    theta_i         w - alpha grad f_i(w), client i's personal model, on all its examples
-    xi, xi', xi''   the samples of the inner gradient, of the outer one, and of the Hessian
+    w, w_i          the server's point, and the point of client i during its local steps
+    theta_i         the personal model of client i, w - alpha grad f_i(w), where the gradient uses all examples of the client
+    xi, xi', xi''   the samples of the inner gradient, of the outer gradient, and of the Hessian
 """
 
 from collections.abc import Sequence

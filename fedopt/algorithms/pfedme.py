@@ -5,9 +5,9 @@
 Explained in docs/algorithms/pfedme.md.
 
 Notation
-    w, w_i      the server's point, and client i's in its local rounds
-    theta_i     client i's personal model, the minimiser in F_i(w_i), as K gradient steps approximate it
-    R           local rounds per round; each uses one batch for its K steps
+    w, w_i      the server's point, and the point of client i during its local rounds
+    theta_i     the personal model of client i, which approximates the minimiser in F_i(w_i) by K gradient steps
+    R           the number of local rounds per communication round. A local round uses one batch for its K steps
 """
 
 from dataclasses import dataclass
@@ -40,12 +40,13 @@ class PFedMe:
     """pFedMe: personal models by Moreau envelopes.
 
     Args:
-        lam: The strength of the pull of theta_i towards w_i.
-        eta: The local step size of w_i: w_i <- w_i - lam eta (w_i - theta_i).
+        lam: The strength with which the personal model theta_i of client i is pulled towards w_i, the client's copy of w.
+        eta: The local step size of w_i, which moves by w_i <- w_i - lam eta (w_i - theta_i).
         delta: The step size of theta_i.
         K: The number of steps of theta_i on one batch.
         beta: The server's step size along the mean change of the clients.
-        R: The number of local rounds per round: epochs, or steps on independent batches drawn with replacement.
+        R: The number of local rounds per communication round, each with one batch. It is a number of epochs, or of independent
+            batches drawn with replacement.
         B: The batch size. None: all examples of the client.
         trained: The clients that train: the ``cohort``, or ``all`` clients, although the server averages only the cohort.
     """
@@ -83,10 +84,8 @@ class PFedMe:
         trained = S if self.trained == "cohort" else fed.everyone()
         p = np.zeros(problem.clients)
         p[S] = fed.weights(S)
-        local = fed.local(self.R, self.B, replace=True)
-        mean, theta = fed.exchange(
-            local_rounds, s.w, trained, weights=p[trained] / p[trained].sum(), memory=s.theta, local=local
-        )
+        weights, local = p[trained] / p[trained].sum(), fed.local(self.R, self.B, replace=True)
+        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=weights, memory=s.theta, local=local)
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

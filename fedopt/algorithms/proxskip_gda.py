@@ -5,10 +5,11 @@ Follows public code, `ProxSkipVIP`.
 Explained in docs/algorithms/proxskip_gda.md.
 
 Notation
-    w, w_i     (x, y) of the server, and of client i in its local steps
-    h_i        client i's control variate, which converges to F_i(w*); without a constraint sum_i p_i h_i = 0
-    a_i        w_i - (gamma / p) h_i, what client i sends; when it receives w, it sets h_i = (p / gamma) (w - a_i)
-    p          probability that an iteration ends with an exchange: one coin for all clients
+    w, w_i     the point (x, y) on the server, and the point of client i during its local steps
+    F_i        the gradient field (grad_x f_i, -grad_y f_i) of client i
+    h_i        the control variate of client i, which converges to F_i(w*). Without a constraint, sum_i p_i h_i = 0
+    a_i        w_i - (gamma / p) h_i, the answer of client i. When the client receives w, it sets h_i = (p / gamma) (w - a_i)
+    p          the probability that an iteration ends with an exchange. One coin decides for all clients
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class State(NamedTuple):
 
     Attributes:
         w: (x, y) of the server.
-        memory: a_i of each client as one vector.
+        memory: The last answer a_i of each client as one vector; see the module's docstring.
     """
 
     w: Vectors
@@ -67,16 +68,16 @@ class ProxSkipGda:
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)
 
         def iterations(client: Client, w: Vectors) -> tuple[Vectors, Tensor]:
-            a_i, w_i = w.parts(client.memory), w
+            a_i, w_i = w.unflatten(client.memory), w
             minus_h_i = Vectors((a_v - w_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
             for b in client.steps("local"):
                 w_i = w_i.moved(minimax_field(client, w_i, b, plus=minus_h_i), gamma)
             a_i = w_i.moved(minus_h_i, [-step for step in skipped])
             return a_i, torch.cat(a_i)
 
-        local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until heads
+        local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until the coin shows heads
         (x, y), memory = fed.exchange(iterations, s.w, fed.everyone(), memory=s.memory, local=local)
-        return State(Vectors((x, problem.project(y))), memory)  # the proximal step of consensus and constraint
+        return State(Vectors((x, problem.project(y))), memory)  # the proximal step: a mean, projected onto Y
 
     def output(self, s: State) -> Vectors:
         return s.w

@@ -3,8 +3,8 @@
 Explained in docs/algorithms/fedavg.md.
 
 Notation
-    c, c_i    control variates of the server and of client i, estimates of grad f and of grad f_i; c = sum_i p_i c_i
-    p_i       the clients' weights in the objective, 1/M in the paper
+    c, c_i    the control variates of the server and of client i: estimates of grad f and of grad f_i, with c = sum_i p_i c_i
+    p_i       the weight of client i in the objective, 1/M in the paper
     K         the number of local steps of a client
 """
 
@@ -51,7 +51,7 @@ class Scaffold:
 
     solves: ClassVar = (Minimisation,)
     uneven: ClassVar = "tau"
-    each_once: ClassVar = True  # c moves by the changes of the clients' c_i, each once
+    each_once: ClassVar = True  # c changes by the clients' changes of c_i, each of which must count once
     cohort_weights: ClassVar = "corrected"
 
     def __post_init__(self) -> None:

@@ -6,10 +6,12 @@ check are derived here.
 Explained in docs/algorithms/simfbo.md.
 
 Notation
-    z = (x, y, v), D, P_r    variables, directions, the projection onto |v| <= r (directions.py); v is u in FedBiO
-    tau_i, q_i               client i's local steps, and the sum of its directions over them, |a_i|_1 = tau_i of them
-    pt_i                     p_i M / |S|, client i's weight in the cohort S; 1 in the sum where the p_i are equal
-    I, t                     the iterations between averages, a round, and the iteration
+    z = (x, y, v)    the variables; FedBiO writes u for v
+    D, P_r           the directions, and the projection of v onto |v| <= r; both are defined in toolbox/directions.py
+    tau_i            the number of local steps of client i, |a_i|_1 in the paper
+    q_i              the sum of the directions of client i over its local steps
+    pt_i             p_i M / |S|, the weight of client i in the cohort S of M clients
+    t, I             the iteration, and the number of iterations between averages in FedBiO, which make a round
 """
 
 from dataclasses import dataclass
@@ -30,10 +32,10 @@ class State(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """The state of FedBiO-Local.
+    """The state of FedBiO and FedBiO-Local.
 
     Attributes:
-        z: The clients' means of the variables that are averaged.
+        z: The clients' means of the variables that are averaged: (x, y, u) in FedBiO, and (x,) in FedBiO-Local.
         memory: The other variables of each client as one vector.
     """
 
@@ -93,7 +95,7 @@ class SimFBO:
             if not self.normalised:
                 return q_i, ()
             a_i = client.own_steps("local").to(z[0].dtype)
-            return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # 0, 0 of a straggler
+            return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # both are 0 for a straggler
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
         pt = fed.weights(S, unbiased=True)
@@ -118,7 +120,7 @@ class SimFBO:
 
 @dataclass(frozen=True)
 class FedBiO:
-    """FedBiO: x, y and u move together, and are averaged every I iterations.
+    """FedBiO: x, y and u move together, and are averaged every I iterations. u estimates [grad^2_yy g]^-1 grad_y f.
 
     Args:
         eta: The step size of x.
@@ -137,7 +139,7 @@ class FedBiO:
     radius: PositiveFloat | None
 
     solves: ClassVar[Any] = (Bilevel,)
-    averaged: ClassVar = 3  # of the variables, from x on
+    averaged: ClassVar = 3  # the number of variables that the server averages, in the order x, y, u
 
     def init(self, problem: Nested) -> LocalState:
         z = bilevel_start(problem)

@@ -1,9 +1,10 @@
 """The local solvers of Fed-Norm-SGDA, with momentum, a proximal term and decaying step sizes, and the weights of their gradients.
 
 Notation
-    a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [Sharma, Panda & Joshi 2023, App. A.1]
-    d_x, d_y        the solver's directions: the momenta of grad_x f and -grad_y f
-    m               the direction if all gradients are 1
+    a_i, |a_i|_1    the weights of client i's local gradients in its last iterate, and the sum of these weights [Sharma, Panda &
+                    Joshi 2023, App. A.1]
+    d_x, d_y        the directions of the solver, which are the momenta of grad_x f and of -grad_y f
+    m               the value that a direction would have if all gradients were 1
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedopt.federation import Client, Sample
 from fedopt.toolbox import Tensors, moved
 
+Etas = tuple[float, float]  # the step sizes of x and of y in the first local step
 Gradients = Callable[[Tensor, Tensor, Sample], tuple[Tensor, Tensor]]
 
 
@@ -36,10 +38,10 @@ class Solver(NamedTuple):
         """Whether the solver is plain SGD. Then |a|_1 is the number of steps."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
-    def local_steps(
-        self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: tuple[float, float]
-    ) -> Tensors:
-        """Take the local steps of a client, and return x_i, y_i, u_i, and |a_i|_1 of x and of y.
+    def local_steps(self, client: Client, gradients: Gradients, x: Tensor, y: Tensor, etas: Etas) -> Tensors:
+        """Take the local steps of a client, and return x_i, y_i, u_i, and the sums |a_i|_1 of gradient weights for x and for y.
+
+        The point u_i moves as y_i does, but is not projected.
 
         Args:
             client: The client.
@@ -74,22 +76,22 @@ class Solver(NamedTuple):
             k: The index of the local step, from 0.
             eta: The step size in the first step.
         """
-        drawn = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
-        return client.moved_(drawn, d, eta * self.decay**k)
+        pulled = z if isinstance(self.mu, float) and self.mu == 0 else start + (1 - eta * self.mu) * (z - start)
+        return client.moved_(pulled, d, eta * self.decay**k)
 
     def norm(self, a: Any, m: Any, k: int, eta: Any) -> Any:
-        """Return |a|_1 after local step k.
+        """Return |a|_1, the sum of the weights of all gradients so far in the iterate, after local step k.
 
         Args:
             a: |a|_1 before the step.
-            m: The direction if all gradients are 1.
+            m: The value that the direction of the step would have if all gradients were 1.
             k: The index of the step, from 0.
             eta: The step size in the first step.
         """
         return (1 - eta * self.mu) * a + self.decay**k * m
 
-    def norms(self, steps: np.ndarray, etas: tuple[float, float]) -> np.ndarray:
-        """Return |a_i|_1 for x and for y of each client, ``[2, n]``.
+    def norms(self, steps: np.ndarray, etas: Etas) -> np.ndarray:
+        """Return |a_i|_1, the sum of the weights of a client's gradients, for x and for y of each client, ``[2, n]``.
 
         Args:
             steps: The number of local steps of each client, ``[n]``.

@@ -7,11 +7,12 @@ so the iterates equal those of a single machine with the data of all clients. Wi
 Explained in docs/algorithms/value_function.md.
 
 Notation
-    y, s          F2SA: the inner variable of f + lam g, and that of g alone
-    y_n, q        BOME: y after n steps on g, and q(x, y) = g(x, y) - g(x, y_n), with y_n held fixed in its gradient
+    y, s          in F2SA, the approximate minimisers of f + lam g and of g
+    y_n           in BOME, the point after n gradient steps on g from y
+    q             in BOME, the function q(x, y) = g(x, y) - g(x, y_n), whose gradient is taken with y_n held constant
     eta_x, ...    the step sizes of x, of y and, in F2SA, of s
-    lam           the penalty
-    xi, zeta      samples of each client, independent of each other and of all others
+    lam           the coefficient of the penalty
+    xi, zeta      two samples of each client, which are independent of each other and of all other samples
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, followed by one step of x.
+    """F2SA: n steps of y and s, which approach the minimisers of f + lam g and of g, followed by one step of x.
 
         n times   y -= eta_y (grad_y f + lam grad_y g)(x, y),   s -= eta_s grad_y g(x, s)
         then      x -= eta_x (grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s))),   lam += delta
@@ -74,7 +75,7 @@ class F2SA:
         (x, y, s, _), lam = state, float(state.lam)
         S, samples = fed.cohort(), Steps(1, self.B, samples=2)
         eta_x, eta_y, eta_s = self.eta_x(fed.r), self.eta_y(fed.r), self.eta_s(fed.r)
-        pulled = problem.indirect  # else grad_y f is zero where grad_y g is, and y needs no pull
+        pulled = problem.indirect  # if false, grad_y f is zero at y*(x), and y needs no pull towards it
 
         def inner(client: Client, point: Tensors) -> Tensors:
             (x, y, s), (xi, zeta) = point, client.sample("xi")
@@ -108,16 +109,16 @@ class BOME:
         (x, y) -= steps (grad f + lam grad q),    q(x, y) = g(x, y) - g(x, y_n)
         lam = max(phi - <grad f, grad q>, 0) / |grad q|^2,    phi = eta |grad q|^2
 
-    So q decreases at a rate of at least phi. The solution is not a fixed point: there, grad q = 0, and grad_y f moves y away from
-    y*(x).
+    So q decreases at a rate of at least phi. The solution is not a fixed point, because grad q = 0 at the solution, and grad_y f
+    moves y away from y*(x).
 
     Args:
         eta_x: The step size of x.
         eta_y: The step size of y, also for the n steps to y_n.
         eta: The factor in phi.
         n: The number of steps from y to y_n.
-        B: The batch size. None: all examples of the client, as in the paper, which has no samples. With samples, the ratio in lam
-            is biased.
+        B: The batch size. None: all examples of the client, as in the paper, which uses exact gradients. With smaller batches, the
+            ratio in lam is biased.
 
     It follows the public code benchmark_bilevel, whose phi uses the gradient. It has not been compared with the paper's text.
     """
@@ -150,7 +151,7 @@ class BOME:
         return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
 
     def penalty(self, f: Vectors, q: Vectors) -> Tensor:
-        """Return the penalty lam of BOME, a scalar; 0 if grad q is 0.
+        """Return the coefficient lam of the penalty in BOME, a scalar; 0 if grad q is 0.
 
         Args:
             f: The gradients of f with respect to x and y.

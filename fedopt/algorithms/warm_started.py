@@ -8,10 +8,11 @@ g_i, so the iterates equal those of a single machine with the data of all client
 Explained in docs/algorithms/warm_started.md.
 
 Notation
-    z = (x, y, v)    all variables; v goes to [grad^2_yy g]^-1 grad_y f; z = (x, y) where grad_x f is the hypergradient
-    Dx, Dy, Dv       grad_x f - grad^2_xy g v,  grad_y g,  grad^2_yy g v - grad_y f
-    eta_x, ...       the step sizes: x - eta_x Dx, y - eta_y Dy, which is projected, and v - eta_v Dv
-    xi               a sample of each client, independent of all others; d, an estimate of directions
+    z = (x, y, v)    all variables; v tends to [grad^2_yy g]^-1 grad_y f. If the hypergradient is grad_x f, z = (x, y)
+    Dx, Dy, Dv       the directions grad_x f - grad^2_xy g v, grad_y g, and grad^2_yy g v - grad_y f
+    eta_x, ...       the step sizes of the steps x - eta_x Dx, y - eta_y Dy (which is projected) and v - eta_v Dv
+    xi               a sample of each client, independent of all other samples
+    d                an estimate of directions
 """
 
 from dataclasses import dataclass, field
@@ -72,13 +73,13 @@ class WarmStarted:
 
 
 def Dx(client: Client, z: Vectors, xi: Sample) -> Tensor:
-    """Return Dx at z on a sample, ``[dx]``.
+    """Return the direction Dx = grad_x f_i - grad^2_xy g_i v of x at z on a sample, ``[dx]``.
 
     It counts as one gradient call, and as one Jacobian-vector product if z has v.
 
     Args:
         client: The client.
-        z: The variables.
+        z: The variables (x, y, v), or (x, y) if grad_y f is zero at y*(x).
         xi: The sample.
     """
     x, y, *v = z
@@ -87,11 +88,13 @@ def Dx(client: Client, z: Vectors, xi: Sample) -> Tensor:
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
-    """Return Dv at z on the client's sample ``xi``, ``[dy]``. It counts as one gradient call and one Hessian-vector product.
+    """Return the direction Dv = grad^2_yy g_i v - grad_y f_i of v at z on the client's sample ``xi``, ``[dy]``.
+
+    It counts as one gradient call and one Hessian-vector product.
 
     Args:
         client: The client.
-        z: The variables.
+        z: The variables (x, y, v).
     """
     (x, y, v), xi = z, client.sample("xi")
     return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
@@ -102,7 +105,7 @@ class Averaged(NamedTuple):
 
     Attributes:
         z: The variables.
-        d: The momentum of Dx, ``[dx]``.
+        d: The momentum of the direction Dx of x, ``[dx]``.
         point: The point at which Dx was last evaluated. With order=code, it is (x_{t-1}, y_t, v_t).
     """
 
@@ -115,14 +118,16 @@ class Averaged(NamedTuple):
 class AlternatingSOBA(WarmStarted):
     """MA-SOBA and FSLA: a round takes one step of y, one step of v and one step of x.
 
+    Dx, Dy and Dv are the directions of the variables, and d is the momentum of Dx.
+
     Args:
-        order: ``code``: v moves at the new y, and x moves at the new y and v; the first d is Dx. ``paper``: all variables move at
-            the old point, and x moves along the previous momentum, which is initially 0; Dy, Dv and Dx then share a sample and one
-            exchange instead of three.
+        order: ``code``: the direction of v uses the new y, and the direction of x uses the new y and v. ``paper``: all directions
+            are computed at the old point, on one sample and in one exchange instead of three, and x moves along the previous
+            momentum, which is initially 0.
         rho: The weight of the newest Dx in the momentum, d <- rho Dx + (1 - rho) d. It is at most 1 (ValueError otherwise). With 1,
             there is no momentum. MA-SOBA's beta is 1 - rho.
-        storm: Whether d <- Dx + (1 - rho) (d - Dx at the last point), with the same sample in both terms, as in FSLA, whose eta is
-            rho. It needs order=code (ValueError otherwise).
+        storm: Whether the momentum is d <- Dx + (1 - rho) (d - Dx at the last point), with the same sample in both terms, as in
+            FSLA, whose eta is rho. It needs order=code (ValueError otherwise).
 
     order=code follows public code: MingruiLiu-ML-Lab for MA-SOBA, benchmark_bilevel for FSLA. order=paper is unverified:
     reconstructed without the papers' text.
@@ -219,8 +224,8 @@ class SABA(WarmStarted):
     """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
 
     Args:
-        B: The size of the fixed batches into which each client's examples of g, and of f, are cut in their order. For each batch, a
-            client stores the last value of each quantity, which is initially 0.
+        B: The size of the fixed batches into which each client's examples of g, and of f, are divided in their order. For each
+            batch, a client stores the last value of each gradient and product, which is initially 0.
 
     It follows the public code benchmark_bilevel, except for the choice of the batch: here, the batch that contains a uniformly
     random example is used, so that a smaller last batch causes no bias. It has not been compared with the paper's text.
@@ -267,10 +272,11 @@ class SABA(WarmStarted):
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
-    """Return the SAGA estimate, ``[d]``, and store the batch's new value and the new mean in the table in place.
+    """Return the SAGA estimate of a mean over batches, ``[d]``, and store the batch's new value and the new mean in the table.
 
     Args:
-        table: The stored values: one row for each batch, and their mean as the last row, ``[batches + 1, d]``.
+        table: The stored values, which are overwritten: one row for each batch, and their mean in the last row,
+            ``[batches + 1, d]``.
         new: The batch's new value, ``[d]``.
         number: The index of the batch.
         share: The batch's fraction of the client's examples, which is its weight in the mean.
@@ -287,7 +293,7 @@ class Recursive(NamedTuple):
     Attributes:
         z: The variables.
         previous: The variables of the previous iteration.
-        d: The estimates of (Dx, Dy, Dv) at that point.
+        d: The estimates of the directions (Dx, Dy, Dv) at the previous variables.
     """
 
     z: Vectors
@@ -300,8 +306,8 @@ class SRBA(WarmStarted):
     """SRBA: all variables move together along recursive estimates d of the directions D.
 
     Args:
-        period: In every period-th round, d is the mean of D over all data of all clients. In the other rounds, d <- d + D(z) -
-            D(previous z), with the same sample in both terms.
+        period: In every period-th round, d is the mean of the directions over all data of all clients. In the other rounds,
+            d <- d + D(z) - D(previous z), with the same sample in both terms.
 
     It follows the public code benchmark_bilevel, and has not been compared with the paper's text.
     """

@@ -3,12 +3,17 @@
 Explained in docs/algorithms/zo_hfl.md.
 
 Notation
-    v, eta      directions on the unit sphere, for each client its own, and the smoothing radius
-    y+, y-      what a client's local steps find at z = x + eta v and at z = x - eta v: tau times
-                y <- project(y - gamma_t grad_y h_i(z, y; zeta_t)), begun at y = z
-    g           mean of n / (2 eta) (f_2(x + eta v, y+) - f_2(x - eta v, y-)) v; then x <- x - gamma_r (grad f_1(x) + g)
-    tau         local steps of a client in a round, H in the paper; 0 for a straggler
+    v, eta      a random direction on the unit sphere, which each client has for itself, and the smoothing radius
+    z           one of the two points x + eta v and x - eta v
+    y+, y-      the client's inner variables after its local steps at z = x + eta v, and at z = x - eta v
+    g           the estimate of the gradient of the smoothed implicit function
+    tau         the number of local steps of a client at each point z, H in the paper; 0 for a straggler
     n           the dimension of x
+
+A round consists of
+    y <- project(y - gamma_t grad_y h_i(z, y; zeta_t))                      tau local steps t at each z, which start from y = z
+    g  = mean of n / (2 eta) (f_2(x + eta v, y+) - f_2(x - eta v, y-)) v    over the clients and their directions
+    x <- x - gamma_r (grad f_1(x) + g)                                      on the server, in round r
 """
 
 from dataclasses import dataclass
@@ -35,8 +40,9 @@ class ZoHfl:
 
     Args:
         gamma: The server's step size.
-        gamma_local: The clients' step size, a schedule of the local step t = 0, 1, ...
-        eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
+        gamma_local: The clients' step size, a schedule over the local steps t = 0, 1, ...
+        eta: The smoothing radius. Clients take their local steps at x + eta v and at x - eta v, for the server's point x and random
+            unit vectors v.
         tau: The amount of local work at each of the two points: steps or epochs.
         B: The batch size of a local step. None: all examples of the client.
         B_server: The number of examples for the server's gradient. None: all examples of the server.
@@ -64,7 +70,7 @@ class ZoHfl:
 
         def estimate(client: Client, x: Tensor) -> Tensor:
             v: Tensor = client.own
-            # The points x +- eta v of Alg. 1, line 5, [2 D, n], are worked on together
+            # The local steps at all points x +- eta v (Alg. 1, line 5), [2 D, n], are taken together
             z = torch.cat([x.add(v, alpha=eta), x.sub(v, alpha=eta)])
 
             def step(y: Tensor, zeta: Sample, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
@@ -85,7 +91,7 @@ class ZoHfl:
         return (s.x,)
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Round) -> Tensor:
-        """Return the unit vectors v of each client in a cohort, ``[cohort, D, n]``. D = n if they are the coordinate axes.
+        """Return D unit vectors v for each client in a cohort, ``[clients, D, n]``. If they are the coordinate axes, D = n.
 
         Args:
             x: The point, ``[n]``.

@@ -13,7 +13,7 @@ from fedopt.bench.space import Range, default_ranges, read_range
 from fedopt.bench.trials import FIRST_SEED, How, Search
 from fedopt.config import NODES, Composed, compose, file_of, flat, key_of, parsed, refuse_mistyped
 from fedopt.console import Bar, counted, heard, note
-from fedopt.errors import Unfinished, UserError, among, some
+from fedopt.errors import Unfinished, UserError, among, joined
 from fedopt.files import read_json, refuse_links
 from fedopt.jobs import Job, Launcher, Local, Outcome, run_all
 from fedopt.metrics import selected, validates
@@ -137,7 +137,7 @@ def _together(search: Search) -> str:
     """Return a line that says how many trials were computed together, and why the others were not."""
     why = {number: row["alone"] for (number, _), row in search.ends.items() if row["alone"]}
     together = len({number for number, _ in search.ends} - {*why})
-    alone = f"; {len(why)} ran alone: {some(dict.fromkeys(why.values()), 3)}" if why else ""
+    alone = f"; {len(why)} ran alone: {joined(dict.fromkeys(why.values()), 3)}" if why else ""
     return f"{search.name}: {together} of {search.planned - 1} trials were computed together{alone}"
 
 

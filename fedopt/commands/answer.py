@@ -44,6 +44,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with argparse's message and a hint, for example that an option was removed."""
         for word in message.partition(": ")[2].split():
             if text := removed(word.partition("=")[0]):
                 raise UserError(text)
@@ -54,11 +55,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
-def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return an argparse `type` for a list of names that are separated by commas. Repeated names are dropped.
+def names_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that parses names separated by commas, for the parameter `type` of an argparse option.
 
     Args:
         choices: The allowed names.
+
+    Returns:
+        A function from the text to the list of names, without repetitions.
     """
 
     def parse(text: str) -> list[str]:
@@ -73,7 +77,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def number(text: str) -> float:
-    """Parse a finite number (an argparse `type`)."""
+    """Parse the value of an option that must be a finite number."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number")
@@ -81,58 +85,54 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """Parse a whole number from ``least`` to 2^62 - 1 (an argparse `type`)."""
+    """Parse the value of an option that must be a whole number from ``least`` to 2^62 - 1."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Parse a time in Slurm's format, [days-]hours:minutes:seconds or a number of minutes (an argparse `type`).
+    """Parse the value of an option that is a time: hours:minutes:seconds, or a number of minutes.
 
     Returns:
         The time in whole minutes, rounded up, at least 1.
     """
-    if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
-        raise argparse.ArgumentTypeError(
-            f"{text} must be a time: hours:minutes:seconds, days-hours:minutes:seconds or minutes"
-        )
-    days, _, clock = text.rpartition("-")
-    hours, least, seconds = map(int, clock.split(":") if ":" in clock else ("0", clock, "0"))
-    return max(1, 1440 * int(days or 0) + 60 * hours + least + (seconds > 0))
+    if not re.fullmatch(r"\d{1,6}|\d{1,3}:\d\d:\d\d", text):
+        raise argparse.ArgumentTypeError(f"{text} must be a time, hours:minutes:seconds or a number of minutes")
+    hours, whole, seconds = map(int, text.split(":") if ":" in text else ("0", text, "0"))
+    return max(1, 60 * hours + whole + (seconds > 0))
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """Add the options for running on a cluster to a parser. `launcher_of` reads them."""
+    """Add the options for running on a cluster to a parser. `launcher_of` turns their values into a launcher."""
     add = parser.add_argument_group("options for running on a cluster").add_argument
     add("--launcher", choices=["slurm"], help="submit the runs to this queue (default: run them on this machine)")
     add("--partition", metavar="NAME", help="Slurm partition (default: Slurm's default)")
-    add(
-        "--time",
-        type=minutes,
-        metavar="H:MM:SS",
-        help="time limit of a job; longer runs are resumed in a new job (default: 1:00:00)",
-    )
+    limit = "time limit of a job; longer runs are resumed in a new job (default: 1:00:00)"
+    add("--time", dest="minutes", type=minutes, metavar="H:MM:SS", help=limit)
     add("--gpus", type=positive, metavar="N", help="GPUs per run (default: none)")
     add("--cpus", type=positive, metavar="N", help="CPU cores per run (default: Slurm's default)")
     add("--at-most", type=positive, metavar="N", help="maximum number of runs in parallel (default: 50)")
 
 
 def launcher_of(args: argparse.Namespace) -> "Launcher":
-    """Return the launcher that the parsed options choose: `Queue` with --launcher, otherwise `Local`.
+    """Return the launcher that a command's options choose: `Queue` with --launcher, otherwise `Local`.
+
+    Args:
+        args: The parsed options, including those of `add_launcher`.
 
     Raises:
         UserError: Options for a cluster are used without --launcher, or submitit is not installed.
     """
-    keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
-    options = {key: value for name, key in keys.items() if (value := getattr(args, name)) is not None}
+    names = ("partition", "minutes", "gpus", "cpus", "at_most")
+    options = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.launcher:
         need(f"--launcher {args.launcher}", "submitit", "slurm")
         from fedopt.jobs import Queue
 
         return Queue(**options)
     if options:
-        raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm; add it")
+        raise UserError("--partition, --time, --gpus, --cpus and --at-most need --launcher slurm; add it")
     from fedopt.jobs import Local
 
     return Local(args.jobs)

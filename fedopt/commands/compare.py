@@ -22,7 +22,7 @@ from fedopt.analysis import (
     usable,
     write_table,
 )
-from fedopt.commands.answer import Parser, answer, number, some_of
+from fedopt.commands.answer import Parser, answer, names_from, number
 from fedopt.config.build import build
 from fedopt.console import tell
 from fedopt.drawing import FORMATS, LEGENDS, STYLE, WIDTH, PlotStyle
@@ -67,10 +67,12 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def _alone(comparison: Comparison) -> Iterator[str]:
-    """Yield a line with the metric of models that clients fit to their own examples, as the mean over the runs of each
-    group.
+    """Yield lines with the metric of local models, which each client trains on its own examples alone.
 
-    Nothing is yielded if the runs do not have this metric.
+    Each value is the mean over the runs of a group. Nothing is yielded if the runs have no local models.
+
+    Args:
+        comparison: The comparison of the runs.
     """
     rows, _, score = comparison.metric.partition("_")
     name, by_value = f"alone_{score}", dict[str, list[str]]()
@@ -83,16 +85,13 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt compare",
-        description="Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines).",
-    )
+    """Parse the arguments of the command."""
+    what = "Compare runs: print a table, and write compare.csv, compare.png and compare_curves.csv (the lines)."
+    parser = Parser(prog="fedopt compare", description=what)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or a folder that is searched for runs")
-    add(
-        "--metric",
-        help="a column of metrics.csv (default: the problem's first metric, on validation rows if there are any)",
-    )
+    measured = "a column of metrics.csv (default: the problem's first metric, on validation rows if there are any)"
+    add("--metric", help=measured)
     add("--label", metavar="TEXT", help="the metric's label in tables and figures (default: the problem's label)")
     costs = f"the cost on the x axis: {', '.join(COSTS)} (default: comm_rounds)"
     add("--x", choices=COSTS, default="comm_rounds", metavar="NAME", help=costs)
@@ -104,10 +103,10 @@ def _arguments() -> argparse.Namespace:
     called = "rename a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, and sets the order"
     add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
     formats, tables = (f"{', '.join(names)} (default: {names[0]})" for names in (FORMATS, TABLES))
-    add("--format", type=some_of(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
-    add("--table", type=some_of(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
+    add("--format", type=names_from(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
+    add("--table", type=names_from(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
     columns = f"columns of the tables, except CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
-    add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
+    add("--columns", type=names_from(COLUMNS), default=[], metavar="NAME,...", help=columns)
     digits = "decimals of the metric in the tables, except CSV, 0 to 15 (default: from its standard deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     bands = "shaded band: standard deviation, standard error, 95%% t-interval or extremes (default: std)"
@@ -118,13 +117,9 @@ def _arguments() -> argparse.Namespace:
     add("--height", type=number, metavar="INCHES", help="height of the figure (default: depends on its content)")
     add("--font", type=number, metavar="POINTS", help=f"font size (default: {STYLE['font.size']})")
     for axis in "xy":
-        add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"limits of the {axis} axis")
+        add(f"--{axis}lim", type=lambda text: text.split(","), metavar="LOW,HIGH", help=f"limits of the {axis} axis")
     logy = "use a logarithmic y axis (default: if the values span several decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
     add("--title", default="", help="title above the figure")
     add("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
     return parser.parse_args()
-
-
-def _ends(text: str) -> list[str]:
-    return text.split(",")

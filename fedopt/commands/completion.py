@@ -8,7 +8,11 @@ from fedopt.errors import UserError
 
 
 def completions(line: str) -> list[str]:
-    """Return the completions of the last word of a command line: config groups, keys, options or values of a key."""
+    """Return the completions of the last word of a command line: config groups, keys, options or values of a key.
+
+    Args:
+        line: The command line up to the cursor, beginning with the name of the program.
+    """
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
     folders = with_project(extra_folders(before))
     try:

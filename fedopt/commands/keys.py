@@ -15,6 +15,7 @@ from fedopt.config import (
     Folders,
     about,
     chain,
+    flat,
     key_of,
     meanings,
     merge,
@@ -43,7 +44,7 @@ EVERY = ""  # stands for the keys that every run has, among the config groups
 
 
 class Key(NamedTuple):
-    """The help on a config key.
+    """What `fedopt --help` shows about a config key.
 
     Attributes:
         default: The value without tuned values, as YAML.
@@ -59,14 +60,14 @@ class Key(NamedTuple):
 
 
 def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
-    """Return the help on the keys of a command's config.
+    """Return what `fedopt --help` shows about each key of a command's config.
 
     Args:
         overrides: The overrides of the command. If they choose no algorithm or problem, FedMSA and mco are used.
         folders: The user's config folders.
 
     Returns:
-        The help by key, the chosen option of each config group, and a line about the tuned values.
+        A `Key` for each dotted key, the chosen option of each config group, and a line about the tuned values.
 
     Raises:
         UserError: A key or an option does not exist.
@@ -76,7 +77,8 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
     overrides = missing + overrides
     composed = merge(overrides, folders)
     usual = merge([*overrides, "preset=none"], folders) if composed.tuned.name else composed
-    values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
+    values = {key: value for key, value in flat(composed.nodes, schedules=True).items() if "._" not in key}
+    defaults = {**flat(usual.nodes, schedules=True), "preset": composed.nodes["preset"]}
     comments, types = meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
         key: Key(
@@ -91,8 +93,9 @@ def keys(overrides: list[str], folders: Folders) -> tuple[dict[str, Key], Mappin
 
 
 def show_keys(overrides: list[str], folders: list[str]) -> None:
-    """Print the keys of the config groups from which a command chooses an option, or all keys if it chooses an algorithm and
-    a problem.
+    """Print the keys of the config groups from which a command chooses an option.
+
+    If the command chooses both an algorithm and a problem, or an experiment, all keys of the run are printed.
 
     Args:
         overrides: The overrides; [] prints the keys that every run has.
@@ -101,27 +104,27 @@ def show_keys(overrides: list[str], folders: list[str]) -> None:
     described, chosen, tuned = keys(overrides or PLAIN, folders)
     groups = [group for group in GROUPS if group in map(key_of, overrides)]
     of_run = bool(overrides) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
-    parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
-    shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
-    for part, rows in shown.items():
-        if rows or (part == "experiment" and part in groups):
-            head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
+    sections = [*GROUPS, EVERY] if of_run else groups or [EVERY]
+    shown = {group: {key: row for key, row in described.items() if _group(key) == group} for group in sections}
+    for group, rows in shown.items():
+        if rows or (group == "experiment" and group in groups):
+            head = f"={chosen[group]}: {title(group, chosen[group], folders)}" if group in chosen else ":"
             show("")
-            show_folded(f"{part or 'every run'}{head}")
+            show_folded(f"{group or 'every run'}{head}")
         if rows:
             _print(rows, of_run)
     _note_types(row for rows in shown.values() for row in rows.values())
-    if "algo" in parts:
+    if "algo" in sections:
         show("")
         show_folded(tuned if of_run else _tuned_problems(chosen["algo"], folders))
 
 
 def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> None:
-    """Print the meanings of keys.
+    """Print the meanings of keys, with their types and default values.
 
     Args:
-        asked: The keys. For a node such as `participation` all of its keys are explained. A key of a config group from which
-            the overrides choose nothing, such as algo.beta, is explained for all options of the group.
+        asked: The keys. For a node such as `participation` all of its keys are explained. A key such as algo.beta is
+            explained for all algorithms if the overrides choose no algorithm.
         overrides: The overrides of the command.
         folders: The user's config folders.
 
@@ -130,7 +133,7 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
     """
     described, chosen = keys(overrides or PLAIN, folders)[0], {*map(key_of, overrides)}
     for key in asked:
-        group = _part(key)
+        group = _group(key)
         if group and not {group, "experiment"} & chosen:
             _explain_in_all(group, key, folders)
             continue
@@ -142,7 +145,9 @@ def explain(asked: Iterable[str], overrides: list[str], folders: Folders) -> Non
 
 
 def _explain_in_all(group: str, key: str, folders: Folders) -> None:
-    """Print each meaning of a key of a config group, with the options that have the key.
+    """Print what a key means for each option of its config group, since options may use a key differently.
+
+    For the name of the group itself, print how to list its options and their keys.
 
     Args:
         group: The config group, such as algo.
@@ -152,12 +157,15 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
     Raises:
         UserError: No option has the key.
     """
+    if key == group:
+        show_folded(f"fedopt list {key} shows the values of {key}; fedopt help {key}=NAME explains the keys of NAME")
+        return
     comments = {name: meanings({group: name}, folders) for name in options(group, folders)}
     by_meaning: dict[str, list[str]] = {}
     for name in [name for name in comments if key in comments[name]]:
         by_meaning.setdefault(ROLE.sub("", comments[name][key]), []).append(name)
     if not by_meaning:
-        known = {known for keys_of in comments.values() for known in keys_of if _part(known) == group}
+        known = {known for keys_of in comments.values() for known in keys_of if _group(known) == group}
         raise UserError(f"{key}: no {group} has this key{nearest(key, sorted(known))}; fedopt list keys shows all keys")
     show_table([f"{key} is", f"with {group}="], [(meaning, ", ".join(names)) for meaning, names in by_meaning.items()])
     first = next(iter(by_meaning.values()))[0]
@@ -166,15 +174,19 @@ def _explain_in_all(group: str, key: str, folders: Folders) -> None:
 
 
 def _note_types(rows: Iterable[Key]) -> None:
-    """Explain the types in a table that need an explanation, such as a step size."""
+    """Print an explanation of each type in a table of keys that needs one, such as a step size.
+
+    Args:
+        rows: The rows of the table.
+    """
     types = " ".join(row.type for row in rows)
     for kind in [kind for kind in NOTES if kind in types]:
         show("")
         show_folded(f"{kind}: {NOTES[kind]}")
 
 
-def _part(key: str) -> str:
-    """Return the config group of a key; `EVERY` for a key that every run has."""
+def _group(key: str) -> str:
+    """Return the config group of a dotted key; `EVERY`, an empty text, for a key outside all groups, which every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
@@ -183,14 +195,11 @@ def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
     """Print a table of keys.
 
     Args:
-        rows: The help by key.
+        rows: What to print about each key, by dotted key.
         with_tuned: Whether to show a column of tuned values.
     """
-    tuned = ["tuned"] if with_tuned else []
-    cells = [
-        (key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning) for key, row in rows.items()
-    ]
-    show_table(["key", "default", *tuned, "type or values", "meaning"], cells)
+    cells = [(key, row.default, *[row.tuned] * with_tuned, row.type, row.meaning) for key, row in rows.items()]
+    show_table(["key", "default", *["tuned"] * with_tuned, "type or values", "meaning"], cells)
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:
@@ -200,27 +209,17 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
 
 
-def _leaves(node: Mapping[str, object], inside: str = "") -> dict[str, object]:
-    """Return the values of a config by dotted key, without keys that begin with an underscore. A schedule counts as one value.
-
-    Args:
-        node: The config, or a node of it.
-        inside: The dotted key of the node, followed by a dot.
-    """
-    leaves: dict[str, object] = {}
-    for name, value in node.items():
-        if isinstance(value, dict) and value and "kind" not in value:
-            leaves |= _leaves(value, f"{inside}{name}.")
-        elif name[0] != "_":
-            leaves[f"{inside}{name}"] = value
-    return leaves
-
-
 def _shown(value: object) -> str:
+    """Return a value of a config as YAML on one line, without quotes."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).split("\n")[0].strip("'")
 
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the type of each key of a config as readable text, by dotted key. Keys that belong to no class are left out.
+
+    Args:
+        nodes: The config, as nested dicts.
+    """
     types = dict(about(SETTINGS)["fields"])
     for where, node in {**nodes, **{f"logger.{name}": node for name, node in nodes["logger"].items()}}.items():
         path = str(node.get("_target_", "")) if isinstance(node, dict) else ""

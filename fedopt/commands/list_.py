@@ -17,7 +17,7 @@ from fedopt.config import (
     title,
 )
 from fedopt.console import columns, show, show_folded, show_table
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, among, nearest
 
 TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
@@ -55,8 +55,7 @@ def show_list(arguments: list[str]) -> None:
         show("fedopt list TOPIC:")
         show_table(["", ""], [(f"  {name}", text) for name, text in (counts | KEYS).items()])
     elif topic not in topics:
-        near = nearest(args.topic, topics)
-        raise UserError(f"fedopt list {args.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
+        raise UserError(f"fedopt list {args.topic}: there is no such topic{among(args.topic, topics)}")
     elif topic == "keys":
         show_keys([], args.folders)
     elif group in ("algo", "problem"):
@@ -95,9 +94,8 @@ def _by_class(group: str, wanted: str, folders: Folders) -> None:
         counts += [f"{count} of them experimental"] if (count := len(unchecked & {*members})) else []
         counts += [f"{more} from other classes also fit"] if (more := len(fitting) - len(members)) else []
         show_folded(", ".join(counts))
-        show_table(
-            ["", ""], [(f"  {name}", _title(group, name, bool(wanted), name in unchecked, folders)) for name in members]
-        )
+        titles = {name: _title(group, name, bool(wanted), name in unchecked, folders) for name in members}
+        show_table(["", ""], [(f"  {name}", text) for name, text in titles.items()])
     if not wanted:
         topic = next(topic for topic, its in TOPICS.items() if its == group)
         show_folded(f"for all {topic} that fit a class, with full titles: fedopt list {topic} CLASS, such as minimax")

@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from fedopt.commands.answer import Parser
 from fedopt.config import flat, outputs
 from fedopt.console import as_number, columns, counted, note, order, printable, show, show_table
-from fedopt.errors import UserError, nearest, some
+from fedopt.errors import UserError, joined, nearest
 from fedopt.jobs import queued
 from fedopt.results import FILES, LOST, OVER, TEXTS, RunFolder, numbers_of
 
@@ -47,9 +47,8 @@ def ls(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with all columns")
     args = parser.parse_intermixed_args(arguments)
     runs, rows = _chosen(args, args.sort)
-    values = [(row, _value(row, args.sort or "folder")) for row in rows]
-    values.sort(key=lambda pair: (pair[1] is None, order(str(pair[1]))), reverse=args.reverse)
-    rows = [row for row, _ in values]
+    by = args.sort or "folder"
+    rows.sort(key=lambda row: (_value(row, by) is None, order(str(_value(row, by)))), reverse=args.reverse)
     if args.json:
         show(json.dumps([{name: row[name] for name in (*COLUMNS, "error")} for row in rows], default=str, indent=2))
     elif rows:
@@ -62,8 +61,9 @@ def ls(arguments: list[str]) -> None:
 
 
 def rm(arguments: list[str]) -> None:
-    """Delete the runs that the arguments choose, or the failed runs, after asking for confirmation. Runs in progress are
-    kept.
+    """Delete runs after asking for confirmation: those that the arguments choose, or all failed runs if there are no arguments.
+
+    Runs in progress are kept.
 
     Args:
         arguments: The arguments after `fedopt rm`.
@@ -77,7 +77,7 @@ def rm(arguments: list[str]) -> None:
     args.selection = args.selection or ["status=failed"]
     rows = [row for row in _chosen(args)[1] if row["status"] != "search"]  # a search would run deleted trials again
     if busy := [row for row in rows if row["status"] in ("running", "queued")]:
-        note(f"{counted(len(busy), 'run')} in progress, not deleted: {some([str(row['folder']) for row in busy], 3)}")
+        note(f"{counted(len(busy), 'run')} in progress, not deleted: {joined([str(row['folder']) for row in busy], 3)}")
         rows = [row for row in rows if row not in busy]
     if rows:
         _print(rows)
@@ -90,8 +90,10 @@ def rm(arguments: list[str]) -> None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete the files of a run, and its folder if it is empty afterwards. Return whether this was possible; if not, print a
-    note.
+    """Delete the files of a run, and its folder if it is empty afterwards.
+
+    Returns:
+        Whether the run was deleted. If another process uses it, it is kept and a note is printed.
     """
     folder = RunFolder(path)
     with closing(folder):
@@ -109,6 +111,12 @@ def _delete(path: Path) -> bool:
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of folders and filters for one of the commands.
+
+    Args:
+        name: The command, ``ls`` or ``rm``.
+        description: What the command does, for its help.
+    """
     parser = Parser(prog=f"fedopt {name}", description=description)
     what = "a folder (default: outputs), or a filter KEY=VALUE,... with a column or a config key, such as algo=fed* or "
     what += "'date=2026-05-*'"
@@ -134,7 +142,7 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
     runs = list(_rows(args.paths)) if args.paths != ["outputs"] or Path("outputs").is_dir() else []
     _add_queued(runs, args.paths)
     if broken := [str(row["folder"]) for row in runs if row["status"] is None]:
-        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
+        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {joined(broken, 3)}")
     rows = runs = [row for row in runs if row["status"] is not None]
     for key in filter(None, [sort, *(text.partition("=")[0] for text in args.filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
@@ -146,9 +154,12 @@ def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row
 
 
 def _rows(paths: Sequence[str]) -> Iterator[Row]:
-    """Yield a row (see `_row`) for each run in the folders, and one for each search. No run is repeated.
+    """Yield a row (see `_row`) for each run below some folders, and one for each search of `fedopt tune`. No run is repeated.
 
-    Symbolic links are not followed. The status is None if summary.json cannot be read.
+    Symbolic links are not followed. The status in a row is None if summary.json cannot be read.
+
+    Args:
+        paths: The folders.
 
     Raises:
         UserError: A folder does not exist.
@@ -185,11 +196,11 @@ def _add_queued(rows: list[Row], paths: Sequence[str]) -> None:
 
 
 def _row(path: Path, files: Sequence[str]) -> Row:
-    """Return the row of a run: the columns, the error message if it failed, and the options that it chose.
+    """Return the row of a run: its values by column, with its error message and its chosen option of each config group.
 
     Args:
         path: The run's folder.
-        files: The names of the files in the folder, whose sizes are added.
+        files: The names of the files in the folder. The sum of their sizes in bytes is the column ``size``.
     """
     folder, size = RunFolder(path), 0
     card, summary = folder.card(), folder.summary()
@@ -232,15 +243,16 @@ def _config(row: Row) -> Row:
 
 
 def _value(row: Row, key: str) -> object:
+    """Return a column of a row, or a value of the run's config; None if there is no such value."""
     return row[key] if key in COLUMNS else _config(row).get(key)
 
 
 def _matches(value: object, wanted: str) -> bool:
-    """Return whether a value equals `wanted` as a number, or matches it as a shell pattern."""
+    """Return whether a value satisfies a filter: it equals the number ``wanted``, or matches the shell pattern ``wanted``."""
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
-    yaml_names = {"None": "null", "True": "true", "False": "false"}
-    return fnmatchcase(yaml_names.get(str(value), str(value)), wanted)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # null, true and false
+    return fnmatchcase(text, wanted)
 
 
 def _print(rows: Sequence[Row]) -> None:
@@ -250,14 +262,10 @@ def _print(rows: Sequence[Row]) -> None:
 
 
 def _cell(name: str, value: object) -> str:
+    """Return the text of a cell, given the name of its column and its value."""
     if value is None:
         return "-"
     return f"{value:.4g}" if name == "value" else str(value)
-
-
-def _counts(rows: Sequence[Row]) -> str:
-    counts = Counter(row["status"] for row in rows)
-    return f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
 
 
 def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
@@ -269,7 +277,8 @@ def _advise(rows: Sequence[Row], args: argparse.Namespace) -> None:
         rows: The rows that were printed.
         args: The arguments, with the attributes that `_chosen` adds.
     """
-    show(_counts(rows))
+    counts = Counter(row["status"] for row in rows)
+    show(f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}")
     compared = [row["folder"] for row in rows if row["status"] not in ("failed", "queued", "search")]
     if len(compared) > 1:
         places = compared if args.filters else [_below(folder, args.paths) for folder in compared]

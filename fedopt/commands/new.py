@@ -72,10 +72,15 @@ def new(arguments: list[str]) -> None:
 
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
+    """Raise UserError if the name cannot be used.
+
+    Args:
+        kind: ``algo`` or ``problem``.
+        name: The name that the user has chosen.
+        files: The files to write, which must not exist yet, each with its template.
+    """
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
-        raise UserError(
-            f"{name}: a name consists of lower-case letters, digits and _, and begins with a letter, such as my_{kind}"
-        )
+        raise UserError(f"{name}: must be a name in lower-case letters, digits and _, such as my_{kind}")
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]}: exists already, and is not overwritten; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
@@ -83,5 +88,5 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
 
 
 def _camel(name: str) -> str:
-    """Return the class name for a module name: MySgd for my_sgd."""
+    """Return the name of a class in camel case for the name of its module, such as MySgd for my_sgd."""
     return name.title().replace("_", "")

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.analysis import write_table
-from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, names_from, positive
 from fedopt.config import outputs
 from fedopt.console import show, show_table, tell
 from fedopt.console.say import say
@@ -31,10 +31,13 @@ def main() -> None:
 
 
 def _main() -> int:
+    """Execute the command, and return its exit code."""
     args = _arguments()
     wanted = chosen(args.names or names(args.folders), args.folders)
     if args.list:
-        show_list(wanted, args.folders)
+        published = {name: load(name, args.folders) for name in wanted}
+        rows = [(name, takes(name, one, args.folders), f"{one.paper}: {one.title}") for name, one in published.items()]
+        show_table(["experiment", "minutes", "paper and figure"], rows)
         return 0
     if not args.names:
         raise UserError("no experiment is named; choose one from fedopt reproduce --list")
@@ -53,16 +56,16 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt reproduce", description="Run published experiments, draw their figures and check their claims."
-    )
+    """Parse the arguments of the command."""
+    what = "Run published experiments, draw their figures and check their claims."
+    parser = Parser(prog="fedopt reproduce", description=what)
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; PAPER alone means all of its experiments")
     add("--list", action="store_true", help="list all experiments, with their run time in minutes on two cores")
     add("--seeds", type=positive, metavar="N", help="number of seeds per line (default: set by the experiment)")
     add("--quick", action="store_true", help="only a few rounds and one seed, to test that everything runs")
     formats = f"further formats of the figure, besides png: {', '.join(FORMATS)}"
-    add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
+    add("--format", type=names_from(FORMATS), default=[], metavar="NAME,...", help=formats)
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs in parallel (default: one per core)")
     add_launcher(parser)
     add("--hardware", metavar="NAME", help="cpu or cuda (default: set by the experiment)")
@@ -70,9 +73,6 @@ def _arguments() -> argparse.Namespace:
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
     return parser.parse_args()
-
-
-# Running
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
         launcher: The launcher that executes the runs.
 
     Returns:
-        The reasons for runs that failed or were refused, by folder.
+        For each run that failed or was refused, its folder and the reason.
     """
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
@@ -120,26 +120,6 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
         show(f"{done} of {len(tasks)} runs are already done")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
     return {job.folder: outcome.text for job, outcome in run_all(todo, launcher).items()}
-
-
-# Listing experiments
-
-
-def show_list(known: Sequence[str], folders: Sequence[Path]) -> None:
-    """Print the experiments with their run times.
-
-    Args:
-        known: The names of the experiments.
-        folders: The user's config folders.
-
-    Raises:
-        UserError: The file of an experiment is invalid.
-    """
-    rows = []
-    for name in known:
-        published = load(name, folders)
-        rows.append((name, takes(name, published, folders), f"{published.paper}: {published.title}"))
-    show_table(["experiment", "minutes", "paper and figure"], rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from fedopt.commands.answer import SUBCOMMANDS, Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config import CONF, TYPED, Budget, Composed, Settings, last_of_each, of_folder
+from fedopt.config import CONF, Budget, Composed, Settings, last_of_each, of_folder
 from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
 from fedopt.files import yaml_text
@@ -40,6 +40,14 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Execute the command with these arguments: a subcommand, help, shell completion, a sweep or a single run.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: The arguments are invalid.
+    """
     if arguments[:1] in (["new"], ["ls"], ["rm"], ["list"], ["export"]):
         others = {"list": ("list_", "show_list"), "rm": ("ls", "rm")}
         module, name = others.get(arguments[0], (arguments[0], arguments[0]))
@@ -56,9 +64,9 @@ def _dispatch(arguments: list[str]) -> int:
         parser.add_argument(*flags, action="store_true")
     args = parser.parse_intermixed_args(arguments)
     args.overrides = last_of_each(map(of_folder, args.overrides))
-    if (args.jobs > 1 or args.launcher or args.at_once) and not args.multirun:
-        option = "launcher" if args.launcher else "jobs" if args.jobs > 1 else "at-once"
-        raise UserError(f"--{option} needs a sweep; add -m")
+    for option, used in {"--launcher": args.launcher, "--jobs": args.jobs > 1, "--at-once": args.at_once}.items():
+        if used and not args.multirun:
+            raise UserError(f"{option} needs a sweep; add -m")
     if args.at_once and args.launcher:
         raise UserError("--at-once computes runs on this machine; leave out --launcher")
     if args.sc:
@@ -104,6 +112,11 @@ def _complete(arguments: list[str]) -> None:
 
 
 def _single(composed: Composed) -> int:
+    """Execute a run, print its results, and return the exit code.
+
+    Args:
+        composed: The config of the run.
+    """
     with ending_at_once():
         from fedopt.federation import rank
         from fedopt.running import execute
@@ -114,6 +127,13 @@ def _single(composed: Composed) -> int:
 
 
 def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
+    """Return the text to print after a run: its status, costs, final metrics and folder, and how to resume it.
+
+    Args:
+        status: The status, a key of `EXIT`.
+        folder: The run's folder.
+        settings: The settings of the run.
+    """
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
     why = f": {summary.get('error')}" if status == "diverged" else _limit(settings.budget, summary)
@@ -126,26 +146,23 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         lines.append(f"target {settings.eval.metric} {settings.eval.target:g}: {when}")
     lines = [*map(folded, lines), f"results: {folder.path}"]
     if status == "interrupted":
-        modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # the user's modules
-        lines.append(f"to resume: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
+        lines.append(f"to resume: fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
-        lines.append(
-            f"to continue from the last finite state: repeat the command with {shlex.quote(f'from={folder.path}')}, a new "
-            "output_dir and smaller step sizes"
-        )
+        start = shlex.quote(f"from={folder.path}")
+        lines.append(f"to continue with smaller step sizes: add {start} and a new output_dir to the command")
     return "\n".join(lines)
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Return a phrase that names the limits of the budget that ended the run.
+    """Return a phrase that names the limits of the budget that the run has reached, such as ', at the limit budget.rounds=9'.
 
-    It is '' if the budget has only one limit, or the run has not finished.
+    It is empty if the budget has only one limit, or if the run has not finished.
 
     Args:
         budget: The budget of the run.
         summary: The content of summary.json.
     """
-    spent = {key: summary.get(LIMITS[key].name) or 0 for key in budget.limits}
-    reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if spent[key] >= limit]
+    limits = budget.limits.items()
+    reached = [f"budget.{key}={limit}" for key, limit in limits if (summary.get(LIMITS[key].name) or 0) >= limit]
     several = summary.get("status") == "finished" and len(budget.limits) > 1
     return f", at the limit {' and '.join(reached)}" if several and reached else ""

@@ -38,7 +38,6 @@ from fedopt.config.overrides import parsed as parsed
 from fedopt.config.overrides import quoted as quoted
 from fedopt.config.patterns import Markov as Markov
 from fedopt.config.patterns import Pattern as Pattern
-from fedopt.config.project import TYPED as TYPED
 from fedopt.config.project import outputs as outputs
 from fedopt.config.project import with_project as with_project
 from fedopt.config.schedules import Constant as Constant

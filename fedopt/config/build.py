@@ -19,7 +19,7 @@ MOST = 10**9  # the largest whole number, except for a seed or a budget: the pro
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
 
-# The methods that a class must define to be built for a key. Nothing else that a config file names is ever called
+# The methods that a class must define for each config group. A class without them is refused and never called
 INTERFACES = {
     "algo": ("solves", "init", "step", "output"),
     "problem": ("start", "sample", "evaluate"),
@@ -78,6 +78,17 @@ def builder(node: Mapping[str, object], where: str, *supplied: str) -> Callable[
 
 
 def _construct(cls: type[T], values: Any, where: str, **supplied: object) -> T:
+    """Return an object of a dataclass whose values have been checked.
+
+    Args:
+        cls: The dataclass.
+        values: The result of `checked`: the values of the fields by name, or already the object.
+        where: The node's dotted key, for the message.
+        supplied: The values of the fields that are not in the config.
+
+    Raises:
+        UserError: The class itself raises ValueError.
+    """
     if isinstance(values, cls):
         return values
     try:
@@ -176,7 +187,7 @@ def checked(cls: Any, node: Mapping[str, object], where: str, *supplied: str) ->
 
 @cache
 def typed(cls: Any, *supplied: str) -> TypeAdapter[Any]:
-    """Return the pydantic type that checks the config node of a dataclass.
+    """Return the pydantic adapter that checks whether a config node fits the fields of a dataclass.
 
     Args:
         cls: The dataclass.
@@ -186,7 +197,7 @@ def typed(cls: Any, *supplied: str) -> TypeAdapter[Any]:
 
 
 def _keys_of(cls: Any, *supplied: str) -> Any:
-    """Return a TypedDict with the fields of a dataclass, except the ``supplied`` ones."""
+    """Return a TypedDict type with the fields of a dataclass as keys, except the ``supplied`` fields."""
     hints = get_type_hints(cls, include_extras=True)
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in supplied]
     # Both are MISSING if a field has no default
@@ -201,7 +212,7 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
 
     Args:
         node: The values in the config.
-        values: The values after the check, with their types: a dict, or an object with the keys as attributes.
+        values: The values after pydantic has converted them to their types: a dict, or an object with the keys as attributes.
         where: The node's dotted key, for messages.
     """
     for key, raw in node.items():
@@ -214,19 +225,6 @@ def _refuse_odd_numbers(node: Mapping[str, object], values: object, where: str) 
             raise UserError(f"{name}: must be at most {MOST}; choose a smaller number")
         if isinstance(raw, dict) and not isinstance(typed_value, dict):  # an untyped dict is checked when it is built
             _refuse_odd_numbers(raw, typed_value, name)
-
-
-def _meant(key: str, value: object) -> str:
-    """Return a hint for a value that is not a number: the user may have meant several numbers, or null. It is '' if there is
-    no hint.
-
-    Args:
-        key: The dotted key, for the hint.
-        value: The value that is not a number.
-    """
-    if isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value)):
-        return f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
-    return "; write null for all or none" if str(value).lower() in ("all", "none") else ""
 
 
 MESSAGES = {  # pydantic's type of error -> message
@@ -255,17 +253,16 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         fields: The keys that the node may have.
     """
     path, value = [where] if where else [], node
-    for part in error["loc"]:  # a part that is no key names one of several types that pydantic tried
-        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
-            value = value[part]
-            path.append(str(part))
+    for step in error["loc"]:  # a step that is no key names one of several types that pydantic tried
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            value = value[step]
+            path.append(str(step))
     if error["type"] == "missing":
         return f"{'.'.join([*path, str(error['loc'][-1])])}: is missing"
     key = ".".join(path)
     if error["type"] in KEY_ERRORS:
-        return (
-            removed(key) or f"{key}: there is no such key{nearest(path[-1], fields) if len(error['loc']) == 1 else ''}"
-        )
+        near = nearest(path[-1], fields) if len(error["loc"]) == 1 else ""
+        return removed(key) or f"{key}: there is no such key{near}"
     if error["type"].startswith("union_tag"):
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'set')}"
@@ -273,7 +270,9 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{key}={value}: cannot be set as a whole; set individual keys with {key}.KEY=VALUE"
     message = MESSAGES.get(error["type"])
     text = message.format(**error.get("ctx", {})) if message else error["msg"].removeprefix("Value error, ")
-    text += _meant(key, value) if error["type"].startswith(("int_", "float_")) else ""
+    several = isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value))
+    if several and error["type"].startswith(("int_", "float_")):
+        text += f"; a sweep takes several values, fedopt -m {key}=A,B,..., in Python fedopt.sweep"
     text = text[0].lower() + text[1:]
     if not key:
         return text

@@ -24,7 +24,7 @@ from fedopt.files import read_json, write_atomically
 
 
 class About(TypedDict):
-    """The description of a class, as `about` returns it."""
+    """The description of a class that a config names. `about` explains the entries."""
 
     files: dict[str, int]
     fields: dict[str, str]
@@ -77,6 +77,7 @@ def about_all(paths: Iterable[str]) -> dict[str, About]:
 
 
 def _describe(path: str) -> About:
+    """Import a class and return its description (see `about`), without using the cache."""
     try:
         cls: Any = imported(path, path)
         schema = typed(cls, "world").json_schema() if isinstance(cls, type) and dataclasses.is_dataclass(cls) else {}
@@ -99,7 +100,7 @@ def _describe(path: str) -> About:
 
 
 def _type_text(node: dict[str, Any]) -> str:
-    """Return a JSON schema as readable text: the values of an enumeration, or a type and its range."""
+    """Return the JSON schema of a field as readable text, such as 'whole number from 1' or 'random | label'."""
     options = node.get("anyOf", [node] if "$ref" in node else [])
     names = [option.get("$ref", "").rpartition("/")[2] for option in options]
     if kind := next((SCHEDULES[name] for name in names if name in SCHEDULES), ""):
@@ -114,9 +115,8 @@ def _type_text(node: dict[str, Any]) -> str:
     bounds = {key: node[key] for key in BOUNDS if key in node and node[key] != 2**63}
     if node.get("type") == "integer" and bounds.get("exclusiveMinimum") == 0:
         bounds = {"minimum": 1} | {key: bound for key, bound in bounds.items() if key != "exclusiveMinimum"}
-    return NAMES.get(node.get("type", ""), "") + "".join(
-        f" {BOUNDS[key]} {str(bound).removesuffix('.0')}" for key, bound in bounds.items()
-    )
+    limits = [f"{BOUNDS[key]} {str(bound).removesuffix('.0')}" for key, bound in bounds.items()]
+    return " ".join([NAMES.get(node.get("type", ""), ""), *limits])
 
 
 def _times(files: Iterable[str]) -> dict[str, int]:
@@ -126,7 +126,7 @@ def _times(files: Iterable[str]) -> dict[str, int]:
 
 @cache
 def _cached() -> dict[str, About]:
-    """Return the known descriptions: those in the user's cache at the first call, and those that this process has added."""
+    """Return the known descriptions by class: those in the user's cache at the first call, and later additions."""
     return _read()
 
 

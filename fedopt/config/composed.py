@@ -59,9 +59,9 @@ class Composed:
 
     @cached_property
     def parts(self) -> dict[str, Any]:
-        """The objects that can be built without data, by config group: algo, partitioner, dataset (if any) and problem.
+        """The objects that a run builds from its config, by config group: algo, partitioner, dataset (if any) and problem.
 
-        The entry of problem is a function that takes the world and builds the problem.
+        The problem needs the data. Its entry is therefore a function that takes the argument ``world`` and builds the problem.
 
         Raises:
             UserError: A class does not have the methods that its group needs.
@@ -72,10 +72,9 @@ class Composed:
 
     @cached_property
     def departures(self) -> list[str]:
-        """The keys that determine what is compared and differ from their defaults.
+        """The keys whose values differ from their defaults and make comparisons with other runs unequal.
 
-        They are the keys of `participation` and `budget`, and the keys of `algo` other than step sizes, local work and batch
-        sizes.
+        Only keys of `participation`, `budget` and `algo` are considered, except step sizes, local work and batch sizes.
         """
         usual = flat(content(CONF / "config.yaml"))
         for group in ("problem", "algo"):
@@ -83,7 +82,7 @@ class Composed:
                 usual |= values_of(group, option, self.folders)
         types, comments = about(str(self.nodes["algo"].get("_target_")))["fields"], meanings(self.chosen, self.folders)
         texts = {name: f"{name} {types.get(name)} {comments.get(f'algo.{name}')}" for name in self.nodes["algo"]}
-        nodes = {part: self.nodes[part] for part in ("participation", "algo", "budget")}
+        nodes = {group: self.nodes[group] for group in ("participation", "algo", "budget")}
         nodes["algo"] = {name: value for name, value in nodes["algo"].items() if not STEPS.match(texts[name])}
         return [key for key, value in flat(nodes).items() if value != usual.get(key)]
 

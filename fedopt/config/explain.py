@@ -12,7 +12,7 @@ from fedopt.config.overrides import key_of
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
 KINDS = {  # name of a key in other programs -> pattern in the comment of fedopt's key
-    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step"),
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step size"),
     **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^outer samples "),
     **dict.fromkeys(("epochs", "local_epochs", "local_steps", "steps"), "tuned as a number of local steps"),
 }
@@ -51,15 +51,12 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
     """
     if key in GROUPS:
         return f"{key}: this problem uses no {key}; add one with +{key}=NAME"
-    parent, _, leaf = key.rpartition(".")
+    parent = key.rpartition(".")[0]
     names = [override.partition("=")[2] for override in overrides if key_of(override) == parent]
     custom = any(name not in options(parent) for name in names)
     brief = parent in BRIEF and not custom
-    if others := [name for name in options(parent) if brief and f"{parent}.{leaf}" in values_of(parent, name)]:
-        value = next((override.partition("=")[2] for override in overrides if key_of(override) == key), "")
-        named = [name for name in others if value.endswith(f".{name}")] or others
-        choose = " or ".join(f"{parent}={name}" for name in named[:MOST_ALIKE])
-        return f"{key}: there is no such key in the chosen {parent}; choose {choose}"
+    if others := [f"{parent}={name}" for name in options(parent) if brief and key in values_of(parent, name)]:
+        return f"{key}: there is no such key in the chosen {parent}; choose {' or '.join(others[:MOST_ALIKE])}"
     choices = [override for override in overrides if key_of(override) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains the keys"
     # Hydra reports only the first part of the key
@@ -68,11 +65,11 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
 
 
 def _meant(key: str, custom: bool, keys: Mapping[str, str]) -> str:
-    """Return a hint for an unknown key: the nearest key, or all keys of the same node.
+    """Return a hint for an unknown key, as the end of a message: the nearest key, or all keys of the same node.
 
     Args:
         key: The unknown key.
-        custom: Whether the file of the config group is the user's, so that fields can be added.
+        custom: Whether the chosen option is a file of the user, in which keys of the class may be missing.
         keys: The existing keys with their comments.
     """
     parent, _, leaf = key.rpartition(".")

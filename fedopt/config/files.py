@@ -31,9 +31,8 @@ def options(group: str, folders: Folders = ()) -> list[str]:
         folders: The user's config folders.
     """
     roots = (Path(folder) / group for folder in (CONF, *folders))
-    return sorted(
-        {name.removesuffix(".yaml") for root in roots for name in glob("**/*.yaml", root_dir=root, recursive=True)}
-    )
+    files = {file for root in roots for file in glob("**/*.yaml", root_dir=root, recursive=True)}
+    return sorted(file.removesuffix(".yaml") for file in files)
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
@@ -49,8 +48,9 @@ def file_of(group: str, option: str, folders: Folders = ()) -> Path:
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """Return the options of the same group on which an option is based, the most general one first, followed by the option
-    itself.
+    """Return the options on which an option is based, as its defaults list says, followed by the option itself.
+
+    The most general option comes first.
 
     Args:
         group: The config group, such as ``algo``.
@@ -76,7 +76,12 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return the label in `CHECKED` or `EXPERIMENTAL` that says how certain a method's equations are; empty if it has none."""
+    """Return a label that says how certain a method's equations are, from `CHECKED` or `EXPERIMENTAL`; empty if it has none.
+
+    Args:
+        algo: The name of the algorithm, an option of the config group ``algo``.
+        folders: The user's config folders.
+    """
     head = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in head for label in (*CHECKED, *EXPERIMENTAL) if line.startswith(label)), "")
 
@@ -88,16 +93,16 @@ def experimental(algo: str, folders: Folders = ()) -> str:
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the general problem that a problem specialises to one data set; empty if there is none.
+    """Return the general problem of which a problem is a special case for one data set; empty if there is none.
 
-    The comment below the problem's title names the general problem.
+    A comment such as 'a setting of loss_tuning' below the title in the problem's file names the general problem.
     """
     comments = _head("problem", problem, folders)
     return next((line.removeprefix("a setting of ") for line in comments if line.startswith("a setting of ")), "")
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the comments at the head of an option's file, except comments for programs, such as @package."""
+    """Return the comments in the first lines of an option's file, except comments for programs, such as @package."""
     comments = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in comments if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
@@ -109,8 +114,9 @@ def display_name(algo: str, folders: Folders = ()) -> str:
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the `_target_` of an option, from its file or else from the nearest file on which it is based; empty if there
-    is none.
+    """Return the dotted path of the class that an option names with `_target_`; empty if there is none.
+
+    If the option's own file does not name a class, the files on which it is based are searched.
 
     Args:
         group: The config group, such as ``algo``.
@@ -126,7 +132,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> Node:
-    """Return the values that an option's file sets, by dotted key. Values from files on which it is based are not included.
+    """Return the values that an option's file itself sets, by dotted key, without those of the files on which it is based.
 
     Args:
         group: The config group, such as ``algo``.
@@ -152,6 +158,7 @@ def content(path: Path) -> Node:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> Node:
+    """Return the content of a YAML file from the cache, whose key includes the file's time and size (``version``)."""
     loaded = yaml.load(text_of(path), Loader)
     return loaded if isinstance(loaded, dict) else {}
 
@@ -164,15 +171,16 @@ def text_of(path: Path) -> str:
     return config_text(path, links=path.is_relative_to(CONF))
 
 
-def flat(node: Mapping[Any, Any]) -> Node:
+def flat(node: Mapping[Any, Any], schedules: bool = False) -> Node:
     """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values.
 
     Args:
         node: The nested dict.
+        schedules: Whether a schedule, which is a dict with the key ``kind``, counts as one value.
     """
     leaves: Node = {}
     for key, value in node.items():
-        inner = flat(value) if isinstance(value, dict) else {}
+        inner = flat(value, schedules) if isinstance(value, dict) and not (schedules and "kind" in value) else {}
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
     return leaves
 

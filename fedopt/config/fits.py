@@ -8,9 +8,7 @@ from fedopt.errors import UserError
 
 
 def refuse_misfit(algo: str, problem: str) -> None:
-    """Check that an algorithm solves problems of this class.
-
-    Classes of the user are not checked here but when they are built.
+    """Check that an algorithm solves a problem. Classes that are not part of fedopt are checked later, when they are built.
 
     Args:
         algo: The dotted path of the algorithm's class.
@@ -24,10 +22,8 @@ def refuse_misfit(algo: str, problem: str) -> None:
     solves, kind = (sorted(about(path)["fits"]) for path in (algo, problem))
     if solves and kind and not {*kind} & {*solves}:
         problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
-        raise UserError(
-            f"algo and problem do not fit: this problem is {kind[0]} (algo={methods}), but this algorithm solves "
-            f"{', '.join(solves)} problems (problem={problems}); choose another algo or problem"
-        )
+        fit = f"this problem is {kind[0]}; choose algo={methods}, or a {' or '.join(solves)} problem={problems}"
+        raise UserError(f"algo and problem do not fit: {fit}")
 
 
 def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:

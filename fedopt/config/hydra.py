@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.config.files import CONF, GROUPS, Folders
+from fedopt.config.files import CONF, GROUPS
 from fedopt.config.overrides import quoted
 from fedopt.errors import UserError, first_line
 from fedopt.files import Node
@@ -30,7 +30,7 @@ def chosen_files(
     Args:
         overrides: The overrides that choose files, or add or remove keys.
         folders: The user's config folders.
-        state: The times and sizes of the files, so that a changed file invalidates the cache.
+        state: The times and sizes of the files. A change invalidates the cached result.
 
     Returns:
         The config, the chosen option of each config group, and the config of the experiment ({} if there is none).
@@ -39,33 +39,21 @@ def chosen_files(
         UserError: A file cannot be read, or it configures Hydra.
     """
     try:
-        config = _with_hydra(*search_path(folders), *overrides)
+        paths = ",".join(quoted(f"file://{os.path.abspath(folder)}") for folder in folders)
+        config = _with_hydra(f"hydra.searchpath=[{paths}]", *overrides)
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
-        raise UserError(
-            f"{', '.join(folders)}: the defaults lists of some files refer to each other in a cycle; remove "
-            f"one of the references"
-        ) from None
+        raise UserError(f"{', '.join(folders)}: some defaults lists refer to each other in a cycle; break it") from None
     except Exception as error:  # for example invalid YAML, or numbers in a defaults list
-        raise UserError(
-            f"the config cannot be read ({' '.join(str(error).split()) or first_line(error)}); correct the "
-            f"file or the override"
-        ) from None
+        why = " ".join(str(error).split()) or first_line(error)
+        raise UserError(f"the config cannot be read ({why}); correct the file or the override") from None
     if folders and _hydra_node(config) != _usual_hydra_node():
-        raise UserError(
-            f"{', '.join(folders)}: a file configures Hydra, which could run code; remove all keys of hydra from it"
-        )
+        raise UserError(f"{', '.join(folders)}: a file configures Hydra, which could run code; remove its hydra keys")
     with open_dict(config):
         choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)
     published: Any = OmegaConf.to_container(experiment) if isinstance(experiment, DictConfig) else {}
     return config, {group: str(choices[group]) for group in GROUPS if group in choices}, published
-
-
-def search_path(folders: Folders) -> list[str]:
-    """Return the override that makes Hydra search these config folders too; [] if there are none."""
-    paths = [quoted(f"file://{os.path.abspath(folder)}") for folder in folders]
-    return [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
 
 
 def _with_hydra(*overrides: str) -> DictConfig:
@@ -86,11 +74,12 @@ def _set_aside(running: GlobalHydra) -> Iterator[None]:
 
 @cache
 def _usual_hydra_node() -> Node:
+    """Return the configuration of Hydra (see `_hydra_node`) without config files of the user."""
     return _hydra_node(_with_hydra())
 
 
 def _hydra_node(config: DictConfig) -> Node:
-    """Return the configuration of Hydra in a config, without the entries that only record the call."""
+    """Return the configuration of Hydra in a config, without the entries that describe the present command."""
     node: Any = OmegaConf.to_container(config.hydra)
     node["job"].pop("override_dirname")
     return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}

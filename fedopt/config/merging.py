@@ -19,19 +19,22 @@ from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
 from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
-from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
-from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.config.tuned import Tuned, nodes, other_model, overlap, tuned_values
+from fedopt.errors import UserError, nearest, unknown
 from fedopt.files import Node
 from fedopt.metrics import LIMITS
 
 
 @contextmanager
 def explained(overrides: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
-    """Turn exceptions of Hydra and OmegaConf into a UserError about the command.
+    """Turn the exceptions that Hydra and OmegaConf raise in this context into a UserError about the command.
 
     Args:
         overrides: The overrides of the command.
         folders: The user's config folders.
+
+    Raises:
+        UserError: Hydra or OmegaConf has raised an exception.
     """
     try:
         yield
@@ -87,7 +90,7 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
         try:
             put(config, key, value)
         except (TypeError, ValueError):
-            raise UserError(f"{text}: this key cannot have such a value; fedopt --help shows its type") from None
+            raise UserError(f"{text}: this value has the wrong type; fedopt help {key} shows the right one") from None
     by_key = {override.key_or_group: override.value() for override in setting.values()}
     limited = any(by_key.get(f"budget.{name}") is not None for name in LIMITS)
     if limited and "budget.rounds" not in map(key_of, overrides):
@@ -98,7 +101,13 @@ def merged(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictCo
 
 
 def refuse_mistyped(overrides: Iterable[str]) -> None:
-    """Raise UserError for an override whose key looks like a misspelt config group. Used before reporting a missing group."""
+    """Raise UserError for an override whose key looks like a misspelt config group.
+
+    It is called if no algorithm or problem is chosen, since a misspelt key such as ``alog=fedavg`` is the likely reason.
+
+    Args:
+        overrides: The overrides of the command.
+    """
     known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in about(SETTINGS)["fields"])])]
     for override in overrides:
         name = key_of(override).partition(".")[0]
@@ -113,14 +122,14 @@ def put(config: DictConfig, key: str, value: object, force_add: bool = False) ->
         config: The config.
         key: The dotted key.
         value: The new value.
-        force_add: Whether to add a missing key to a config in struct mode.
+        force_add: Whether to add the key if the config lacks it. Otherwise a missing key is an error.
     """
     is_schedule = isinstance(value, dict) and "kind" in value
     OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
-    """Put the tuned values of the chosen algorithm and problem into the config, and return which of them apply.
+    """Put the tuned values of the chosen algorithm and problem into the config, and return a description of these values.
 
     Keys that the command adds or removes are not touched. Keys that the command sets are overwritten here; the caller sets
     them again. Tuned keys of the problem, the data set and other groups are skipped if the chosen option lacks them.
@@ -145,21 +154,21 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
         if wanted == "auto":  # step sizes tuned on one data set need not suit another
             name, values, pair = "", {}, f"{pair} with dataset={chosen['dataset']}"
         if general := setting_of(chosen["problem"], folders):
-            raise UserError(
-                f"problem={chosen['problem']} dataset={chosen['dataset']}: this problem is {general} with the settings for one "
-                f"data set; use problem={general} with your data"
-            )
+            different_data = f"problem={chosen['problem']} has the settings for another data set"
+            raise UserError(f"dataset={chosen['dataset']}: {different_data}; choose problem={general} for your data")
     for key, value in values.items():
         if not any(overlap(key, other) for other in fixed):
             put(config, key, value, force_add=True)
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     if not name:
         return Tuned(pair=pair, left_out=wanted == "none")
-    return Tuned(name, pair, keys, different, defaults=keeps_defaults(name, folders))
+    file, _, problem = name.partition("/")
+    defaults = nodes(file, folders)[problem].get("algo") == {}  # the search found nothing better than the defaults
+    return Tuned(name, pair, keys, different, defaults=defaults)
 
 
 def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folders: tuple[str, ...]) -> None:
-    """Set the values that an experiment prescribes for all methods and problems, as far as the config has their keys.
+    """Set the values that an experiment prescribes for all methods and problems. Keys that the config lacks are skipped.
 
     Args:
         config: The config, which is changed in place.
@@ -169,18 +178,15 @@ def _set_equal(config: DictConfig, algo: str, equal: Mapping[str, object], folde
         folders: The user's config folders.
     """
     comments = meanings({"algo": algo}, folders)
-    work = [
-        key
-        for key in comments
-        if comments[key].endswith("number of local steps") and OmegaConf.select(config, key) != 1
-    ]
-    for key, value in {**equal, **dict.fromkeys(work, equal.get("local_work"))}.items():
+    work = [key for key, comment in comments.items() if comment.endswith("number of local steps")]
+    several = [key for key in work if OmegaConf.select(config, key) != 1]
+    for key, value in {**equal, **dict.fromkeys(several, equal.get("local_work"))}.items():
         if OmegaConf.select(config, key, default=MISSING) != MISSING:
             put(config, key, value)
 
 
 def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
-    """Check that the options which overrides choose exist. Hydra itself would follow '..' out of the group's folder.
+    """Check that the options that the overrides choose exist. Hydra itself would follow '..' out of the group's folder.
 
     Args:
         overrides: The overrides.
@@ -197,7 +203,7 @@ def check_choices(overrides: Iterable[str], folders: Folders = ()) -> None:
 
 
 def keys_of(overrides: Iterable[str], folders: Folders = ()) -> dict[str, str]:
-    """Map each config group (to '') and each dotted key of a command's config (to its comment in the config files).
+    """Return the config groups and dotted keys of a command's config, each with its comment ('' for groups).
 
     Keys that begin with an underscore are left out. If the chosen options cannot be composed, only the groups are returned.
 
@@ -229,8 +235,6 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"{error.full_key}: the reference cannot be resolved ({first_line(error)}); set a value, or refer to another key"
-        ) from None
+        raise UserError(f"{error.full_key}: the reference cannot be resolved; set a value instead") from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

@@ -34,9 +34,7 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
     except OverrideParseException as error:
         raise UserError(misread(str(error.override))) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"a value cannot be read ({first_line(error)}); it is too long or too deeply nested, shorten it"
-        ) from None
+        raise UserError(f"a value is too long or too deeply nested ({first_line(error)}); shorten it") from None
     for override in parsed_overrides:
         if message := removed(override.key_or_group):
             raise UserError(message)
@@ -44,17 +42,15 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
 
 
 def misread(override: str) -> str:
-    """Return the message for a text that cannot be parsed as an override."""
+    """Return the error message for a text that should be an override but cannot be parsed."""
     if message := removed(override):
         return message
     if group := next((group for group in GROUPS if override in options(group)), ""):
         return f"{override}: write {group}={override}"
     key, _, value = override.partition("=")
     quoted = f"'{key or 'KEY'}=\"{value or 'VALUE'}\"'"
-    return (
-        f"{override}: is not an override; write KEY=VALUE, such as seed=1, without spaces around = and with spaces between "
-        f"overrides; a value with =, commas or brackets needs quotes inside the quotes of the shell: {quoted}"
-    )
+    how = "write KEY=VALUE, such as seed=1, without spaces around = and with spaces between overrides"
+    return f"{override}: is not an override; {how}; put a value with = or commas into two pairs of quotes: {quoted}"
 
 
 def key_of(override: str) -> str:
@@ -86,7 +82,7 @@ def overrides_of(values: Mapping[str, object], sweep: bool = False) -> list[str]
 
     Args:
         values: The values by key.
-        sweep: Whether a list gives alternatives for its key.
+        sweep: Whether a list contains alternatives, as in a sweep, and is not itself the value.
 
     Raises:
         UserError: A key or a value cannot be written as an override.
@@ -138,9 +134,9 @@ def _written(key: str, value: object) -> str:
 
 
 def of_folder(override: str) -> str:
-    """Quote the value of an override if it is the path of an existing file or folder with characters that need quotes.
+    """Return an override with quotes around its value if the value is the path of an existing file or folder.
 
-    This concerns values with an equals sign, and the folders of the keys output_dir and from.
+    Only paths with an equals sign, and the folders in output_dir and from, are recognised. Other overrides are unchanged.
     """
     key, _, name = override.partition("=")
     is_path = os.path.exists(name) if "=" in name else key in ("output_dir", "from") and Path(name).is_dir()
@@ -149,17 +145,16 @@ def of_folder(override: str) -> str:
 
 def command_line(overrides: Iterable[str], folders: Iterable[str]) -> str:
     """Return the shell command ``fedopt`` with these overrides and config folders."""
-    return shlex.join(["fedopt", *overrides, *(part for folder in folders for part in ("--config-dir", folder))])
+    return shlex.join(["fedopt", *overrides, *(text for folder in folders for text in ("--config-dir", folder))])
 
 
 def last_of_each(overrides: Iterable[str]) -> list[str]:
     """Keep only the last override of each key. A key with and without a leading + is the same key."""
-    return list(
-        {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}.values()
-    )
+    last = {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}
+    return [*last.values()]
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:
-    """Return the config folders that the arguments of a command name with --config-dir."""
+    """Return the config folders among the arguments of a command, that is, the values of --config-dir."""
     joined = [text.removeprefix("--config-dir=") for text in arguments if text.startswith("--config-dir=")]
     return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]

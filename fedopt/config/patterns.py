@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+from fedopt.config.build import STRICT
+
 Groups = Annotated[int, Field(ge=2)] | Annotated[list[NonNegativeInt], Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Shares = Share | Annotated[list[Share], Field(min_length=1)]  # one number for all clients, or one for each
@@ -22,7 +23,7 @@ DAY = 100  # the number of times per day at which `Diurnal.chances` evaluates th
 Uniform = Callable[[int], np.ndarray]  # round -> one uniform random number in [0, 1) per client, [M]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Cyclic:
     """Several groups of clients are available in turn, one at a time [Eichner et al. 2019; Cho et al. 2023].
 
@@ -40,6 +41,7 @@ class Cyclic:
 
     @model_validator(mode="after")
     def _one_rule(self) -> "Cyclic":
+        """Refuse groups that contradict ``by``."""
         _check_groups(self.groups, self.by)
         return self
 
@@ -57,18 +59,18 @@ class Cyclic:
         return groups == r // self.stay % (groups.max() + 1)
 
     def chances(self, groups: np.ndarray) -> list[np.ndarray]:
-        """Return the clients' probabilities of being available in some representative rounds.
+        """Return the clients' probabilities of being available, which are 0 or 1, for each group that is available.
 
         Args:
             groups: The group of each client, shape ``[M]``.
 
         Returns:
-            For each of the rounds, an array of shape ``[M]``.
+            For each group, an array of shape ``[M]`` for the rounds in which this group is available.
         """
         return [groups == g for g in range(groups.max() + 1)]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Markov:
     """Each client's availability is an independent Markov chain with two states, started in its stationary distribution.
 
@@ -112,7 +114,7 @@ class Markov:
         return [np.broadcast_to(np.asarray(self.on) / np.add(self.on, self.off), len(groups))]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Diurnal:
     """In round r, client i is available with the probability share (1 + depth sin(2 pi (r / period + phase_i))).
 
@@ -135,10 +137,9 @@ class Diurnal:
 
     @model_validator(mode="after")
     def _probabilities(self) -> "Diurnal":
+        """Refuse probabilities above 1, and groups that contradict ``by``."""
         if np.max(self.share) * (1 + self.depth) > 1:
-            raise ValueError(
-                "share * (1 + depth) must be at most 1, since it is a probability; make share or depth smaller"
-            )
+            raise ValueError("share * (1 + depth) must be at most 1, since it is a probability; reduce share or depth")
         _check_groups(self.groups, self.by)
         return self
 
@@ -170,11 +171,13 @@ class Diurnal:
         return [self._chance(k * self.period / rounds, groups) for k in range(rounds)]
 
     def _chance(self, r: float, groups: np.ndarray) -> np.ndarray:
+        """Return each client's probability of being available at time ``r`` (in rounds), shape ``[M]``."""
         phase = groups / (groups.max() + 1)
         return np.asarray(self.share) * (1 + self.depth * np.sin(2 * np.pi * (r / self.period + phase)))
 
 
 def _check_groups(groups: int | list[int] | None, by: str) -> None:
+    """Raise ValueError if the groups of a pattern cannot be used. The arguments are its fields ``groups`` and ``by``."""
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):
@@ -182,10 +185,9 @@ def _check_groups(groups: int | list[int] | None, by: str) -> None:
 
 
 def _refuse_other(value: object) -> object:
+    """Return the value of `participation.pattern` unchanged, or raise ValueError if it cannot be a pattern."""
     if not isinstance(value, dict | Kinds):
-        raise ValueError(
-            "must be null, or a pattern such as {kind: cyclic, groups: 2}; fedopt --help lists all patterns"
-        )
+        raise ValueError("must be null or a pattern, such as {kind: cyclic, groups: 2}; fedopt help KEY lists all")
     return value
 
 

@@ -17,7 +17,6 @@ TEXT = """# The folders in which fedopt finds your configuration files and Pytho
 config_dir = "myconf"
 python_path = "."
 """
-TYPED = os.environ.get("PYTHONPATH", "")  # as the user has set it, before a project's folder is added
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def project() -> Project | None:
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, after the project's config folder if there is one.
+    """Return the project's config folder, if there is one, followed by the config folders that a command names.
 
     This also makes the project's Python files importable, in this process and in its child processes. Installed modules
     take precedence.

@@ -14,18 +14,18 @@ import re
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
+from fedopt.config.build import STRICT
 from fedopt.decimals import exact
 
-_config = ConfigDict(extra="forbid")
 MOST_STEPS = 10**6  # the largest number of steps, or of epochs, of a client in a round
 Steps = Annotated[float, Field(gt=0, le=MOST_STEPS)]
 Size = Annotated[float, Field(ge=0, le=1e30)]  # a step size, within the range of float32
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Constant:
     """The same step size in every round: ``value``."""
 
@@ -37,7 +37,7 @@ class Constant:
         return self.value
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class InversePower:
     """Step size ``initial / (1 + r / delay)^power`` in round r."""
 
@@ -51,7 +51,7 @@ class InversePower:
         return self.initial / (1 + r / self.delay) ** self.power
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Exponential:
     """Step size ``initial * decay^r`` in round r."""
 
@@ -64,7 +64,7 @@ class Exponential:
         return self.initial * self.decay**r
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Piecewise:
     """Step size ``values[j]`` from round ``boundaries[j-1]`` to round ``boundaries[j] - 1``.
 
@@ -77,6 +77,7 @@ class Piecewise:
 
     @model_validator(mode="after")
     def _check(self) -> "Piecewise":
+        """Refuse boundaries that do not increase, or whose number does not match the number of values."""
         if len(self.values) != len(self.boundaries) + 1 or sorted(set(self.boundaries)) != self.boundaries:
             raise ValueError("a piecewise schedule needs increasing boundaries and one more value than boundaries")
         return self
@@ -87,15 +88,18 @@ class Piecewise:
 
 
 def _number_is_constant(value: object) -> object:
+    """Return the config node of a constant schedule for a number. A schedule is returned unchanged.
+
+    Raises:
+        ValueError: The value is neither a number nor a schedule.
+    """
     if isinstance(value, dict | StepSize):
         return value
     try:
         return {"kind": "constant", "value": float(value)}  # type: ignore[arg-type]
     except (ValueError, TypeError):
         example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
-        raise ValueError(
-            f"must be a number, or a schedule such as {example}; fedopt --help algo=NAME lists all schedules"
-        ) from None
+        raise ValueError(f"must be a number, or a schedule such as {example}; fedopt help KEY lists all") from None
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise
@@ -106,10 +110,10 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """Return the values of a schedule that a check must look at.
+    """Return some values of a schedule, among them its largest value, and 0 if the schedule reaches 0.
 
-    They are all values of a piecewise schedule, and the first value of any other schedule: its later values are not larger,
-    and none of them is 0 unless the first one is.
+    Checks of the range of a step size use them. They are all values of a piecewise schedule, and the first value of any other
+    schedule, which is its largest.
 
     Args:
         schedule: The schedule of a step size.
@@ -117,11 +121,11 @@ def values(schedule: StepSize) -> list[float]:
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Fixed:
-    """The same local work in every round and for every client: ``value`` steps or epochs.
+    """The same local work in every round and for every client: ``value`` steps or epochs, as ``unit`` says.
 
-    0.5 epochs are the first half of a pass over the client's examples.
+    With 0.5 epochs, a client stops halfway through a pass over its examples.
     """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
@@ -130,6 +134,7 @@ class Fixed:
 
     @model_validator(mode="after")
     def _check(self) -> "Fixed":
+        """Refuse a fraction of a step."""
         if self.unit == "steps" and self.value % 1:
             raise ValueError("must be a whole number of steps")
         return self
@@ -139,7 +144,7 @@ class Fixed:
         return self.value
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Growing:
     """Local work that grows with the round: ``ceil(tau (r + 1)^power)`` steps in round r, at most a million.
 
@@ -183,7 +188,7 @@ def _parsed(value: object) -> object:
     unit = "epochs" if found and (found[2] or "").startswith("epoch") else "steps"
     if found is None or (unit == "steps" and "." in found[1]):
         raise ValueError(
-            "must be a number of steps such as 5, of epochs such as '5 epochs' or '0.5 epochs', or a schedule"
+            "must be a number of steps, such as 5, a number of epochs, such as '0.5 epochs', or a schedule"
         )
     return {"kind": "constant", "value": float(found[1]) if "." in found[1] else int(found[1]), "unit": unit}
 

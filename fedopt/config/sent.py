@@ -18,16 +18,11 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"[^./]*@?hydra\b", key):
-            raise UserError(
-                f"{key}: settings of Hydra cannot be changed; remove it. Use fedopt -m --jobs N for N runs in parallel, "
-                "--launcher slurm for a cluster, fedopt tune to search for values, and output_dir=DIR for the folder"
-            )
+            raise UserError(f"{key}: settings of Hydra cannot be changed; use the options that fedopt --help lists")
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
-    """Check the YAML files of config folders, and return their paths, times and sizes.
-
-    The results of two calls are equal if no file has changed.
+    """Check the YAML files in config folders, and return their paths, times and sizes, which change if a file changes.
 
     Args:
         folders: The config folders.
@@ -65,10 +60,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # Hydra reports the error if the file is chosen
         node = content(path)
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(node)):
-        only = "replace it with a value or with a reference to another key, such as ${seed}"
-        raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
+        raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; write its value instead")
     whole = group == "experiment" or (group in GROUPS and isinstance(node.get(group), dict))
     if whole and node and "@package" not in text_of(path):
-        raise UserError(
-            f"{path}: its keys belong to the top level of the config; add '# @package _global_' as the first line"
-        )
+        raise UserError(f"{path}: its keys belong to the top level; add '# @package _global_' as the first line")

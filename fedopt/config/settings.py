@@ -41,7 +41,8 @@ class Budget:
     until: Literal["first", "last"] = "first"
 
     @model_validator(mode="after")
-    def _some_limit(self) -> "Budget":
+    def _is_limited(self) -> "Budget":
+        """Refuse a budget without a limit."""
         if not self.limits:
             raise ValueError(f"set at least one of {', '.join(LIMITS)}")
         return self
@@ -59,14 +60,14 @@ class Budget:
         """
         return (max if self.until == "first" else min)(self._shares(row))
 
-    def parts(self, points: int, row: Mapping[str, float]) -> int:
-        """Return how many of ``points`` equal parts of the budget have been used.
+    def segments(self, points: int, row: Mapping[str, float]) -> int:
+        """Return how many of ``points`` equal segments of the budget have been used. The run is evaluated after each segment.
 
-        With ``until=last``, each limit is divided into ``points`` parts, and the used parts of all limits are added. These
-        parts are equal on a logarithmic scale of the cost, from 1 % of the limit to the limit.
+        With ``until=last``, each limit has its own segments, and the used segments of all limits are added. They are equal
+        on a logarithmic scale of the cost, which ranges from 1 % of the limit to the limit.
 
         Args:
-            points: The number of parts.
+            points: The number of segments, as set by ``eval.points``.
             row: The costs so far, by column of metrics.csv.
         """
         if self.until == "first":
@@ -75,23 +76,24 @@ class Budget:
         return sum(int(exact(points * (1 + math.log10(share) / 2))) for share in shares)
 
     def _shares(self, row: Mapping[str, float]) -> list[float]:
+        """Return the used fraction of each limit that is set. ``row`` contains the costs so far."""
         return [LIMITS[name].of(row) / limit if limit else 1.0 for name, limit in self.limits.items()]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
-    """When a run is evaluated: before the first round, after the last, every ``every`` rounds, and after the rounds in ``at``.
+    """When a run is evaluated. It is always evaluated before the first round and after the last round.
 
     Args:
-        every: The interval in rounds.
-        at: Additional rounds.
+        every: The number of rounds between two evaluations.
+        at: Additional rounds after which the run is evaluated.
         metric: The metric for keep=best and the target. None: keep=best uses the problem's first metric that can be optimised.
         target: The value of the metric to reach; summary.json contains the cost of reaching it. None: no target.
         diverged: A run is stopped if the absolute value of a loss, objective or distance exceeds this factor times its value
             at the start (or times 1, if that is larger), or if any metric is not finite.
-        points: The number of equal parts of the budget. The run is evaluated each time another part has been used, instead of
-            every ``every`` rounds, so that methods with different costs per round are evaluated at equal costs. None:
-            evaluate by rounds.
+        points: The number of equal segments of the budget. The run is evaluated after each segment instead of after every
+            ``every`` rounds, so that methods with different costs per round are evaluated at equal costs. None: evaluate by
+            rounds.
     """
 
     every: PositiveInt
@@ -103,6 +105,7 @@ class Evaluation:
 
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":
+        """Refuse a target without a metric."""
         if self.metric is None and self.target is not None:
             raise ValueError("eval.target needs eval.metric; set both, or eval.target=null")
         return self
@@ -119,15 +122,15 @@ class Participation:
         cohort: The number of clients that are sampled in a round. None: all clients.
         cohort_from: If there are fewer clients than this number, all clients take part and ``cohort`` is ignored.
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
-        least: The smallest number of local steps or epochs. Each client's number in a round is drawn uniformly between this
+        least: The smallest number of local steps or epochs. Each client's number in a round is sampled uniformly between this
             number and the algorithm's number. None: all clients use the algorithm's number.
-        work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is drawn once
-            for all rounds. None: numbers are drawn in each round.
+        work: A list: the fixed number of local steps or epochs of each client. ``once``: each client's number is sampled once
+            for all rounds. None: numbers are sampled in each round.
         stragglers: The fraction of clients, sampled in each round, that are idle: they answer without a local step.
         pattern: The availability model (`config.patterns`); the cohort is sampled from the available clients. None: all
             clients are always available.
-        late: The largest delay of a client's answers in rounds; the delay of each client and round is drawn between 0 and this
-            number. A list: the fixed delay of each client.
+        late: The largest delay of a client's answers in rounds; the delay of each client and round is sampled between 0 and
+            this number. A list: the fixed delay of each client.
         sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
             weights in the objective as probabilities; a client counts in the mean as often as it was sampled.
     """
@@ -144,8 +147,9 @@ class Participation:
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
+        """Refuse values of ``work`` and ``least`` that contradict each other."""
         if self.work == "once" and self.least is None:
-            raise ValueError("work=once needs participation.least, the smallest number to draw; set it")
+            raise ValueError("work=once needs participation.least, the smallest number of local steps; set it")
         if self.least is not None and isinstance(self.work, list):
             raise ValueError("least and work cannot be combined; set one of them to null")
         return self
@@ -180,9 +184,9 @@ class Hardware:
     Args:
         device: ``cpu``, ``cuda``, ``cuda:1``, and so on.
         dtype: The dtype of the run's tensors.
-        engine: ``vectorised``: clients are vectorized with torch.vmap. ``one_by_one``: clients run one after another.
-            ``auto``: fedopt chooses.
-        stack: The number of clients that the vectorised engine runs in parallel. None: as many as fit into the cache.
+        engine: How the computations of clients are executed. ``vectorised``: those of several clients in parallel, with
+            torch.vmap. ``one_by_one``: one client after another. ``auto``: fedopt chooses.
+        stack: The number of clients that the vectorised engine runs in parallel. None: as many as fit into the CPU's cache.
         threads: The number of threads of a process. None: OMP_NUM_THREADS if it is set, otherwise all cores, shared among
             parallel jobs.
         tf32: Whether GPUs may use TensorFloat-32 for matrix products.
@@ -201,6 +205,7 @@ class Hardware:
 
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":
+        """Refuse autocasting in double precision."""
         if self.autocast and self.dtype != "float32":
             raise ValueError(f"autocast={self.autocast} needs dtype=float32; set both, or autocast=null")
         return self

@@ -27,7 +27,7 @@ class Tuned:
         name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
         pair: '<algorithm> on <problem>' of the run.
         keys: The keys whose tuned value takes effect.
-        beside: Overrides that choose another data set or model than the one for which the values were tuned.
+        beside: The overrides that choose a data set or model for which the values were not tuned.
         left_out: Whether preset=none disables tuned values.
         defaults: Whether the search found nothing better than the defaults.
     """
@@ -60,7 +60,7 @@ def tuned_names(folders: Folders = ()) -> list[str]:
 
 
 def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
-    """Return the nodes of a file of tuned values as problem -> node -> key -> value; {} if there is no such file.
+    """Return an algorithm's tuned values as nested dicts, problem -> config node -> key -> value; {} if there are none.
 
     Keys in the user's folders override the keys in fedopt's folder. With `like`, the keys of a file override the keys of the
     included file.
@@ -80,7 +80,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
             raise UserError(f"{path}: cannot be read ({first_line(error)}); correct it, or use preset=none") from None
         if "like" in tuned:
             if tuned["like"] == file:
-                raise UserError(f"{path}: like: names this file itself; name another one")
+                raise UserError(f"{path}: like={file} names this file itself; name another file")
             by_problem |= nodes(str(tuned.pop("like")), folders)
         for problem, node in tuned.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
@@ -92,7 +92,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
 
 
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, Node]:
-    """Return the tuned values that apply.
+    """Return the tuned values that apply to the chosen algorithm and problem.
 
     Keys that an experiment's file sets are left out. If the chosen algorithm builds on the algorithm that was tuned, the keys
     that its file sets are left out too.
@@ -123,22 +123,9 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
     setting = [("algo", option) for option in (line[line.index(file) + 1 :] if file in line else line[1:])]
     setting += [("experiment", option) for option in chain("experiment", chosen.get("experiment", "none"), folders)]
     taken = {key for group, option in setting for key in values_of(group, option, folders)}
-    node = nodes(file, folders)[problem]
-    values = {f"{part}.{key}": value for part in node for key, value in node[part].items()}
-    return f"{file}/{problem}", {
-        key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)
-    }
-
-
-def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Return whether tuned values equal the algorithm's defaults, because a search found nothing better.
-
-    Args:
-        name: The name <algorithm>/<problem> of the tuned values.
-        folders: The user's config folders.
-    """
-    file, _, problem = name.partition("/")
-    return nodes(file, folders)[problem].get("algo") == {}
+    values = {f"{name}.{key}": v for name, node in nodes(file, folders)[problem].items() for key, v in node.items()}
+    untouched = {key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)}
+    return f"{file}/{problem}", untouched
 
 
 def overlap(key: str, other: str) -> bool:
@@ -147,7 +134,7 @@ def overlap(key: str, other: str) -> bool:
 
 
 def other_model(by_command: Mapping[str, object], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """Return the overrides of a command that replace the model or data set given in the problem's config file.
+    """Return the overrides of a command that replace the problem's usual model or data set, such as ``dataset=digits``.
 
     Args:
         by_command: The command's values, by key.

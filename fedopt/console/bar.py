@@ -34,7 +34,7 @@ class Bar:
     """The progress bar of one or several jobs.
 
     Args:
-        jobs: The number of jobs.
+        jobs: The number of jobs, such as the runs of a sweep.
         quiet: Whether to show nothing.
         stream: The stream for output. None: stderr. In a notebook it is always stdout.
 
@@ -55,13 +55,10 @@ class Bar:
         self.live = terminal or self._cell is not None
         self._began: tuple[float, float] | None = None  # when the measurement of speed began: time, fraction done
         self._width = max(min(WIDTH, self._console.width - NARROW), 4)
-        columns = (
-            BarColumn(self._width),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
+        percentage, text = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[text]}", markup=False)
         apart = {f"redirect_{name}": getattr(sys, name).isatty() for name in ("stdout", "stderr") if terminal}
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not terminal, **apart)
+        options: dict[str, Any] = {"console": self._console, "transient": True, "disable": not terminal}
+        self._progress = Progress(BarColumn(self._width), percentage, text, **options, **apart)
         self._task = self._progress.add_task("", total=1.0, text="")
         self._progress.start()
 
@@ -104,14 +101,15 @@ class Bar:
             self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
-        """Measure the speed of a single job from now on, because its first round is slower than the others. With several
-        jobs, do nothing.
+        """Measure the speed of a single job anew, for example because its first round is slower than the others.
+
+        With several jobs, nothing happens.
         """
         if self.jobs == 1:
             self._began = None
 
     def expect(self, jobs: int, done: int) -> None:
-        """Set the number of jobs and the number of jobs that have ended. If one changes, measure the speed again."""
+        """Set the number of jobs and the number of jobs that have ended. If one of them changes, measure the speed again."""
         if (jobs, done) != (self.jobs, self.done):
             self.jobs, self.done, self._began = jobs, done, None
 
@@ -130,7 +128,7 @@ class Bar:
         return self.move(0)
 
     def _left(self, fraction: float) -> str:
-        """Return the time to the end at the speed so far, as text; empty if it is unknown or less than a second.
+        """Return the time until all jobs end, at the speed so far, as text; empty if it is unknown or less than a second.
 
         Args:
             fraction: The fraction of all jobs that is done.
@@ -154,4 +152,5 @@ class Bar:
             self._console.print(folded(text, self._console.file), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        """Remove the bar from the terminal."""
         self._progress.stop()

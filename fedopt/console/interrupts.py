@@ -17,10 +17,10 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as in torchrun
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process immediately with one line. During imports, an exception may get lost.
+    """Let Ctrl-C end the process immediately with one line. The context is used for imports, which may lose an exception.
 
-    This only concerns the main thread, which receives Ctrl-C. Garbage collection is off during the context, since it would
-    take an eighth of the time of the imports and find nothing.
+    In a thread other than the main thread, which receives Ctrl-C, nothing changes. Garbage collection is off during the
+    context, since it would take an eighth of the time of the imports and find nothing.
     """
     if current_thread() is not main_thread():
         yield
@@ -43,7 +43,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt instead of an exception that occurred while Ctrl-C was being handled.
+    """Raise KeyboardInterrupt in place of an exception that was raised while Ctrl-C was being handled.
 
     For example, OmegaConf raises another exception if its cleanup is interrupted. An OSError is not replaced: a full disk at
     the end of the program has its own message.
@@ -93,7 +93,7 @@ def interruptible(requested: Event) -> Iterator[None]:
 
 
 def end_with(alive: Callable[[], bool]) -> Event:
-    """End this process when another process is gone: with SIGTERM, and with SIGKILL `GRACE` seconds later.
+    """Start to watch another process. When it is gone, end this process with SIGTERM, and `GRACE` seconds later with SIGKILL.
 
     Args:
         alive: Returns whether the other process is still running.

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import IO
+from typing import IO, Any
 
 from fedopt.console.texts import printable
 
 RED, CYAN = 31, 36  # colour codes of terminals
 PIPED = 250  # the number of columns if stdout is not a terminal
 
-# Only the main one of several ranks prints; `running.lifecycle.execute` chooses another rank if one fails
+# Of several processes (ranks) of torchrun, only the first prints; `running.lifecycle.execute` chooses another if one fails
 several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
 speaks = os.environ.get("RANK", "0") == "0" or not several
 
@@ -23,7 +23,7 @@ _heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)  # the 
 
 
 def say(line: str) -> None:
-    """Print an error, or how a command ended, as one line on stderr. If there are several ranks, only one prints."""
+    """Print an error, or how a command ended, as one line on stderr. If several processes share a run, only one prints."""
     _to_stderr("fedopt", RED, line)
 
 
@@ -47,9 +47,17 @@ def heard() -> Iterator[list[str]]:
 
 
 def _to_stderr(prefix: str, colour: int, line: str) -> None:
+    """Print a line on stderr. Words of hundreds of characters are shortened.
+
+    Args:
+        prefix: The word before the line, such as note.
+        colour: The colour code of the prefix in a terminal.
+        line: The text.
+    """
     if not speaks or sys.stderr is None:
         return
-    text = folded(f"{prefix}: {_one_line(line)}", sys.stderr)
+    shorter = re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(line))
+    text = folded(f"{prefix}: {shorter}", sys.stderr)
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         text = f"\033[{colour}m{prefix}\033[0m{text.removeprefix(prefix)}"
     print(text, file=sys.stderr)
@@ -66,9 +74,9 @@ def tell(*texts: str) -> None:
 
 
 def folded(line: str, stream: IO[str] | None = None) -> str:
-    """Make a line printable, and wrap it between words to the width of the terminal, with continuation lines indented.
+    """Return a line in printable characters, wrapped between words to the width of the terminal.
 
-    Words that are longer than a line, such as paths, are not broken.
+    Continuation lines are indented. Words that are longer than a line, such as paths, are not broken.
 
     Args:
         line: The line.
@@ -77,16 +85,10 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
     stream, line = stream or sys.stdout, printable(line)
     if not stream.isatty():
         return line
-    return fill(
-        line, get_terminal_size().columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    whole_words: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return fill(line, get_terminal_size().columns, subsequent_indent="  ", **whole_words)
 
 
 def columns() -> int:
     """Return the width of the terminal; a large number if stdout is not a terminal."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPED
-
-
-def _one_line(text: str) -> str:
-    """Return the text as one printable line. Words of hundreds of characters are shortened."""
-    return re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(text))

@@ -43,7 +43,7 @@ def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), belo
 
 
 def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int] | None:
-    """Return the widths of the columns; None if the table does not fit the terminal without breaking words.
+    """Return the widths of the columns in characters; None if the table does not fit the terminal without breaking words.
 
     Args:
         heads: The heads of the columns.
@@ -71,7 +71,7 @@ def _widths(heads: Sequence[str], rows: Rows, right: Sequence[str]) -> list[int]
 
 
 def _print(cells: Sequence[str], layout: Sequence[tuple[int, bool]], style: str = "") -> None:
-    """Print a row.
+    """Print a row of a table.
 
     Args:
         cells: The texts of the row.

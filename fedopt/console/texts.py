@@ -31,7 +31,10 @@ def as_number(text: str) -> float | None:
 
 
 def order(text: str) -> tuple[float, list[float | str]]:
-    """Return a sort key: numbers come first, by size; other texts follow, with the numbers inside them compared by size."""
+    """Return a key for sorting texts: texts that are numbers come first, by size.
+
+    Other texts follow in alphabetical order, except that numbers inside them are compared by size: run2 comes before run10.
+    """
     size, pieces = as_number(text), re.split(r"(\d+)", text, flags=re.ASCII)
     mixed = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
     return (math.inf, mixed) if size is None else (size, [])
@@ -39,7 +42,7 @@ def order(text: str) -> tuple[float, list[float | str]]:
 
 def csv_cell(text: str) -> str:
     """Escape a text for a CSV file. A text that a spreadsheet would take for a formula gets the prefix '."""
-    numbers = text == "-" or all(as_number(part) is not None for part in text.split(" ± "))
+    numbers = text == "-" or all(as_number(number) is not None for number in text.split(" ± "))
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not numbers
     return f"'{printable(text)}" if risky else printable(text)
 
@@ -55,17 +58,15 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterat
 
     Args:
         head: The cells of the head, escaped if necessary.
-        rows: The cells of each row, escaped if necessary.
+        rows: The cells of each row, as many as in the head, escaped if necessary.
 
     Raises:
-        ValueError: The number of cells of a row differs from the number of cells of the head.
+        ValueError: A row has more or fewer cells than the head.
     """
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        if len(row) != len(head):
-            raise ValueError(f"a row has {len(row)} cells, but the table has {len(head)} columns: {' | '.join(row)}")
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(cell for _, cell in zip(head, row, strict=True))} |"
 
 
 def html_text(text: str) -> str:
@@ -80,6 +81,7 @@ def latex_cell(text: str) -> str:
 
 
 def _is_safe_formula(text: str) -> bool:
+    """Return whether a text is one formula between two $ that matplotlib can draw and that contains no \\text command."""
     return bool(re.fullmatch(r"\$[^$]+\$", text)) and "\\text" not in text and is_mathematics(text)
 
 

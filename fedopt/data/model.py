@@ -21,7 +21,7 @@ from torch.nn.utils import vector_to_parameters
 from fedopt.config import with_project
 from fedopt.data.examples import tuned
 from fedopt.data.names import clean_name
-from fedopt.errors import UserError, nearest, some
+from fedopt.errors import UserError, joined, nearest
 from fedopt.files import BROKEN, LARGEST_JSON, read_bytes, write_atomically
 from fedopt.machine import memory
 from fedopt.networks import Normalised, Tuning, custom, flat
@@ -189,7 +189,7 @@ class Model(Normalised):
         """Return the outputs of the network, ``[n, outputs]``, for a data frame or an array of examples."""
         x = torch.tensor(self._numbers(examples))
         with torch.no_grad():
-            return torch.cat([self(part) for part in x.split(AT_ONCE)])
+            return torch.cat([self(chunk) for chunk in x.split(AT_ONCE)])
 
     def _numbers(self, examples: Any) -> np.ndarray:
         """Convert examples to an array and fill in missing values.
@@ -210,10 +210,8 @@ class Model(Normalised):
             x = np.where(np.isnan(x), self.card.fill, x)
         if (wrong := ~np.isfinite(x)).any():
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
-            which = some((names[c] if names else c for c in columns), SHOWN)
-            raise UserError(
-                f"column {which}: has cells that are empty or not finite numbers; fill them in, or drop the rows"
-            )
+            which = joined((names[c] if names else c for c in columns), SHOWN)
+            raise UserError(f"column {which}: has cells that are empty or not finite; fill them in, or drop the rows")
         return x
 
 
@@ -236,7 +234,7 @@ def _of_frame(frame: Any, names: list[str]) -> np.ndarray:
     present = frame.columns.tolist()
     if lacking := [name for name in names if present.count(name) != 1]:
         near = nearest(lacking[0], present)
-        raise UserError(f"column {some(lacking, SHOWN)}: must occur exactly once{near}; rename it as in training")
+        raise UserError(f"column {joined(lacking, SHOWN)}: must occur exactly once{near}; rename it as in training")
     numbers = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     return np.where(np.isnan(numbers) & frame[names].notna(), np.inf, numbers)
 
@@ -337,9 +335,8 @@ def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
     model.load_state_dict(tensors, assign=True)
     if any(values and len(values) != card.shape[0] for values in (card.features, card.fill)):
         raise ValueError("its feature names do not match the shape of an example")
-    if not all(tensor.isfinite().all() for tensor in tensors.values()) or (
-        "std" in tensors and tensors["std"].min() <= 0
-    ):
+    positive = "std" not in tensors or tensors["std"].min() > 0
+    if not positive or not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise ValueError("it contains numbers that are not finite, or standard deviations that are not positive")
     return model
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import fedopt
 from fedopt.console import end_with, note
 from fedopt.console import say as console
-from fedopt.errors import UserError, first_line, some
+from fedopt.errors import UserError, first_line, joined
 from fedopt.machine import number_of
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
             told.append(f"{key} ({', '.join(values)})")
     if told:
         raise UserError(
-            f"the processes of this run differ in {some(told, MOST_TOLD)}; start all with the same arguments, data and versions"
+            f"the processes of this run differ in {joined(told, MOST_TOLD)}; start all with the same arguments, data and versions"
         )
 
 

@@ -28,6 +28,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
     """Reads YAML in the same way as Hydra: 1e-3 is a number, a date is a string, and a key must not occur twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        """Return the dict of a YAML mapping, as yaml's loaders do, but refuse a key that occurs twice."""
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len({*keys}) < len(keys):
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key {max(keys, key=keys.count)} occurs twice")
@@ -95,7 +96,7 @@ def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
 
 
 def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
-    r"""Decode a text. Line ends become \n, and a byte order mark is removed.
+    r"""Return the text of a file's bytes. Line ends become \n, and a byte order mark is removed.
 
     Args:
         content: The bytes.
@@ -193,6 +194,7 @@ def read_json(path: Path, types: Mapping[str, object], others: object = None) ->
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the pydantic adapter that checks values of a type."""
     return TypeAdapter(kind)
 
 

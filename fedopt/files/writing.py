@@ -54,7 +54,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_whole(file: int, content: bytes) -> None:
-    """Write all bytes to a file descriptor, in several steps if necessary.
+    """Write all bytes to an open file descriptor, with several system calls if necessary.
+
+    Args:
+        file: The number of the file descriptor.
+        content: The bytes.
 
     Raises:
         OSError: The bytes cannot be written.
@@ -64,7 +68,10 @@ def write_whole(file: int, content: bytes) -> None:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if a path is a symbolic link, or neither a file nor a folder, since writing could go elsewhere."""
+    """Raise UserError if one of the paths is a symbolic link, or neither a file nor a folder.
+
+    Writing to such a path could change another file.
+    """
     for path in paths:
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             why = "is a symbolic link or not a regular file, so that writing could change another file"
@@ -72,5 +79,5 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 
 def refuse_linked(folder: Path, root: Path) -> None:
-    """Raise UserError if a folder below ``root``, or a folder between the two, is a symbolic link."""
+    """Raise UserError if a folder inside ``root`` is a symbolic link, or if a folder on the path from ``root`` to it is one."""
     refuse_links(place for place in (folder, *folder.parents) if root in place.parents)

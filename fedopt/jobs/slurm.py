@@ -44,7 +44,7 @@ class Work:
         folder: The run's folder.
         overrides: The run's overrides.
         folders: The user's config folders.
-        digits: The fingerprint of the config when the job was queued.
+        digits: A hash of the config at the time when the job was queued.
     """
 
     folder: str
@@ -55,11 +55,11 @@ class Work:
     def __call__(self) -> tuple[str, str]:
         """Execute the run.
 
-        Shortly before the time limit, the run stops after its current round and the job is queued again. A cancelled job
-        exits without a result.
+        Shortly before the job's time limit, the run stops after its current round, and the job is queued again to resume the
+        run. A cancelled job exits without a result.
 
         Returns:
-            The status and the text of the outcome.
+            The run's status, and the reason if the run failed or was refused (otherwise an empty text).
         """
         from submitit import JobEnvironment
 
@@ -75,9 +75,7 @@ class Work:
         try:
             composed = compose(self.overrides, self.folders)
             if digits(composed.nodes) != self.digits:
-                raise UserError(
-                    "the config files have changed since the run was queued; repeat the command to queue it again"
-                )
+                raise UserError("the config files have changed since the run was queued; repeat the command")
             outcome = Job(Path(self.folder), composed, "").do(processes=1)
         except UserError as error:
             outcome = Outcome("refused", str(error))
@@ -126,9 +124,7 @@ class Queued(NamedTuple):
         try:
             return Outcome(*self.job.result())
         except Exception:  # raised by submitit, or by an incomplete pickle
-            return Outcome(
-                "failed", f"job {self.job.job_id} ended without a result; see the log {self.job.paths.stderr}"
-            )
+            return Outcome("failed", f"job {self.job.job_id} has no result; see its log {self.job.paths.stderr}")
 
     def forget(self) -> None:
         """Remove a job that has ended from the list of queued jobs.
@@ -169,6 +165,12 @@ class Queue:
     going: dict[Job, Queued] = field(default_factory=dict, init=False)
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
+        """Queue jobs, wait for them, and yield each job with its outcome and the seconds that have passed when it ends.
+
+        Args:
+            jobs: The jobs.
+            bar: The progress bar, which is not used.
+        """
         began = monotonic()
         refuse_links([lock := queue_folder() / ".lock"])
         with FileLock(lock):  # so that two commands do not queue the same run
@@ -194,7 +196,7 @@ class Queue:
         return f"stopped; {left}" if self.going else "stopped; to resume, repeat the command"
 
     def _submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs as one array.
+        """Queue jobs as one job array of Slurm, and add their entries to ``going``.
 
         Raises:
             UserError: The jobs cannot be queued.
@@ -213,6 +215,7 @@ class Queue:
         self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(jobs, sent, strict=True)})
 
     def _executor(self, batch: Path) -> Any:
+        """Return an executor of submitit that writes its files to the folder ``batch``."""
         from submitit import SlurmExecutor
 
         asked = {"partition": self.partition, "gpus_per_node": self.gpus, "cpus_per_task": self.cpus}
@@ -228,11 +231,12 @@ class Queue:
 
 
 def _place() -> Path:
+    """Return the path of the queue's folder, which may not exist yet."""
     return Path(os.environ.get("FEDOPT_QUEUE", "~/.cache/fedopt/queue")).expanduser().absolute()
 
 
 def queue_folder() -> Path:
-    """Return the folder of the queue, which is created for this user only, since its files are executed.
+    """Return the folder of the queue. It is created so that only this user can write to it, since its files are executed.
 
     Raises:
         UserError: Other users may write to the folder.
@@ -241,9 +245,7 @@ def queue_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UserError(
-            f"{folder}: other users can write to this folder, whose files are executed; set FEDOPT_QUEUE to another folder"
-        )
+        raise UserError(f"{folder}: other users can change this folder; set FEDOPT_QUEUE to a folder of your own")
     return folder
 
 
@@ -267,10 +269,10 @@ def queued() -> list[Queued]:
 
 def _runs(submission: Path) -> list[str]:
     """Return the folders of the runs of a submission, in the order of its jobs; [] if the submission was removed."""
-    runs: list[str] = read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])
-    return runs
+    return [*read_json(submission / "runs.json", {"runs": list[str]}).get("runs", [])]
 
 
 def _work(job: Job) -> Work:
+    """Return a job in the form that submitit can pickle."""
     composed = job.composed
     return Work(str(job.folder.absolute()), composed.overrides, composed.folders, digits(composed.nodes))

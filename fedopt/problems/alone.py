@@ -4,8 +4,8 @@ Both models are scikit-learn's. Ridge regression minimises, over n examples (x_j
 
     sum_j (w'x_j + b - t_j)^2 + n a |w|^2
 
-The factor a is chosen from `RATIOS` by leave-one-out errors; the intercept b is not penalised. The parameter C of
-logistic regression is chosen from `INVERSES` by the log loss in at most `FOLDS` folds.
+The factor a is chosen from `RATIOS` by leave-one-out errors. The intercept b is not penalised. For logistic regression, the
+inverse C of the penalty is chosen from `INVERSES` by the log loss in a cross-validation with at most `FOLDS` folds.
 """
 
 import warnings
@@ -14,10 +14,10 @@ import numpy as np
 
 from fedopt.metrics import EQUAL
 
-RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, which wins ties
+RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, since the first of equal errors is chosen
 INVERSES = np.logspace(-3, 3, 7)
 FOLDS = 5
-UNPENALISED = 1e6  # C of the "unpenalised" classifier, which thus exists for separable classes too
+UNPENALISED = 1e6  # the C of the "unpenalised" classifier, finite so that it exists for separable classes
 MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # limits of rows x features and of clients, for about five seconds
 
 
@@ -37,16 +37,17 @@ def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Fit a client's logistic regression and predict log probabilities.
+    """Fit logistic regression to a client's examples, with and without a penalty, and predict log probabilities.
 
-    A class c without examples gets the smoothed share (n_c + 1) / (n + C); so do all classes if there are examples of only
-    one class. If a class has a single example, there are no folds and scikit-learn's default C = 1 is used.
+    A class without training examples gets the probability 1 / (n + C), for n examples and C classes. If all examples belong to
+    one class, nothing is fitted, and each class c with n_c examples gets the probability (n_c + 1) / (n + C). If a class has a
+    single example, there is no cross-validation, and scikit-learn's default inverse penalty of 1 is used.
 
     Args:
         x: Features of the client's training examples, ``[n, features]``.
         y: Their classes, ``[n]``.
         tests: Features of the examples to predict, ``[tests, features]``.
-        weights: Weights of the classes, ``[C]``.
+        weights: Weights of the classes in the loss, ``[C]``.
 
     Returns:
         Log probabilities, ``[2, tests, C]``: the regression with a penalty, and the regression without.
@@ -65,21 +66,24 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
             models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # warned about for separable classes
+            warnings.simplefilter("ignore", ConvergenceWarning)  # separable classes cause this warning
             for its, model in zip(shares, models, strict=True):
                 its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)
     return np.log(np.maximum(shares, 1e-300))
 
 
 def compared(own: np.ndarray, alone: np.ndarray, sign: int) -> dict[str, float]:
-    """Return the percentages of clients that do better than, or as well as, their own baseline.
+    """Return the percentages of clients whose model is better than, or as good as, the baseline fitted to their own examples.
 
     Values that differ only by rounding count as equal.
 
     Args:
-        own: A metric of each client, ``[M]``.
+        own: The metric of the model that each client uses, ``[M]``.
         alone: The metric of each client's baseline, ``[M]``.
         sign: 1 if lower values of the metric are better, -1 otherwise (`Metric.sign`).
+
+    Returns:
+        The percentages ``better_than_alone`` and ``as_good_as_alone``.
     """
     gain, equal = sign * (alone - own), EQUAL * np.abs(alone)
     shares = {"better_than_alone": gain > equal, "as_good_as_alone": np.abs(gain) <= equal}

@@ -51,27 +51,25 @@ class Ranking(Supervised):
         Args:
             w: Parameters of the network, ``[dim]``.
             inputs: Inputs, ``[B, features]``.
-            keys: The key of the dropout masks, if any.
+            keys: The key of the dropout masks, if the network has dropout.
         """
         return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
 
 def one_class(data: LabelledData, positive: int) -> LabelledData:
-    """Return the data with class 1 for positive and class 0 for negative examples.
+    """Return the data with two classes: 1 for the examples of one class, and 0 for the examples of all others.
 
     Args:
         data: The data set.
-        positive: Index of the positive class.
+        positive: Index of the class that becomes class 1.
 
     Raises:
         UserError: The training set or the test set has no positive or no negative examples.
     """
     y_train, y_test = ((y == positive).astype(np.int64) for y in (data.y_train, data.y_test))
     if min(len(np.unique(y)) for y in (y_train, y_test)) < 2:
-        raise UserError(
-            f"problem.positive={positive}: the training set and the test set must have examples of this class and of "
-            "others; choose another class"
-        )
+        fault = "the training set or the test set lacks examples of this class or of others"
+        raise UserError(f"problem.positive={positive}: {fault}; choose another class")
     validation = data.validation and data.validation._replace(y=(data.validation.y == positive).astype(np.int64))
     name = data.class_names[positive] if data.class_names else f"class {positive}"
     return replace(data, y_train=y_train, y_test=y_test, validation=validation, class_names=("others", name))
@@ -79,7 +77,9 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
 
 @dataclass(eq=False)
 class Auc(Ranking, SupervisedMinimax):
-    """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]. The docstring of the module has the formulas.
+    """Maximisation of the area under the ROC curve (AUC) as a saddle point problem [Ying et al. 2016].
+
+    The docstring of the module has the formulas.
 
     The variable x = (w, a, b) consists of the parameters of a network with two outputs and two numbers; y = (alpha).
 
@@ -108,9 +108,9 @@ class Auc(Ranking, SupervisedMinimax):
         return self._value(squares, gap, y[0])
 
     def _of_examples(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return two terms for each example, ``[B]`` each, from which the objective is computed.
+        """Return two terms for each example, ``[B]`` each, from whose means the objective is computed.
 
-        Their means are::
+        With the notation of the module's docstring, the means of the terms are::
 
             (1-p) E[(s-a)²; +] + p E[(s-b)²; -]
             p E[s; -] - (1-p) E[s; +]
@@ -125,7 +125,7 @@ class Auc(Ranking, SupervisedMinimax):
         return squares, torch.where(positive, -(1 - p) * s, p * s)
 
     def _value(self, squares: Any, gap: Any, alpha: Any) -> Any:
-        """Return the objective.
+        """Return the objective f, a scalar.
 
         Args:
             squares: Mean of the first term of `_of_examples`.
@@ -140,7 +140,11 @@ class Auc(Ranking, SupervisedMinimax):
         return point[0][:-2]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is the maximum over alpha, on all training examples."""
+        """Return the value of each metric by name. The objective is the maximum over alpha, on all training examples.
+
+        Args:
+            point: The variables (x, y).
+        """
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")

@@ -26,12 +26,15 @@ from fedopt.problems.classes import (
 )
 from fedopt.randomness import untouched
 
-# a function, its arguments, and the shape of its result
+# A function, its arguments, and the shape that its result must have
 Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
 def check(problem: Problem) -> None:
     """Try the functions of a problem on two examples of its first client.
+
+    Args:
+        problem: The problem.
 
     Raises:
         UserError: A function returns something other than a tensor of the required shape and type, modifies its arguments,
@@ -59,16 +62,11 @@ def check(problem: Problem) -> None:
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
         if dropping and not dropping[0].module.training:  # after the last function in _calls, which is g or f
-            raise WrongFunction(
-                function,
-                "calls its network without *batch.keys, so dropout would be off in training; pass them on",
-            )
+            raise WrongFunction(function, "calls its network without *batch.keys, which turns off dropout; add it")
         if isinstance(problem, Nested) and not problem.direct:
             (x, y), by_x = start, problem.f
             if not torch.equal(by_x(x, y, sample), by_x(x + 1, y, sample)):
-                raise WrongFunction(
-                    by_x, "depends on x, but the class has direct = False; do not use x in f, or delete direct = False"
-                )
+                raise WrongFunction(by_x, "depends on x, but the class has direct = False; delete that line")
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
@@ -84,24 +82,23 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
     """
     names = [metric.name for metric in problem.metrics]
     values = problem.evaluate(*point) if all(v.isfinite().all() for v in point) else dict.fromkeys(names, math.nan)
-    if not isinstance(values, dict) or set(values) != set(names):
-        given = values if isinstance(values, dict) else [str(values)]
-        raise WrongFunction(
-            original.evaluate,
-            f"returns {', '.join(given)}, but the class declares the metrics {', '.join(names)}; return exactly these",
-        )
+    found = [*values] if isinstance(values, dict) else [str(values)]
+    if {*found} != {*names}:
+        fault = f"returns {', '.join(found)}, but the class declares the metrics {', '.join(names)}"
+        raise WrongFunction(original.evaluate, f"{fault}; return exactly these")
     if several := [name for name, value in values.items() if np.ndim(value) != 0]:
-        raise WrongFunction(
-            original.evaluate, f"returns more than one number as {several[0]}; it must return one float for each metric"
-        )
+        raise WrongFunction(original.evaluate, f"returns several numbers as {several[0]}; return one float per metric")
     return {name: float(values[name]) for name in names}
 
 
 def _start(problem: Problem) -> tuple[Tensor, ...]:
-    """Return the initial point of a problem.
+    """Call the problem's ``start``, and return the initial point.
+
+    Args:
+        problem: The problem.
 
     Raises:
-        UserError: It is not a tuple of flat vectors of the required type, one for each variable.
+        UserError: The point is not a tuple of flat vectors of the required type, one for each variable.
     """
     with untouched(problem.start, ()):
         start = problem.start()
@@ -120,19 +117,24 @@ def _refuse_uncalled(problem: Problem) -> None:
     """Raise UserError if the problem defines a function or attribute that only other problem classes use.
 
     Hyperparameters (dataclass fields) may have any name.
+
+    Args:
+        problem: The problem.
     """
     cls, kind = type(problem), class_of(problem)
     for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):
-        if users := [name(other) for other in CLASSES if hasattr(other, attribute)]:
-            raise WrongFunction(
-                getattr(cls, attribute) if callable(getattr(cls, attribute)) else cls,
-                f"has {attribute}, which belongs to {', '.join(users)} problems: in a {name(kind)} problem nothing calls it; "
-                "rename or remove it, or subclass another class",
-            )
+        if users := ", ".join(name(other) for other in CLASSES if hasattr(other, attribute)):
+            value = getattr(cls, attribute)
+            fault = f"has {attribute}, which belongs to {users} problems: in a {name(kind)} problem nothing calls it"
+            raise WrongFunction(value if callable(value) else cls, f"{fault}; rename it, or subclass another class")
 
 
 def _check_splits(problem: Problem) -> None:
-    """Raise UserError if the problem lacks the split ``train`` or a split whose examples f or g use."""
+    """Raise UserError if the problem lacks the split ``train``, or a split whose examples f or g use.
+
+    Args:
+        problem: The problem.
+    """
     splits = getattr(problem, "splits", ())
     uses = {"f": problem.f_split, "g": problem.g_split} if isinstance(problem, Nested) else {}
     for function, split in uses.items():
@@ -140,13 +142,11 @@ def _check_splits(problem: Problem) -> None:
             why = f"evaluates {function} on the split {split}, and self.splits has {', '.join(splits)}"
             raise WrongFunction(type(problem), f"{why}; set {function}_split to one of them, or add the split")
     if "train" not in splits:
-        raise WrongFunction(
-            type(problem), "has no splits; write self.splits = self.world.split(EXAMPLES) in __post_init__"
-        )
+        raise WrongFunction(type(problem), "has no splits; in __post_init__, set self.splits = self.world.split(n)")
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
-    """Iterate over the functions of a problem.
+    """Yield the functions of a problem that are to be tried.
 
     Args:
         problem: The problem.
@@ -172,12 +172,12 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
 
 
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
-    """Raise UserError if a result does not have the required type.
+    """Raise UserError if the numbers in a result do not have the type of the run.
 
     Args:
-        function: The function that returned it.
+        function: The function that returned the result.
         found: The result.
-        dtype: The type of numbers (``hardware.dtype``).
+        dtype: The type of numbers of the run (``hardware.dtype``).
     """
     if found.dtype != dtype:
         remedy = "create tensors with self.world.tensor(array) or torch.zeros_like(x)"

@@ -48,7 +48,7 @@ class Problem(_InWorld, ABC):
         labels: Class of each training example. None: there are no classes.
         class_names: Names of the classes; empty if they have none.
         feature_names: Names of the features; empty if they have none.
-        remark: The number and kind of the examples, printed at the start of a run; empty for none.
+        remark: A description of the examples, which is printed at the start of a run; empty for none.
         notes: Further remarks on the data for the user, one line each.
         convolutional: Whether the functions consist mostly of convolutions.
         random: Whether the functions use random numbers, such as dropout masks. Each sample then gets a key that determines
@@ -59,8 +59,8 @@ class Problem(_InWorld, ABC):
         client_metric: The metric by which clients are compared. None: there are no metrics of single clients.
         own_test_rows: Positions, from 0, of the clients' own test examples among the training examples of the data set. None:
             the problem does not hold out such examples.
-        one_by_one: The reason why ``vmap`` cannot run the functions, so that clients are computed one by one; empty if it
-            can.
+        one_by_one: The reason why ``vmap`` cannot run the functions, which are then run for one client at a time; empty if
+            ``vmap`` can run them.
     """
 
     splits: Mapping[str, Ragged]
@@ -97,15 +97,13 @@ class Problem(_InWorld, ABC):
         return n / n.sum()
 
     def pooled(self, split: str = "train") -> tuple[Tensor, Tensor]:
-        """Return all clients' examples of a split as the row indices and weights of one large batch.
-
-        `sample` accepts the two in place of one client's rows.
+        """Return all clients' examples of a split as one large batch, which `sample` accepts in place of one client's rows.
 
         Args:
             split: Name of the split.
 
         Returns:
-            The indices of the examples, and their weights in the objective, with sum 1.
+            The indices of the examples, ``[n]``, and their weights in the objective, ``[n]``, with sum 1.
         """
         rows = self.splits[split]
         weights = self.world.tensor(rows.example_weights(self.weights))
@@ -117,7 +115,7 @@ class Problem(_InWorld, ABC):
 
     @abstractmethod
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return one client's sample: everything that ``f``, ``g`` and the other functions need of these examples.
+        """Return one client's sample: everything that ``f``, ``g`` and the other functions need to know of some examples.
 
         Args:
             client: Index of the client.
@@ -147,10 +145,10 @@ class Problem(_InWorld, ABC):
 
     @abstractmethod
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the value of each metric in ``metrics`` at a point, by name.
+        """Return the value of each metric in ``metrics`` at a point, by the name of the metric.
 
         Args:
-            point: The variables. Additional entries are ignored.
+            point: The variables, in the order of ``variables``. Further entries are ignored.
         """
 
     def clients_table(self, *point: Tensor) -> Mapping[str, np.ndarray]:
@@ -168,7 +166,11 @@ class Problem(_InWorld, ABC):
         return None
 
     def network(self, *point: Tensor) -> Model | None:
-        """Return the trained network at a point, for raw examples of the data set; None if the problem has no network."""
+        """Return the trained network at a point, which takes raw examples of the data set; None if the problem has no network.
+
+        Args:
+            point: The variables.
+        """
         return None
 
     def own(self, variables: Mapping[str, Tensor]) -> Tensor | None:
@@ -186,7 +188,7 @@ def named(problem: Problem, point: Sequence[Tensor], own: bool) -> dict[str, Ten
     Args:
         problem: The problem, which names the variables.
         point: The variables. Entries without a name are left out.
-        own: Whether the last entry contains the clients' own models.
+        own: Whether the last entry of the point contains the clients' own models.
     """
     variables = dict(zip(problem.variables, point[:-1] if own else point, strict=False))
     return variables | ({"personal": point[-1]} if own else {})
@@ -219,7 +221,7 @@ class Minimisation(Problem):
 
 
 class Conditional(Minimisation):
-    """Conditional stochastic problems, with an expectation inside a nonlinear function.
+    """Conditional stochastic problems, in which a conditional expectation is inside a nonlinear function.
 
     The problem is::
 
@@ -256,9 +258,8 @@ class XRisk(Problem):
 
         min_x  E_z F( E_z' l(h(x; z) - h(x; z')) )
 
-    z is an example of the split ``positive`` and z' of the split ``negative``; every example counts equally, whichever
-    client owns it. All clients have the same weight and examples in both splits. A sample has a `Side` for each of its
-    splits.
+    Here z is an example of the split ``positive``, and z' an example of the split ``negative``. Every example counts equally,
+    whichever client owns it. Every client must have examples in both splits. A sample contains a `Side` for each split.
     """
 
     @abstractmethod
@@ -272,7 +273,7 @@ class XRisk(Problem):
 
     @abstractmethod
     def pair_loss(self, s: Tensor) -> Tensor:
-        """Return ``l(s)`` for each difference s of two scores, in the shape of s.
+        """Return the loss ``l(s)`` of each difference s of two scores, in the shape of s.
 
         Args:
             s: Differences of scores, of any shape.
@@ -280,10 +281,10 @@ class XRisk(Problem):
 
     @abstractmethod
     def slope(self, u: Tensor) -> Tensor:
-        """Return the derivative ``F'(u)``, in the shape of u.
+        """Return the derivative ``F'(u)`` of the outer function at each u, in the shape of u.
 
         Args:
-            u: Arguments of F, of any shape.
+            u: Arguments of F, which are mean losses of pairs, of any shape.
         """
 
 
@@ -321,7 +322,7 @@ class Nested(Problem):
         return self.indirect and self.f_split == self.g_split
 
     def hypergradient_samples(self, products: int) -> int:
-        """Return the number of samples that one client needs for a hypergradient.
+        """Return the number of samples that one client needs for a hypergradient, so that no two factors share a sample.
 
         Args:
             products: Number of Hessian-vector products.
@@ -554,11 +555,19 @@ CLASSES: tuple[type[Problem], ...] = (
 
 
 def name(cls: type[Problem]) -> str:
-    """Return the name of a problem class in configs and messages, such as `two_level` for TwoLevel."""
+    """Return the name of a problem class in configs and messages, such as two_level for `TwoLevel`.
+
+    Args:
+        cls: One of `CLASSES`.
+    """
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def class_of(problem: type[Problem] | Problem) -> type[Problem]:
-    """Return the most specific class in `CLASSES` that a problem belongs to."""
+    """Return the most specific class in `CLASSES` that a problem belongs to.
+
+    Args:
+        problem: The problem, or its class.
+    """
     kind = problem if isinstance(problem, type) else type(problem)
     return next(c for c in kind.__mro__ if c in CLASSES)

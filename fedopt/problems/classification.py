@@ -37,9 +37,7 @@ class Classification(WithServer, Minimisation):
             ``balanced``: n / (C n_c), with the numbers of training examples of all clients. None: all weights are 1.
     """
 
-    own_test_seed: NonNegativeInt | None = field(  # type: ignore[assignment]
-        default=0, kw_only=True, metadata={"before": None}
-    )
+    own_test_seed: NonNegativeInt | None = field(default=0, kw_only=True, metadata={"before": None})
     alone: bool | None = field(default=None, kw_only=True, metadata={"before": None})
     ridge: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
     class_weights: Literal["balanced"] | dict[str | int, PositiveFloat] | None = field(
@@ -67,13 +65,15 @@ class Classification(WithServer, Minimisation):
             return np.where(counts, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
         weights = {str(name): weight for name, weight in (given or {}).items()}
         if unknown := set(weights) - set(names):
-            raise UserError(
-                f"problem.class_weights: there is no class {min(unknown)}; the classes are {', '.join(names)}"
-            )
+            raise UserError(f"problem.class_weights: there is no class {min(unknown)}; choose from {', '.join(names)}")
         return np.array([weights.get(name, 1.0) for name in names])
 
     def _weighted(self, sample: Batches) -> Batch:
-        """Return the training examples of a sample, with their weights multiplied by the weights of their classes."""
+        """Return the training examples of a sample, with their weights multiplied by the weights of their classes.
+
+        Args:
+            sample: Batches by split.
+        """
         batch = sample["train"]
         if self._class_weight is None:
             return batch
@@ -101,14 +101,17 @@ class Classification(WithServer, Minimisation):
         return self.net.descend(x, self._weighted(sample), eta, plus, self._tuning, anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
-        * ``train_loss``: sum_i p_i f_i with class weights and penalty, at the common model; at the clients' own models if the
+        * ``train_loss``: sum_i p_i f_i with class weights and penalty, at the common model, or at the clients' own models if the
           method has no common model.
         * ``personal_accuracy``, ``worst_personal_accuracy``: mean and minimum over clients of the accuracy on their own test
           examples, if they have any, with the clients' own models if the method trains them, and otherwise with x.
         * ``better_than_alone``, ``as_good_as_alone``: percentages of clients whose accuracy is higher than, or equal to, the
           accuracy of a logistic regression fitted to their own examples.
+
+        Args:
+            point: The common model x, followed by the clients' own models, ``[M, d]``, if the method trains them.
         """
         common, own = self.models(*point)
         split = self.splits["train"]

@@ -52,7 +52,7 @@ class ClientWeights(SupervisedBilevel):
         target: Client, or list of clients, whose validation loss counts, with equal weights. None: all clients that are not
             omitted.
         rho: Factor of the divergence from uniform weights in f.
-        wrong: Fraction of clients, chosen at random, whose training labels are replaced by random labels of all clients.
+        wrong: Fraction of clients, chosen at random, whose training labels are replaced with random labels of all clients.
         omit: Clients that are excluded: their weight is 0.
     """
 
@@ -66,14 +66,14 @@ class ClientWeights(SupervisedBilevel):
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True, real=True)
-        self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
+        self.set_up(data, self.subset(data, self.examples), self.validation)
         M, split, rng = self.clients, self.splits["train"], self.world.rng(Part.LABELS)
         everyone = np.arange(M)
         kept = np.setdiff1d(everyone, self.omit)
         targets = kept if self.target is None else np.unique(self.target)
         for key, named in (("target", targets), ("omit", self.omit)):
             if np.max(named, initial=0) >= M:
-                raise UserError(f"problem.{key}={getattr(self, key)}: the clients are 0 to {M - 1}; choose among them")
+                raise UserError(f"problem.{key}={getattr(self, key)}: is no client; choose from 0 to {M - 1}")
         if not len(targets) or not len(kept):
             raise UserError("problem.omit, problem.target: no client is left to train or validate; omit fewer clients")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()
@@ -83,10 +83,8 @@ class ClientWeights(SupervisedBilevel):
         rows = split.rows[np.isin(owner[split.rows], self.wrong_clients)]
         labels[rows] = self.train.y.cpu().numpy()[rng.choice(split.rows, len(rows))]
         self.train.y, self._owner = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, owner))
-        self.notes = [
-            *self.notes,
-            f"problem.wrong randomises the training labels of {len(self.wrong_clients)} of {M} clients",
-        ]
+        wrong = f"{len(self.wrong_clients)} of {M} clients"
+        self.notes = [*self.notes, f"problem.wrong randomises the training labels of {wrong}"]
         (y,) = self._start
         self._shares = np.isin(everyone, targets) / len(targets)
         self._judges = self.world.tensor(M * self._shares)
@@ -129,7 +127,14 @@ class ClientWeights(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. ``val_loss`` is v(y); ``wrong_weight`` is the total weight of the clients with wrong labels."""
+        """Return the value of each metric by name.
+
+        ``val_loss`` is the validation loss of the target clients, and ``wrong_weight`` the total weight of the clients with wrong
+        labels.
+
+        Args:
+            point: The variables (x, y).
+        """
         net = partial(self.net, point[1])
         return {
             "val_loss": self.client_loss("val", net, weights=self._shares),

@@ -101,11 +101,14 @@ class CompositeBilinear(Minimax):
         return box(y, -self.D, self.D)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics at the projections of x and y onto the boxes.
+        """Return the value of each metric by name, at the projections of x and y onto the boxes.
 
         The duality gap is::
 
             lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = map(self.project, point[:2])
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]

@@ -42,7 +42,7 @@ class DataCleaning(SupervisedBilevel):
         examples: Number of training and validation examples to use, chosen at random. None: all.
         weighting: How clients count in the objective: by their numbers of training examples (``samples``), or equally
             (``uniform``).
-        corruption: Probability that a training label is replaced by a uniformly random class.
+        corruption: Probability that a training label is replaced with a uniformly random class.
         per: Whether x has one entry per ``example``, ``class`` or ``client``.
         x0: Initial value of every coordinate of x.
     """
@@ -58,11 +58,11 @@ class DataCleaning(SupervisedBilevel):
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
-        self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
+        self.set_up(data, self.subset(data, self.examples), self.validation)
         split, clean, rng = self.splits["train"], self.train.y.cpu().numpy(), self.world.rng(Part.LABELS)
-        redrawn, drawn = rng.random(len(clean)) < self.corruption, rng.integers(self.classes, size=len(clean))
+        corrupt, random = rng.random(len(clean)) < self.corruption, rng.integers(self.classes, size=len(clean))
         labels, place = clean.copy(), np.zeros_like(clean)
-        labels[split.rows] = np.where(redrawn, drawn, clean)[split.rows]
+        labels[split.rows] = np.where(corrupt, random, clean)[split.rows]
         place[np.sort(split.rows)] = np.arange(len(split.rows))
         owner = np.repeat(np.arange(len(split)), split.sizes)[np.argsort(split.rows)]
         place = {"example": place, "class": labels, "client": owner[place]}[self.per]
@@ -85,12 +85,15 @@ class DataCleaning(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
-        ``detection_f1`` judges the rule that a training label is wrong if its x is below 0. It is 0 if no label is wrong and no
-        label is distrusted, and otherwise::
+        A training label is distrusted if its x is below 0. ``detection_f1`` measures how well the distrusted labels agree with
+        the wrong labels. It is 0 if no label is wrong and no label is distrusted, and otherwise::
 
             2 (wrong labels that are distrusted) / (distrusted labels + wrong labels)
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = point[:2]
         rows = self.splits["train"].rows

@@ -48,9 +48,8 @@ class FairClassification(SupervisedMinimax):
     @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(
-            self.net(x, batch.x, *batch.keys), batch, y * self._per_share
-        ) - 0.5 * self.lam * torch.sum(y**2)
+        loss = cross_entropy(self.net(x, batch.x, *batch.keys), batch, y * self._per_share)
+        return loss - 0.5 * self.lam * torch.sum(y**2)
 
     @f.both
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> tuple[Tensor, Tensor]:
@@ -64,12 +63,15 @@ class FairClassification(SupervisedMinimax):
         return simplex(y)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics at (x, y).
+        """Return the value of each metric at (x, y) by name.
 
-        * ``train_loss``: sum_c y_c F_c(x).
-        * ``test_loss``, ``test_accuracy``: on all test examples, the accuracy in percent.
+        * ``train_loss``: sum_c y_c F_c(x), the training loss with the weights y of the classes.
+        * ``test_loss``, ``test_accuracy``: loss on all test examples, and accuracy in percent.
         * ``worst_accuracy``: test accuracy of the worst class, in percent.
-        * ``weight_c``: y_c.
+        * ``weight_c``: y_c, for each class c.
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = point[:2]
 

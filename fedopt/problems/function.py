@@ -23,12 +23,12 @@ class Second(NamedTuple):
 
 
 class function:
-    """Decorator for a function of a problem, to which faster derivatives can be added like a setter to a ``property``.
+    """Decorator for a function of a problem, to which hand-written derivatives can be added like a setter to a ``property``.
 
-    It is used as follows::
+    A faster derivative is added under the name of the function::
 
         @function
-        def f(self, x, sample): ...  # f_i(x); this is enough
+        def f(self, x, sample): ...  # f_i(x); a derivative is optional
 
         @f.gradient
         def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
@@ -38,15 +38,16 @@ class function:
     A subclass that overrides the function loses them.
 
     Attributes:
-        gradient: The gradient, ``[d]``, with the same arguments as the function.
-        both: The gradients in the last two variables, as a pair.
-        second: A `Second` of the last two variables, x and y.
-        pullback: The value, and the function ``v -> v'J`` with the Jacobian J in the last variable.
-        step: A gradient step that overwrites the last variable x, ``[d]``, by
-            ``x - eta (gradient(x) - gradient(anchor) + plus)``. Its arguments are those of the function, followed by
-            ``eta``, ``plus`` and ``anchor``; the last two are vectors ``[d]``, or None to leave out the term.
-        steps: A gradient step ``x - eta gradient(x)`` at P points in parallel, which overwrites x. Each variable has shape
-            ``[P, d]``. Its arguments are those of the function, followed by ``eta``.
+        gradient: Decorator for a method that returns the gradient in the last variable, ``[d]``. Unless noted, each such method
+            has the arguments of the function.
+        both: Decorator for the gradients in the last two variables, as a pair.
+        second: Decorator for a `Second` of the last two variables, x and y.
+        pullback: Decorator for the value, and the function ``v -> v'J`` with the Jacobian J in the last variable.
+        step: Decorator for a gradient step that overwrites the last variable x, ``[d]``, with
+            ``x - eta (gradient(x) - gradient(anchor) + plus)``. It has the further arguments ``eta``, ``plus`` and ``anchor``.
+            The last two are vectors ``[d]``, or None to leave out the term.
+        steps: Decorator for a gradient step ``x - eta gradient(x)`` at P points in parallel, which overwrites x. Each variable
+            has shape ``[P, d]``. It has the further argument ``eta``.
     """
 
     def __init__(self, value: Any = None, where: Callable[[Any], bool] = lambda problem: True, **forms: Any):
@@ -55,7 +56,11 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the value of the function; or, for ``@function(where=...)``, decorate the function in the argument."""
+        """Return the value of the function. After ``@function(where=...)``, decorate the function in the argument instead.
+
+        Args:
+            arguments: The arguments of the function, or only the function to decorate.
+        """
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 
     def __get__(self, problem: Any, owner: type) -> Any:
@@ -75,9 +80,9 @@ class function:
 
 
 class written_for:
-    """Decorator for a method that relies on certain functions of its class.
+    """Decorator for a method that is correct only as long as no subclass overrides certain functions of its class.
 
-    If a subclass overrides one of these functions, accessing the method raises AttributeError.
+    If a subclass overrides one of these functions, accessing the method raises AttributeError, so that ``hasattr`` is false.
 
     Args:
         functions: The functions that the method relies on.
@@ -87,7 +92,11 @@ class written_for:
         self._functions = functions
 
     def __call__(self, method: Callable[..., Any]) -> "written_for":
-        """Decorate the method."""
+        """Store the method, and return the decorator in its place.
+
+        Args:
+            method: The method.
+        """
         self._method = method
         return self
 

@@ -30,9 +30,7 @@ from fedopt.randomness import Part
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
-PERSONAL_DISTANCE = Metric(
-    "personal_distance", "distance of x from the clients' own models", better="neither", scale="log"
-)
+PERSONAL_DISTANCE = Metric("personal_distance", "distance of x from the clients' own models", "", "neither", "log")
 CLIENT_CLASSES = Metric("client_classes", "classes of a client", better="neither")
 
 
@@ -50,10 +48,9 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(WithServer, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The docstring of the module has the
-    formulas.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL].
 
-    `WithServer` and `Supervised` describe the arguments that are not listed here.
+    The docstring of the module has the formulas. `WithServer` and `Supervised` describe the arguments that are not listed here.
 
     Args:
         lam: Factor of |x - y|^2 / 2 in f2.
@@ -104,7 +101,7 @@ class Hierarchical(WithServer, classes.Hierarchical):
 
     @h.steps
     def h(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:
-        a, b, weight, rows = (part.unsqueeze(0) for part in sample.batch[:4])  # the same batch for all points
+        a, b, weight, rows = (field.unsqueeze(0) for field in sample.batch[:4])  # the same batch for all points
         y = self.net.descend(y, Batch(a, b, weight, rows), gamma, None, None, None, 1 - gamma * self.mu)
         return y.add_(x, alpha=gamma * self.mu) if self.mu else y
 
@@ -141,9 +138,9 @@ class Hierarchical(WithServer, classes.Hierarchical):
         return y
 
     def _classes_of(self, rows: np.ndarray) -> float:
-        """Return the effective number of classes among examples: exp of the entropy of their labels.
+        """Return the effective number of classes among examples, which is the exponential of the entropy of their labels.
 
-        If k classes are equally frequent, this is k.
+        If k classes are equally frequent, the number is k.
 
         Args:
             rows: Indices of the examples.
@@ -153,16 +150,19 @@ class Hierarchical(WithServer, classes.Hierarchical):
         return math.exp(-present @ np.log(present))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
         * ``objective``: f1 + sum_i p_i f2 at y_i(x).
-        * ``server_loss``: f1.
+        * ``server_loss``: f1, the loss on the server's examples.
         * ``test_accuracy``, ``test_loss``: accuracy and loss of x on the test examples.
         * ``personal_accuracy``, ``worst_personal_accuracy``: mean and minimum over clients of the accuracy of y_i on their own
           test examples.
         * ``personal_distance``: sqrt(sum_i p_i |x - y_i(x)|^2).
         * ``client_classes``: mean over clients of the effective number of classes in their training examples, the same in all
           rounds.
+
+        Args:
+            point: The global model x.
         """
         (x,) = point
         y = self.personal(x)

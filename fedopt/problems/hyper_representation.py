@@ -1,5 +1,6 @@
-"""Learning a representation: the outer variable is the hidden layers, the inner variable is the output layer [FedNest, Sec.
-4.1].
+"""Learning a representation, where the outer variable contains the hidden layers and the inner variable the output layer.
+
+The problem is from [FedNest, Sec. 4.1].
 """
 
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ class HyperRepresentation(SupervisedBilevel):
     inner_net = property(attrgetter("head"))
 
     def __post_init__(self) -> None:
-        self.set_up(self.world.load(validation=True), held_out=self.validation, dropout=self.dropout)
+        self.set_up(self.world.load(validation=True), held_out=self.validation)
         self.body, self.head = self.net.split_last()
         self.ridges = None if self.ridges is None else self.ridges[self.body.dim :]  # ridges of y, the last layer
-        self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
+        self._start = tuple(net.initial.to(self._start[0]) for net in (self.body, self.head))
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
-        """Replace the inputs of a batch with the outputs of the hidden layers at x.
+        """Return a batch whose inputs are replaced with the outputs of the hidden layers at x, unless they are already.
 
         Args:
             x: Parameters of the hidden layers.
@@ -58,7 +59,7 @@ class HyperRepresentation(SupervisedBilevel):
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
         """Return a sample with its features computed at x, for several steps in y at the same x.
 
-        f and g accept it in place of the sample, but then have no derivatives in x.
+        The functions f and g accept the result in place of the sample, but then they have no derivatives in x.
 
         Args:
             x: Parameters of the hidden layers.

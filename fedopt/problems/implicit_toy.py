@@ -24,7 +24,7 @@ from fedopt.problems.classes import Hierarchical, Rows
 
 @dataclass(eq=False)
 class ImplicitToy(Hierarchical):
-    """A small hierarchical problem that is the same for all clients.
+    """A small hierarchical problem without data, which is the same for all clients. The docstring of the module has the formulas.
 
     Args:
         d: Dimension of x.

@@ -92,7 +92,11 @@ class InvariantLogistic(Conditional):
         return weight @ F.softplus(-b * (a @ x)) + self.lam * torch.sum(squares / (1 + squares))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics of the exact objective, with the expectation over eta."""
+        """Return the value of each metric by name, for the exact objective with the expectation over eta.
+
+        Args:
+            point: The variable x.
+        """
         everything = self.sample(0, {"train": self.pooled()})
         gradient, objective = torch.func.grad_and_value(self.f)(point[0], everything)
         margins = everything.a @ point[0]

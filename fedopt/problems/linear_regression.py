@@ -50,7 +50,7 @@ def gradient(y: Tensor, batch: Batch) -> Tensor:
 
 
 def least(hessians: Tensor, constants: Tensor) -> Tensor:
-    """Return the minimiser of 1/2 y'Hy - c'y that is nearest to 0.
+    """Return the minimisers of quadratic functions 1/2 y'Hy - c'y that are nearest to 0, ``[..., d]``.
 
     Args:
         hessians: Matrices H, ``[..., d, d]``.
@@ -94,19 +94,21 @@ class Table(Labelled):
         made = self.world.dataset is None
         data = self._made(held_out) if made else self.world.load(validation=validation, real=True)
         if data.tokens or data.x_train.ndim != 2 or data.class_names:
-            raise UserError(
-                f"problem={choice} needs a table of numbers [n, features], and y of numbers; choose "
-                "dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
-            )
+            remedy = "choose dataset=csv with dataset.real=true, dataset=npz, or dataset=none"
+            raise UserError(f"problem={choice}: needs a table [n, features] with numbers as targets; {remedy}")
         self.partition(data, held_out=held_out)
-        for part in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
-            part.x, part.y = F.pad(part.x, (0, 1), value=1.0), part.y.to(part.x)
+        for of in {self.train, self.test_set.examples, *([self.val_set.examples] if self.val_set else [])}:
+            of.x, of.y = F.pad(of.x, (0, 1), value=1.0), of.y.to(of.x)
         self.local_set = self.test_set.known()
         if not len(self.local_set.rows):
             raise UserError(f"problem={choice}: no client has both training and test examples; use another partition")
 
     def _made(self, held_out: float | None) -> LabelledData:
-        """Generate a table whose targets are linear in the features, with different coefficients for each client, plus noise."""
+        """Generate a table whose targets are linear in the features, with different coefficients for each client, plus noise.
+
+        Args:
+            held_out: Fraction of each client's examples that will go to the split ``val``. None: there is no such split.
+        """
         rng, M, n = self.world.rng(Part.EXAMPLES), self.world.clients, self.examples
         owner = np.empty(n, dtype=np.int64)
         for split in self.world.split(n, None, held_out).values():
@@ -118,7 +120,9 @@ class Table(Labelled):
         return LabelledData(z[:n], t[:n], z[n:], t[n:], pixels="raw")
 
     def moments(self, split: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the means of zz', tz and t^2 / 2 over each client's examples, ``[M, ...]``, in double precision.
+        """Return the means of zz', tz and t^2 / 2 over each client's examples in double precision.
+
+        With the features z, including a 1, and the target t of an example, their shapes are ``[M, d, d]``, ``[M, d]`` and ``[M]``.
 
         Args:
             split: Name of the split.
@@ -131,7 +135,11 @@ class Table(Labelled):
         return A, c, halves
 
     def network(self, *point: Tensor) -> Model:
-        """Return the common model for raw examples, on the CPU."""
+        """Return the common model at a point, on the CPU. It takes raw examples of the data set.
+
+        Args:
+            point: The variables.
+        """
         net = flat.build("linear", [], self.train.shape, 1, self.world.seed)
         return self.model_of(net.trained(point[0][: net.dim].cpu()), {"model": "linear", "widths": []})
 
@@ -204,12 +212,16 @@ class LinearRegression(Table, Minimisation):
         return gradient(x, sample["train"]) + self._ridges * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
         * ``train_loss``: sum_i p_i f_i at x, or at the clients' own models if the method has no common model.
-        * ``distance``: distance of x from its minimiser.
+        * ``distance``: distance of x from the minimiser of the objective.
 
-        The others concern the clients' own models (or x, if the method does not train them) and the baselines of `fit_alone`.
+        The other metrics measure the clients' own models (or x, if the method does not train them) and the baselines of
+        `fit_alone`.
+
+        Args:
+            point: The common model x, followed by the clients' own models, ``[M, d]``, if the method trains them.
         """
         (common, own), x = self.models(*point), point[0].to(self._x)
         A, c, halves = self._moments

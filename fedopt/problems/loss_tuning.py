@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, load_model, tuned
 from fedopt.decimals import exact
-from fedopt.errors import MOST_NAMED, UserError, some
+from fedopt.errors import MOST_NAMED, UserError, joined
 from fedopt.networks import Tuning
 from fedopt.problems.personal import OF_PROBABILITIES
 from fedopt.problems.scores import Scores
@@ -27,7 +27,7 @@ from fedopt.problems.supervised import SupervisedBilevel
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     """Choose a long-tailed subset of the examples.
 
-    Of class c (from 0 to C - 1), it contains the first n_c examples, or all if there are fewer::
+    It contains the first n_c examples of class c = 0, ..., C - 1, or all examples if there are fewer::
 
         n_c = round(largest * imbalance^(c / (C - 1)))
 
@@ -67,11 +67,9 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
     """
     model = load_model(path)
     if model.scale is None or model.shift is None:
-        raise UserError(
-            f"problem.loss={path}: is not a model of problem=loss_tuning; export one with `fedopt export RUN`"
-        )
+        raise UserError(f"problem.loss={path}: is not a model of problem=loss_tuning; make one with fedopt export RUN")
     if [*map(str, model.classes_)] != [*classes]:
-        known = f"its classes are {some(model.classes_, MOST_NAMED)}, but the data have {some(classes, MOST_NAMED)}"
+        known = f"its classes are {joined(model.classes_, MOST_NAMED)}, but the data have {joined(classes, MOST_NAMED)}"
         raise UserError(f"problem.loss={path}: {known}; export a run on these data")
     return model.scale.to(like), model.shift.to(like)
 
@@ -105,16 +103,14 @@ class LossTuning(SupervisedBilevel):
         train = np.flatnonzero(~given)
         largest = self.largest or int(np.bincount(data.y_train[train]).max())
         kept = train[long_tail(data.y_train[train], largest, self.imbalance)]
-        self.set_up(data, np.sort(np.append(kept, np.flatnonzero(given))), self.validation, self.dropout)
+        self.set_up(data, np.sort(np.append(kept, np.flatnonzero(given))), self.validation)
         if len(kept) < len(train):
             share = f"{len(kept):,} of {len(train):,} training examples"
             self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
         balance = 1 / (self.classes * self.class_shares("val"))  # equal weights of the classes' mean losses
         self.class_weight = self.world.tensor(balance)
-        of_both = (self.train.y[self.splits["train"].rows], self.test_set.y)
-        self._calibrated = Scores.of(
-            of_both[0].cpu().numpy(), self.names_of_classes, OF_PROBABILITIES, [of_both[1].cpu().numpy()]
-        )
+        train_y, test_y = (y.cpu().numpy() for y in (self.train.y[self.splits["train"].rows], self.test_set.y))
+        self._calibrated = Scores.of(train_y, self.names_of_classes, OF_PROBABILITIES, [test_y])
         self.metrics = (*self.metrics, *self._calibrated.metrics("calibrated", "calibrated"))  # type: ignore[assignment]
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
@@ -132,13 +128,18 @@ class LossTuning(SupervisedBilevel):
         return tuning(point[0])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics of two outputs: the logits of y, which decide, and the tuned logits, which enter the training loss.
+        """Return the value of each metric by name.
 
-        The probabilities of the tuned logits are calibrated for the training distribution.
+        There are metrics of two outputs: of the logits of the network y, whose largest entry is the predicted class, and of the
+        tuned logits, which enter the training loss. The probabilities of the tuned logits are calibrated for the training
+        distribution.
 
         * ``calibrated_loss``, ``calibrated_brier``: loss and Brier score of the tuned logits on the test examples.
         * ``calibrated_calibration``: mean predicted probability of the rarest training class, divided by its share of the test
           examples.
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = point[:2]
         logits, test = partial(self.net, y), self.test_set

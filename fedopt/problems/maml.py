@@ -74,20 +74,25 @@ class _Sinusoids(Problem):
         self._start = self.net.initial.to(world.device, world.dtype)
         self.grid = world.tensor(np.linspace(-5, 5, POINTS))
         rng, rng_new = world.rng(Part.CLIENTS), world.rng(Part.COMMON)
-        self.amplitude, self.phase = self._drawn(rng, curves)
-        self._new = self.curve(*self._drawn(rng_new, self.new_tasks))
+        self.amplitude, self.phase = self._curves(rng, curves)
+        self._new = self.curve(*self._curves(rng_new, self.new_tasks))
 
-    def _drawn(self, rng: np.random.Generator, curves: int) -> tuple[Tensor, Tensor]:
-        """Generate random amplitudes and phases, ``[curves]`` each."""
+    def _curves(self, rng: np.random.Generator, curves: int) -> tuple[Tensor, Tensor]:
+        """Generate the amplitudes and the phases of random curves, ``[curves]`` each.
+
+        Args:
+            rng: Random generator.
+            curves: Number of curves.
+        """
         return self.world.tensor(rng.uniform(0.1, 5, curves)), self.world.tensor(rng.uniform(0, np.pi, curves))
 
     def curve(self, amplitude: Tensor, phase: Tensor, t: Tensor | None = None) -> Curve:
-        """Return points of curves, with equal weights.
+        """Return points of one curve or of several, with equal weights.
 
         Args:
-            amplitude: Amplitudes, ``[...]``.
-            phase: Phases, ``[...]``.
-            t: Times, ``[..., B]``. None: all times of the grid.
+            amplitude: Amplitudes of the curves, ``[...]``.
+            phase: Phases of the curves, ``[...]``.
+            t: Times of the points, ``[..., B]``. None: all times of the grid.
         """
         t = self.grid.expand(*amplitude.shape, POINTS) if t is None else t
         return Curve(t, amplitude[..., None] * torch.sin(t + phase[..., None]), torch.ones_like(t) / t.shape[-1])
@@ -111,34 +116,31 @@ class _Sinusoids(Problem):
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
-        """Return the loss of each curve after adaptation, ``[curves]``.
+        """Adapt x to each of several curves, and return the losses after the adaptation, ``[curves]``.
 
         Args:
             x: Parameters of the network.
-            support: Points to which x is adapted.
-            query: Points on which the loss is then computed.
+            support: Points of the curves to which x is adapted.
+            query: Points of the same curves on which the losses are then computed.
         """
         one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
         return torch.func.vmap(one)(support, query)
 
     def of_new_tasks(self, x: Tensor) -> dict[str, float]:
-        """Return the metrics on the new curves, before and after adaptation.
+        """Return the metrics new_task_loss and new_task_start, the losses on the new curves after and before adaptation.
 
         Args:
             x: Parameters of the network.
         """
-        before = torch.func.vmap(self.loss, (None, 0))(x, self._new)
-        return {
-            "new_task_loss": float(self.after(x, self._new, self._new).mean()),
-            "new_task_start": float(before.mean()),
-        }
+        before, after = torch.func.vmap(self.loss, (None, 0))(x, self._new), self.after(x, self._new, self._new)
+        return {"new_task_loss": float(after.mean()), "new_task_start": float(before.mean())}
 
 
 @dataclass(eq=False)
 class Maml(_Sinusoids, LocalBilevel):
     """Meta-learning as a bilevel problem with one curve per client.
 
-    The lower level, whose Hessian in y is the identity, has the adaptation on the training points as its solution::
+    The solution of the lower level is x, adapted by one gradient step on the training points of the client's curve::
 
         g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2
         f_i(y)    = L_i(y) on the validation points
@@ -162,11 +164,8 @@ class Maml(_Sinusoids, LocalBilevel):
         return self._start, self._start.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> Mapping[str, Curve]:
-        amplitude, phase = (self.per_client[name][client] for name in ("amplitude", "phase"))
-        of_split = {split: (self.t[index], weight) for split, (index, weight) in rows.items()}
-        return {
-            split: self.curve(amplitude, phase, t)._replace(weight=weight) for split, (t, weight) in of_split.items()
-        }
+        own = self.per_client["amplitude"][client], self.per_client["phase"][client]
+        return {split: self.curve(*own, self.t[at])._replace(weight=weight) for split, (at, weight) in rows.items()}
 
     def f(self, x: Tensor, y: Tensor, sample: Mapping[str, Curve]) -> Tensor:
         return self.loss(y, sample["val"])
@@ -175,7 +174,11 @@ class Maml(_Sinusoids, LocalBilevel):
         return 0.5 * torch.sum((y - self.adapted(x, sample["train"])) ** 2)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is sum_i p_i f_i(y_i*(x)) on each client's own points."""
+        """Return the value of each metric by name. The objective is sum_i p_i f_i(y_i*(x)) on each client's own points.
+
+        Args:
+            point: The variable x. Further entries are ignored.
+        """
         (x, *_), losses = point, []
         for i in range(self.clients):
             rows = {split: torch.from_numpy(of_clients[i]).to(x.device) for split, of_clients in self.splits.items()}
@@ -242,7 +245,11 @@ class MamlConditional(_Sinusoids, Conditional):
         return weight @ self.after(x, support, query)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is exact: curves are adapted on all points."""
+        """Return the value of each metric by name. The objective is exact, since curves are adapted on all points.
+
+        Args:
+            point: The variable x.
+        """
         x = point[0]
         objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

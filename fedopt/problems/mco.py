@@ -4,7 +4,7 @@ The problem is::
 
     min_x  E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta),    U(x) = (b - (a'x)^2)^2
 
-The paper's formula of f1 omits the square. U depends only on (a'x)^2, so that x* and -x* are both solutions.
+The paper's formula of f1 omits the square. U depends only on (a'x)^2, so x* and -x* are both solutions.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from fedopt.problems.classes import Compositional, Rows
 from fedopt.problems.function import function
 from fedopt.randomness import Part
 
+Sample = tuple[Tensor, Tensor, Tensor]  # vectors a, [B, d], numbers b, [B], and weights, [B]
 SUBOPTIMALITY = Metric("suboptimality", "objective minus its value at x*")
 
 
@@ -69,12 +70,12 @@ class Mco(Compositional):
     def start(self) -> tuple[Tensor, ...]:
         return (torch.full_like(self.a[0], self.x0),)
 
-    def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
         index, weight = rows["train"]
         return self.a[index], self.b[index], weight
 
     @function
-    def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
         if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative
             return z[0] + self.lam * torch.sqrt(torch.relu(z[1]) + self.delta)
         a, b, weight = sample
@@ -85,14 +86,12 @@ class Mco(Compositional):
         return torch.stack([z[self.d], weight @ excess**2])
 
     @level.gradient
-    def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
         slope = 0.5 * self.lam / torch.sqrt(torch.relu(z[1]) + self.delta)
         return torch.stack([torch.ones_like(slope), torch.where(z[1] > 0, slope, 0.0)])
 
     @level.pullback
-    def level(
-        self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def level(self, n: int, z: Tensor, sample: Sample) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         (a, b, weight), x = sample, z[: self.d]
         inner = a @ x
         off = b - inner**2
@@ -108,9 +107,12 @@ class Mco(Compositional):
         return value, pull
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
-        The suboptimality may be negative: x* solves the problem without noise in b and is only close to the minimiser.
+        The suboptimality may be negative, since x* solves the problem without noise in b and is only close to the minimiser.
+
+        Args:
+            point: The variable x. Further entries are ignored.
         """
         x = point[0]
         objective = self._objective(x)

@@ -15,7 +15,7 @@ class ScoredRows(NamedTuple):
     Attributes:
         examples: The `Examples` that contain them.
         rows: Their indices in ``examples``, ``[n]``.
-        owner: Client of each example, ``[n]``; -1 for a client without training examples.
+        owner: Index of the client of each example, ``[n]``; -1 if this client has no training examples.
     """
 
     examples: Examples
@@ -28,20 +28,25 @@ class ScoredRows(NamedTuple):
         return self.examples.y[self.at(slice(None))]
 
     def at(self, which: np.ndarray | slice) -> Tensor:
-        """Return the indices of some of the rows, as a tensor on the device of the examples.
+        """Return selected entries of ``rows``, as a tensor on the device of the examples.
 
         Args:
-            which: Positions in ``rows``.
+            which: Positions of the entries in ``rows``.
         """
         return torch.from_numpy(self.rows[which]).to(self.examples.y.device)
 
     @classmethod
     def of(cls, examples: Examples, split: Ragged) -> "ScoredRows":
-        """Return the examples of all clients in a split."""
+        """Return the examples of all clients in a split.
+
+        Args:
+            examples: The `Examples` to which the indices of the split refer.
+            split: Indices of each client's examples.
+        """
         return cls(examples, split.rows, np.repeat(np.arange(len(split)), split.sizes))
 
     def known(self) -> "ScoredRows":
-        """Return only the examples of clients that have training examples."""
+        """Return only those examples whose clients have training examples."""
         return self if (self.owner >= 0).all() else ScoredRows(self.examples, *(v[self.owner >= 0] for v in self[1:]))
 
 
@@ -77,7 +82,7 @@ def partitioned(
     """Partition the training examples among the clients, and assign test and validation examples to clients.
 
     Args:
-        world: Provides the partition.
+        world: The world of the run, which partitions examples among its clients.
         data: The data set.
         rows: Indices of the training examples to use. None: all.
         held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
@@ -110,8 +115,8 @@ def _owners(names: np.ndarray | None, train: Ragged, count: int) -> np.ndarray:
     If the partition does not follow the clients that the data name, the examples are assigned to the clients in turn.
 
     Args:
-        names: Name of each example's client. None: the data do not name clients.
-        train: The clients' training examples.
+        names: Name of each example's client, ``[count]``. None: the data do not name clients.
+        train: The clients' training examples, with the names of the clients if the partition follows them.
         count: Number of examples.
     """
     if train.names and names is not None:

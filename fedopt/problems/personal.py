@@ -15,16 +15,16 @@ from fedopt.networks import Tuning, each
 from fedopt.problems.alone import compared
 from fedopt.problems.classes import Problem
 from fedopt.problems.partition import ScoredRows
-from fedopt.problems.scores import Scorer, Values
+from fedopt.problems.scores import Scores, Values
 
 PIECE = 2048  # rows that one model predicts together
 OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated probabilities
 
 
-class Errors(Scorer):
-    """The root mean squared error of the first output, for regression."""
+class Errors:
+    """The root mean squared error of the first output, for regression, with the methods and attributes of `Scores`."""
 
-    client_metrics, rarest, each = (CLIENT_RMSE,), None, dict[str, tuple[str, int]]()
+    client_metrics, rarest, each, note = (CLIENT_RMSE,), None, dict[str, tuple[str, int]](), ""
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
         return (Metric(f"{prefix}_rmse", f"root mean squared error on {where} examples"),)
@@ -38,18 +38,21 @@ class Errors(Scorer):
             return {"rmse": np.sqrt(np.bincount(owner, squares, M) / np.bincount(owner, minlength=M))}
 
 
-class ScoresModels(Problem):
-    """Base class of problems that score models on labelled examples, each with the model that its client deploys.
+Scorer = Scores | Errors  # the metrics of models for classification, and for regression
 
-    `deploys` completes the metrics, after the following attributes were set while the problem was built.
+
+class ScoresModels(Problem):
+    """Base class of problems whose metrics are computed on labelled examples, each predicted by the model that its client uses.
+
+    The subclass sets the following attributes. When the method of the run is known, `deploys` completes the metrics.
 
     Attributes:
-        scorer: The metrics of a model's outputs.
+        scorer: The metrics that are computed from a model's outputs.
         test_set: The test examples.
         val_set: The validation examples that the data mark. None: the data mark none.
         local_set: The test examples of clients with training examples, or training examples that clients hold out for
             testing. None: there are none.
-        scored: Names of the metrics that `test_metrics` returns. If a problem declares them, they are replaced by all metrics
+        scored: Names of the metrics that `test_metrics` returns. If a problem declares them, they are replaced with all metrics
             of ``scorer`` and by the metrics of single clients.
     """
 
@@ -78,16 +81,13 @@ class ScoresModels(Problem):
         self.scored = {metric.name for metric in (*val, *test, *of_common)}
 
     def _metrics_of_clients(self) -> list[Metric]:
-        """Set ``client_metric`` and return the metrics of single clients; none if clients have no test examples."""
+        """Set ``client_metric``, and return the metrics that summarise the clients; [] if clients have no test examples."""
         main = self.scorer.client_metrics[0]
         if self.local_set is None or main.name not in self._defined:
             return []
         self.client_metric = main
-        of_clients = [
-            replace(metric, name=f"personal_{metric.name}", label=f"mean of the clients' {metric.label}")
-            for metric in self.scorer.client_metrics
-            if metric.name in self._defined
-        ]
+        defined = [m for m in self.scorer.client_metrics if m.name in self._defined]
+        of_clients = [replace(m, name=f"personal_{m.name}", label=f"mean of the clients' {m.label}") for m in defined]
         of_clients.insert(1, replace(main, name=f"worst_personal_{main.name}", label=f"worst client's {main.label}"))
         if self.compares_with_alone():
             of_clients += [BETTER_THAN_ALONE, AS_GOOD_AS_ALONE, *self.scorer.metrics("alone", "test")]
@@ -106,11 +106,19 @@ class ScoresModels(Problem):
         raise NotImplementedError(f"{type(self).__name__} must define fit_alone")
 
     def parameters(self, *point: Tensor) -> Tensor:
-        """Return the parameters of the common model at a point, ``[dim]``."""
+        """Return the parameters of the common model at a point, ``[dim]``.
+
+        Args:
+            point: The variables.
+        """
         return point[0]
 
     def calibration(self, *point: Tensor) -> Tuning:
-        """Return the scale and shift of the logits that make calibrated probabilities at a point; None for no change."""
+        """Return the scale and shift of the logits that make calibrated probabilities at a point; None for no change.
+
+        Args:
+            point: The variables.
+        """
         return None
 
     def predicted(self, model: Tensor, x: Tensor) -> Tensor:
@@ -123,9 +131,9 @@ class ScoresModels(Problem):
         raise NotImplementedError(f"{type(self).__name__} must define predicted")
 
     def models(self, *point: Tensor) -> tuple[Logits | None, Tensor | None]:
-        """Return the common model, a function from inputs to outputs, and the clients' own parameters, ``[M, d]``.
+        """Return the common model as a function from inputs to outputs, and the parameters of the clients' own models, ``[M, d]``.
 
-        Either is None if the method has no such model.
+        The first or the second is None if the method has no such models.
 
         Args:
             point: The variables, followed by the clients' own models if the method trains them.
@@ -137,27 +145,27 @@ class ScoresModels(Problem):
 
     @torch.no_grad()
     def predictions(self, of: ScoredRows, common: Logits | None, own: Any = None) -> Tensor:
-        """Predict each example once, and return the outputs, ``[n, outputs]``.
+        """Predict each example with one model, and return the outputs, ``[n, outputs]``.
 
         Args:
             of: The examples.
-            common: The common model. It predicts all examples if ``own`` is None, otherwise the examples of unknown clients.
-                None: there are no such examples.
-            own: Parameters of the clients' own models, ``[M, d]``, which predict the examples of their clients. None: there are
-                none.
+            common: The common model. If ``own`` is None, it predicts all examples, and otherwise only the examples of clients
+                without training examples. None: there are no examples for it.
+            own: Parameters of the clients' own models, ``[M, d]``, which predict the examples of their clients. None: clients have
+                no models of their own.
         """
         owner, outputs = np.full(len(of.rows), -1) if own is None else of.owner, []
         order = np.argsort(owner, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
             client = owner[rows[0]]
             model: Any = common if client < 0 else partial(self.predicted, own[client])
-            outputs += [model(of.examples.x[of.at(part)]) for part in np.split(rows, range(PIECE, len(rows), PIECE))]
+            outputs += [model(of.examples.x[of.at(chunk)]) for chunk in np.split(rows, range(PIECE, len(rows), PIECE))]
         found = torch.cat(outputs)
         return torch.empty_like(found).index_copy_(0, torch.from_numpy(order).to(found.device), found)
 
     @torch.no_grad()
     def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:
-        """Return the metrics on test and validation examples, and the metrics of single clients if they have test examples.
+        """Return the metrics on test and validation examples by name, and the summaries of clients if clients have test examples.
 
         Args:
             common: The common model, a function from inputs to outputs ``[B, outputs]``. None: the method has none.
@@ -179,7 +187,7 @@ class ScoresModels(Problem):
         return found
 
     def _scores(self, prefix: str, outputs: Tensor, of: ScoredRows) -> dict[str, float]:
-        """Return the scores that are among the metrics, by name.
+        """Compute the scores on some examples, and return those that are among the metrics of the problem, by name.
 
         Args:
             prefix: First part of their names, such as ``test``.
@@ -209,14 +217,14 @@ class ScoresModels(Problem):
 
     @cached_property
     def _defined(self) -> dict[str, np.ndarray]:
-        """For each score that is defined for some client: a boolean array ``[M]``, true for the clients for which it is defined."""
+        """For each score that is defined for some client: an array ``[M]``, true for the clients for which it is defined."""
         assert self.local_set is not None
         blank = self.local_set.y.new_zeros(len(self.local_set.rows), max(self.classes, 1)).double()
         finite = {name: np.isfinite(values) for name, values in self.client_scores(blank, None, True).items()}
         return {name: clients for name, clients in finite.items() if clients.any()}
 
     def means_of_clients(self, outputs: Tensor, tuning: Tuning = None) -> dict[str, float]:
-        """Return the means over clients, the worst client's value, and the comparison with the clients' own baselines.
+        """Return the metrics that summarise clients, by name: means, the worst client's value, and comparisons with baselines.
 
         Args:
             outputs: Outputs for the examples of ``local_set``.
@@ -232,10 +240,10 @@ class ScoresModels(Problem):
 
     @cached_property
     def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
-        """Return the results of the baselines that clients fit to their own examples.
+        """The results of the baselines that clients fit to their own examples.
 
-        The outputs of `fit_alone`; the first score of each client with the penalised baseline, where it is defined; and the
-        metrics of the penalised baselines over all examples.
+        They are the outputs of `fit_alone`, the main score of each client with the penalised baseline, for the clients for which
+        this score is defined, and the metrics of the penalised baselines over all examples.
         """
         assert self.local_set is not None
         outputs, main = self.fit_alone(), self.scorer.client_metrics[0].name
@@ -244,7 +252,11 @@ class ScoresModels(Problem):
         return outputs, of_clients, {f"alone_{name}": value for name, value in values.items()}
 
     def clients_table(self, *point: Tensor) -> Values:
-        """Return the counts and scores of each client, ``[M]``, by column name, such as test_rows, own_auc and alone_auc."""
+        """Return the counts and scores of each client, ``[M]``, by column name, such as test_rows, own_auc and alone_auc.
+
+        Args:
+            point: The variables, followed by the clients' own models if the method trains them.
+        """
         if not self.client_metric or self.local_set is None:
             return {}
         local, (common, own) = self.local_set, self.models(*point)

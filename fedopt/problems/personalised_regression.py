@@ -61,7 +61,11 @@ class PersonalisedRegression(Table, LocalBilevel):
         self._least = float(self._outer.value + 0.5 * self._x @ self._outer.constant)
 
     def inner_solutions(self, x: Tensor) -> Tensor:
-        """Return y_i(x) for all clients, ``[M, dy]``."""
+        """Return the solutions y_i(x) of the lower level of all clients, ``[M, dy]``.
+
+        Args:
+            x: The common model, ``[dx]``.
+        """
         pull = self.lam * torch.eye(self._A.shape[1]).to(self._A)
         return torch.linalg.solve(self._A + pull, self.lam * x.to(self._A) + self._c)
 
@@ -69,7 +73,11 @@ class PersonalisedRegression(Table, LocalBilevel):
         return self.inner_solutions(variables["x"]).to(variables["x"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the exact gradient of the outer objective, ``[dx]``."""
+        """Return the exact gradient of the outer objective at x, ``[dx]``.
+
+        Args:
+            x: The common model, ``[dx]``.
+        """
         return self._outer.hessian @ x.to(self._outer.hessian) + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
@@ -109,7 +117,11 @@ class PersonalisedRegression(Table, LocalBilevel):
         super().deploys(True, True)  # every method has the own models y_i(x) and the common model x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics, all at the exact y_i(x)."""
+        """Return the value of each metric by name, at x and the exact y_i(x).
+
+        Args:
+            point: The common model x. Further entries are ignored.
+        """
         tested = self.test_metrics(*self.models(*point))
         off = point[0].to(self._x) - self._x
         excess = float(0.5 * off @ (self._outer.hessian @ off))
@@ -117,5 +129,9 @@ class PersonalisedRegression(Table, LocalBilevel):
         return {"excess": excess, **tested, "distance": distance, "objective": self._least + excess}
 
     def models(self, *point: Tensor) -> tuple[Logits, Tensor]:
-        """Return the common model x and the exact y_i(x), ``[M, dy]``."""
+        """Return the common model x as a function from inputs to outputs, and the exact y_i(x), ``[M, dy]``.
+
+        Args:
+            point: The common model x. Further entries are ignored.
+        """
         return partial(self.predicted, point[0]), self.inner_solutions(point[0]).to(point[0])

@@ -41,13 +41,13 @@ Sample = namedtuple("Sample", "A c D e")
 class PlMinimax(Reduced, Minimax):
     """A minimax problem that is not concave in y but satisfies the Polyak-Lojasiewicz (PL) condition.
 
-    `Quadratic` describes the arguments that are not listed here.
+    The docstring of the module has the formulas. `Quadratic` describes the arguments that are not listed here.
 
     Args:
         d: Dimension of x and of y.
-        rho: Factor of sin^2. f is PL and not concave in y for the allowed values.
-        coupling: Singular values of S.
-        conditioning: Condition number of the matrices A_i and D_i.
+        rho: Factor of the term with sin^2 in f. For the allowed values, f satisfies the PL condition and is not concave in y.
+        coupling: Value of all singular values of the matrix S, with which y*(x) = S x.
+        conditioning: Condition number of the clients' matrices A_i and D_i, the Hessians of the quadratic terms in x and in y.
     """
 
     d: PositiveInt
@@ -59,14 +59,9 @@ class PlMinimax(Reduced, Minimax):
     def __post_init__(self) -> None:
         d, family = self.d, self.families()
         self.splits = self.world.split(self.examples)
-        terms = Sample(
-            A=family(spd, d, self.conditioning),
-            c=family(gaussian, d),
-            D=family(spd, d, self.conditioning),
-            e=family(gaussian, d),
-        )
-        e = terms.e - torch.from_numpy(self.weights).to(terms.e) @ terms.e
-        self.set_up(terms._replace(e=e), dict.fromkeys("AcDe", "train"))
+        A, c = family(spd, d, self.conditioning), family(gaussian, d)
+        D, e = family(spd, d, self.conditioning), family(gaussian, d)
+        self.set_up(Sample(A, c, D, e - torch.from_numpy(self.weights).to(e) @ e), dict.fromkeys("AcDe", "train"))
         self._S = self.world.tensor(self.coupling * isometry(self.world.rng(Part.COUPLING), 1, d, d)[0])
         values, axes = torch.linalg.eigh(self._mean.D)
         self._R = axes * values.sqrt() @ axes.T
@@ -75,14 +70,14 @@ class PlMinimax(Reduced, Minimax):
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))
 
     def hessians(self) -> tuple[Tensor, ...]:
-        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), where it is largest over y."""
+        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), which is its largest one over y."""
         return self._mean.A, (1 + 2 * self.rho) * self._mean.D
 
     def solution(self) -> tuple[Tensor, ...]:
         return self._x, self._S @ self._x
 
     def start(self) -> tuple[Tensor, ...]:
-        """Return x = (1, ..., 1) and the y for which every z_j is pi / 2, where h is least convex in all directions."""
+        """Return x = (1, ..., 1), and the y for which every z_j is pi / 2. There, h has its most negative curvature."""
         x = torch.ones_like(self._x)
         return x, self._S @ x + torch.linalg.solve(self._R, x * (math.pi / 2))
 
@@ -99,6 +94,10 @@ class PlMinimax(Reduced, Minimax):
         return A @ x - c + slope @ self._S, e - slope
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is max_y f(x, y)."""
+        """Return the value of each metric by name. The objective is max_y f(x, y).
+
+        Args:
+            point: The variables (x, y).
+        """
         _, y_s = self.solution()
         return {**super().evaluate(*point), "distance_y": number(torch.linalg.norm(point[1] - y_s))}

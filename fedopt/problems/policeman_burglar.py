@@ -65,7 +65,12 @@ class PolicemanBurglar(Minimax):
         return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        """Return the weighted mean of the reports in ``rows``, ``[houses]``."""
+        """Return the weighted mean of the reported wealth of each house, ``[houses]``.
+
+        Args:
+            client: Index of the client, which is not used.
+            rows: For the split ``train``, the indices of the reports, ``[B]``, and their weights, ``[B]``.
+        """
         index, weight = rows["train"]
         return weight @ self._wealth[index]
 

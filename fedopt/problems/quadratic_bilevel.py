@@ -30,10 +30,10 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 
 
 def reduced(terms: Sample) -> Outer:
-    """Return f(x, y*(x)) as a quadratic function of x.
+    """Return the outer objective f(x, y*(x)) as a quadratic function of x.
 
     Args:
-        terms: The terms of one problem, or of M problems, ``[M, ...]``, for M functions.
+        terms: The terms of one problem. With terms of M problems, ``[M, ...]`` each, the result contains M functions.
     """
     A, B, c, D, d, F, e, G = columns(terms)
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
@@ -71,16 +71,9 @@ class NestedQuadratic(Reduced, Nested):
             S = gaussian(rng, count, *shape)
             return np.tensordot(self.weights, A.cpu(), 1) @ (S / np.linalg.norm(S, 2, axis=(1, 2)))
 
-        terms = Sample(
-            A=A,
-            B=family(gaussian if self.delta is None else response, dy, dx),
-            c=family(gaussian, dy),
-            D=H[:, :dx, :dx],
-            d=family(gaussian, dx),
-            F=H[:, dx:, dx:],
-            e=family(gaussian, dy),
-            G=H[:, :dx, dx:],
-        )
+        B, c = family(gaussian if self.delta is None else response, dy, dx), family(gaussian, dy)
+        d, e = family(gaussian, dx), family(gaussian, dy)
+        terms = Sample(A, B, c, H[:, :dx, :dx], d, H[:, dx:, dx:], e, H[:, :dx, dx:])
         self.set_up(terms, {**dict.fromkeys("ABc", "train"), **dict.fromkeys("DdFeG", "val")})
 
     def start(self) -> tuple[Tensor, ...]:
@@ -128,7 +121,11 @@ class QuadraticBilevel(NestedQuadratic, Bilevel):
     """
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """Return y*(x), ``[dy]``."""
+        """Return the solution y*(x) of the lower level, ``[dy]``.
+
+        Args:
+            x: The outer variable, ``[dx]``.
+        """
         return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
 
     def solution(self) -> tuple[Tensor, ...]:

@@ -30,8 +30,8 @@ Sample = namedtuple("Sample", "A c Q e")
 class QuadraticComposition(Reduced, Composition):
     """Base class of the quadratic compositions.
 
-    The common matrix and each client's own matrix, which are mixed into A_i, have orthonormal columns. `Quadratic` describes
-    the arguments that are not listed here.
+    The matrix A_i is a mixture of a common matrix and of the client's own matrix, which both have orthonormal columns.
+    `Quadratic` describes the arguments that are not listed here.
 
     Args:
         d0, d1: Dimensions of x and of f^0(x).
@@ -46,9 +46,7 @@ class QuadraticComposition(Reduced, Composition):
 
     def __post_init__(self) -> None:
         if self.d0 > self.d1:
-            raise UserError(
-                f"problem.d0={self.d0}: must be at most problem.d1={self.d1}, else the composition is not strongly convex"
-            )
+            raise UserError(f"problem.d0={self.d0}: must be at most problem.d1={self.d1}; choose a smaller problem.d0")
         self.splits, family = self.world.split(self.examples), self.families()
         self.dims = (self.d0, self.d1)
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
@@ -60,7 +58,7 @@ class QuadraticComposition(Reduced, Composition):
         return Outer(A.mT @ Q @ A, constant[..., 0], value[..., 0, 0])
 
     def hessians(self) -> tuple[Tensor, ...]:
-        lower = torch.eye(self.d1).to(self._x)  # of the equivalent lower level, 1/2 |y - f^0(x)|^2
+        lower = torch.eye(self.d1).to(self._x)  # Hessian of the equivalent lower level, 1/2 |y - f^0(x)|^2
         return self._outer.hessian, lower
 
     @function

@@ -39,7 +39,7 @@ class QuadraticGame(Minimax):
         examples: Number of functions over all clients.
         mu, L: The eigenvalues of A_j and C_j are uniform between mu and L.
         coupling: The eigenvalues of B_j are uniform between 0 and this value.
-        heterogeneity: Interpolates between all functions being equal to their mean (0) and the random functions (1).
+        heterogeneity: 0: all functions are replaced with their mean. 1: the random functions are used. Other values interpolate.
     """
 
     d: PositiveInt
@@ -60,11 +60,11 @@ class QuadraticGame(Minimax):
             return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
 
         A, B, C = symmetric(self.mu, self.L), symmetric(0.0, self.coupling), symmetric(self.mu, self.L)
-        drawn = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
+        sampled = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
         weights = self.splits["train"].example_weights(self.weights)
         self._functions, self.per_client, means = [], {}, []
         train = self.splits["train"]
-        for name, terms in drawn._asdict().items():
+        for name, terms in sampled._asdict().items():
             mean = np.tensordot(weights, terms[train.rows], 1)
             functions = mean + self.heterogeneity * (terms - mean)
             self._functions.append(world.tensor(functions))
@@ -83,13 +83,22 @@ class QuadraticGame(Minimax):
         return zero, zero.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> Function:
-        """Return the weighted mean of the functions in ``rows``."""
+        """Return the weighted mean of several functions of the client.
+
+        Args:
+            client: Index of the client, which is not used.
+            rows: For the split ``train``, the indices of the functions, ``[B]``, and their weights, ``[B]``.
+        """
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
 
     @written_for(sample)
     def full_sample(self, client: int | Tensor) -> Function:
-        """Return the mean of all of the client's functions."""
+        """Return the mean of all of the client's functions.
+
+        Args:
+            client: Index of the client.
+        """
         return Function(*of_client(self.per_client, client))
 
     @function

@@ -37,7 +37,8 @@ class QuadraticHierarchical(Reduced, Hierarchical):
     Args:
         d: Dimension of x and of each y_i.
         conditioning: Condition number of the matrices A_i, whose largest eigenvalue is at most 1.
-        delta: Heterogeneity around a fixed mean problem, below 1, where an A_i could be singular.
+        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). It must be below 1, because an A_i could be singular
+            otherwise.
     """
 
     d: PositiveInt
@@ -56,11 +57,6 @@ class QuadraticHierarchical(Reduced, Hierarchical):
         S, off = torch.linalg.solve(A, B), torch.linalg.solve(A, c) - d  # y_i(x) - d_i = S_i x + off_i
         value = 0.5 * off.mT @ off
         return Outer(torch.eye(self.d).to(A) + S.mT @ S, (S.mT @ off)[..., 0], value[..., 0, 0])
-
-    def inner_solutions(self, x: Tensor) -> Tensor:
-        """Return y_i(x) for all clients, ``[M, d]``."""
-        own = self.per_client
-        return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
         return None

@@ -24,7 +24,8 @@ class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
     `NestedQuadratic` describes the arguments that are not listed here.
 
     Args:
-        delta: Heterogeneity around a fixed mean problem, below 1, where a client's A_i could be singular.
+        delta: Heterogeneity around a fixed mean problem (see `Quadratic`). It must be below 1, because an A_i could be singular
+            otherwise.
     """
 
     delta: Annotated[float, Field(ge=0, lt=1)] | None = field(default=None, kw_only=True, metadata={"before": None})

@@ -42,8 +42,8 @@ class QuadraticMinimax(Quadratic, Minimax):
     Args:
         dx, dy: Dimensions of x and y.
         conditioning: Condition number of the matrices A_i and D_i.
-        mismatch: Wrong weights of the clients, ``[M]``, up to a factor. The metric `distance_mismatched` is the distance to
-            the saddle point with these weights. None: there is no such metric.
+        mismatch: Wrong weights of the clients, ``[M]``, up to a factor. The metric distance_mismatched is the distance to the
+            saddle point of the problem with these weights. None: there is no such metric.
         coupling: Factor of the matrices B_i. With a large value, the game rotates, and descent-ascent diverges unless its
             steps are small.
 
@@ -60,17 +60,10 @@ class QuadraticMinimax(Quadratic, Minimax):
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
-            raise UserError(
-                f"problem.mismatch={self.mismatch}: must be a list with an entry for each of the {self.clients} clients"
-            )
-        terms = Sample(
-            A=family(spd, dx, self.conditioning),
-            B=self.coupling * family(gaussian, dx, dy),
-            D=family(spd, dy, self.conditioning),
-            c=family(gaussian, dx),
-            e=family(gaussian, dy),
-        )
-        self.set_up(terms, dict.fromkeys("ABDce", "train"))
+            raise UserError(f"problem.mismatch={self.mismatch}: must have a number for each of {self.clients} clients")
+        A, B = family(spd, dx, self.conditioning), self.coupling * family(gaussian, dx, dy)
+        D, c, e = family(spd, dy, self.conditioning), family(gaussian, dx), family(gaussian, dy)
+        self.set_up(Sample(A, B, D, c, e), dict.fromkeys("ABDce", "train"))
         self._mean = self.mean(self.weights)
         self._saddles = {"distance": self.saddle(self.weights)}
         if self.mismatch is not None:
@@ -92,9 +85,9 @@ class QuadraticMinimax(Quadratic, Minimax):
         return A + B @ torch.linalg.solve(D, B.T), D
 
     def constants(self) -> dict[str, float]:
-        """Return constants of the mean game by name.
+        """Return constants of the mean problem by name: L_x and L_y as in `Quadratic.constants`, and kappa.
 
-        ``kappa`` is the Lipschitz constant of its gradient field divided by its strong monotonicity constant.
+        ``kappa`` is the Lipschitz constant of the gradient field, divided by its strong monotonicity constant.
         """
         A, B, D, *_ = self._mean
         field = torch.cat([torch.cat([A, B], 1), torch.cat([-B.T, D], 1)])
@@ -118,7 +111,11 @@ class QuadraticMinimax(Quadratic, Minimax):
         return A @ x - c + B @ y, x @ B - D @ y + e
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is max_y f(x, y)."""
+        """Return the value of each metric by name. The objective is max_y f(x, y).
+
+        Args:
+            point: The variables (x, y).
+        """
         x, y = point[:2]
         best = torch.linalg.solve(self._mean.D, self._mean.e + self._mean.B.T @ x)
         off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}

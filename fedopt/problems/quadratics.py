@@ -54,7 +54,7 @@ def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
 
 
 def of_client(terms: Mapping[str, Tensor], client: int | Tensor) -> list[Tensor]:
-    """Return one client's row of each term.
+    """Return the terms of one client, as a list.
 
     Args:
         terms: Terms of all clients, ``[M, ...]`` each.
@@ -98,31 +98,32 @@ class Quadratic(Problem):
     curvature_noise: NonNegativeFloat = field(default=0.0, kw_only=True, metadata={"before": 0.0})
 
     def families(self) -> Callable[..., Tensor]:
-        """Return a function ``family(draw, *args)`` that generates a term for each client, ``[M, ...]``.
+        """Return a function ``family(generate, *args)`` that generates a random term for each client, ``[M, ...]``.
 
-        ``draw(rng, count, *args)`` generates ``count`` random terms. Without delta, one common term and each client's own term
-        are mixed in the proportion 1 : heterogeneity. The common term does not depend on the number of clients.
+        Its argument is a function such as `spd` or `gaussian`: ``generate(rng, count, *args)`` returns ``count`` random terms.
+        Without delta, one common term and each client's own term are mixed in the proportion 1 : heterogeneity. The common term
+        does not depend on the number of clients.
         """
         own_share, delta = self.heterogeneity / (1 + self.heterogeneity), self.delta or 0.0
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
-        def mixed(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
-            common, own = draw(rng_common, 1, *args), draw(rng_own, self.clients, *args)
+        def mixed(generate: Callable[..., np.ndarray], *args: float) -> Tensor:
+            common, own = generate(rng_common, 1, *args), generate(rng_own, self.clients, *args)
             return self.world.tensor((1 - own_share) * common + own_share * own)
 
         def zero_sum(*shape: int) -> np.ndarray:
             own = rng_own.standard_normal((self.clients, *shape))
             return own - np.tensordot(self.weights, own, 1)
 
-        def around(draw: Callable[..., np.ndarray], *args: Any) -> Tensor:
-            if draw is spd:
+        def around(generate: Callable[..., np.ndarray], *args: Any) -> Tensor:
+            if generate is spd:
                 dim, conditioning = args
                 root = isometry(rng_common, 1, dim, dim)[0] * np.sqrt(np.geomspace(1 / conditioning, 1.0, dim))
                 S = zero_sum(dim, dim)
                 S += S.swapaxes(1, 2)
                 norm = abs(np.linalg.eigvalsh(S)).max() or 1.0  # S = 0 for a single client
                 return self.world.tensor(root @ (np.eye(dim) + delta / norm * S) @ root.T)
-            mean = draw(rng_common, 1, *args)
+            mean = generate(rng_common, 1, *args)
             own = zero_sum(*mean.shape[1:])
             rms = np.sqrt(self.weights @ np.sum(own.reshape(self.clients, -1) ** 2, axis=1)) or 1.0
             return self.world.tensor(mean + delta * np.linalg.norm(mean) / rms * own)
@@ -149,14 +150,12 @@ class Quadratic(Problem):
 
         Args:
             terms: A named tuple of the clients' matrices and linear terms, ``[M, ...]`` each.
-            noisy: For each term with noise, the split whose examples have it.
+            noisy: The split whose examples have the noise, for the name of each term with noise.
         """
         self.per_client = terms._asdict()
         self._sample_type = type(terms)
         self._noisy = {name: split for name, split in noisy.items() if getattr(terms, name).ndim == 2}
-        self._scaled = {
-            name: split for name, split in noisy.items() if name not in self._noisy and self.curvature_noise
-        }
+        self._scaled = {name: noisy[name] for name in noisy if name not in self._noisy and self.curvature_noise}
         if self.alike:
             means = self.mean(self.weights)._asdict()
             self.per_client = {name: means[name].expand_as(v) for name, v in self.per_client.items()}
@@ -193,14 +192,18 @@ class Quadratic(Problem):
             if split in rows:
                 index, weight = rows[split]
                 own[name] = own[name] + weight @ self._noise[name][index]
-        drawn = {split: rows[split] for split in {*self._scaled.values()} if split in rows}
-        factors = {split: 1 + weight @ self._factors[index] for split, (index, weight) in drawn.items()}
+        chosen = {split: rows[split] for split in {*self._scaled.values()} if split in rows}
+        factors = {split: 1 + weight @ self._factors[index] for split, (index, weight) in chosen.items()}
         own |= {name: own[name] * factors[split] for name, split in self._scaled.items() if split in factors}
         return self._sample_type(**own)
 
     @written_for(sample)
     def full_sample(self, client: int | Tensor) -> Any:
-        """Return the client's terms without noise, because the noise of all examples sums to zero."""
+        """Return the client's terms without noise, because the noise of all examples sums to zero.
+
+        Args:
+            client: Index of the client.
+        """
         return self._sample_type(*of_client(self.per_client, client))
 
 
@@ -224,7 +227,7 @@ class Outer(NamedTuple):
             weights: Weights of the clients, ``[M]``, with sum 1.
         """
         p = torch.from_numpy(weights).to(self.value)
-        return Outer(*(torch.tensordot(p, part, dims=1) for part in self))
+        return Outer(*(torch.tensordot(p, term, dims=1) for term in self))
 
 
 @dataclass(eq=False)
@@ -251,14 +254,18 @@ class Reduced(Quadratic):
 
     @abstractmethod
     def reduced(self, terms: Any) -> Outer:
-        """Return the objective as a quadratic function of x.
+        """Return the objective as a quadratic function of x alone.
 
         Args:
-            terms: The terms of one problem, or of M problems, ``[M, ...]``, for M functions.
+            terms: The terms of one problem. With terms of M problems, ``[M, ...]`` each, the result contains M functions.
         """
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the exact gradient of the objective as a function of x, ``[dx]``."""
+        """Return the exact gradient of the objective at x, ``[dx]``, where y is the solution of the lower level.
+
+        Args:
+            x: The point, ``[dx]``.
+        """
         return self._outer.hessian @ x + self._outer.constant
 
     def hessians(self) -> tuple[Tensor, ...]:
@@ -280,5 +287,9 @@ class Reduced(Quadratic):
 
 
 def columns(terms: Any) -> list[Tensor]:
-    """Return the terms as matrices: vectors ``[..., d]`` become columns ``[..., d, 1]``."""
+    """Return the terms as a list of matrices, in which vectors ``[..., d]`` have become columns ``[..., d, 1]``.
+
+    Args:
+        terms: A named tuple, whose matrices have upper-case names and whose vectors have lower-case names.
+    """
     return [term if name.isupper() else term[..., None] for name, term in terms._asdict().items()]

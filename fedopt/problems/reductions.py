@@ -25,7 +25,7 @@ from fedopt.problems.classes import (
 
 
 class _Reduced(Problem):
-    """A problem in the form of another class. What a reduction does not define is taken from the original problem.
+    """A problem in the form of another problem class. Attributes that a reduction does not define are the original problem's.
 
     Args:
         original: The original problem.
@@ -47,11 +47,11 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 class MinimaxAsBilevel(_Reduced, Bilevel):
     """A minimax problem as a bilevel problem.
 
-    The functions are::
+    The inner objective is::
 
         g_i = -f_i
 
-    Its hypergradient is grad_x f at y*(x); there is no indirect part.
+    The hypergradient is grad_x f at y*(x), since grad_y f is zero there.
     """
 
     source = Minimax
@@ -176,8 +176,8 @@ def fits(cls: type) -> list[str]:
     """Return the names of the problem classes that a class fits, in the order of `CLASSES`.
 
     Args:
-        cls: An algorithm's class, for the problem classes that it covers; or a problem's class, for the one class that it
-            belongs to. `Problem` itself fits all of them.
+        cls: The class of an algorithm or of a problem. An algorithm fits all problem classes that it can solve, and a problem fits
+            the one class that it belongs to. `Problem` itself fits all classes.
     """
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]
@@ -199,8 +199,5 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     for reduction in REDUCTIONS:
         if isinstance(problem, reduction.source) and issubclass(reduction, solves):
             return reduction(problem)
-    kinds, kind = sorted(covered(solves)), name(class_of(problem))
-    raise UserError(
-        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another "
-        "algorithm or problem"
-    )
+    kinds, found = ", ".join(sorted(covered(solves))), f"{type(problem).__name__} is {name(class_of(problem))}"
+    raise UserError(f"the algorithm solves {kinds} problems, and {found}; choose another algorithm or problem")

@@ -66,10 +66,7 @@ class Regularisation(Labelled, Bilevel):
     def __post_init__(self) -> None:
         data = self._made() if self.world.dataset is None else self.world.load(validation=True)
         if data.tokens:
-            raise UserError(
-                "problem=regularisation penalises features, and token ids are not features; use "
-                "dataset.tokens=false, or another problem"
-            )
+            raise UserError("problem=regularisation: needs features, not token ids; set dataset.tokens=false")
         self.partition(data, held_out=self.validation)
         self.outputs = 1 if self.classes == 2 else self.classes
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)
@@ -81,11 +78,10 @@ class Regularisation(Labelled, Bilevel):
     def _made(self) -> LabelledData:
         """Generate artificial data whose labels follow a linear model that uses half of the features."""
         rng = self.world.rng(Part.EXAMPLES)
-        x, model = (
-            rng.standard_normal(shape) for shape in ((self.examples, self.features), (self.features, self.classes))
-        )
+        x = rng.standard_normal((self.examples, self.features))
+        model = rng.standard_normal((self.features, self.classes))
         model[(self.features + 1) // 2 :] = 0
-        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # samples from the softmax
+        y = (2 * x @ model + rng.gumbel(size=(self.examples, self.classes))).argmax(1)  # a sample from the softmax
         test = max(self.examples // 5, 1)
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 
@@ -134,11 +130,19 @@ class Regularisation(Labelled, Bilevel):
         return Second(self.g.gradient(x, y, sample), hessian, lambda v: torch.exp(x) * self._summed(y * v))
 
     def _of_classes(self, y: Tensor) -> Tensor:
-        """Return the coefficients of all classes. With two classes, the coefficients of the first are 0."""
+        """Return the coefficients of all classes as a flat vector, in which the first of two classes has the coefficients 0.
+
+        Args:
+            y: The variable, ``[dy]``, which has no coefficients for the first of two classes.
+        """
         return y if self.outputs > 1 else F.pad(y, (len(y), 0))
 
     def _of_y(self, gradient: Tensor) -> Tensor:
-        """Return the part of a gradient in all classes' coefficients that belongs to y."""
+        """Return the entries of a gradient that belong to y, ``[dy]``.
+
+        Args:
+            gradient: The gradient in the coefficients of all classes, as a flat vector.
+        """
         return gradient if self.outputs > 1 else gradient[len(gradient) // 2 :]
 
     def _penalised(self, x: Tensor, y: Tensor) -> Tensor:
@@ -152,18 +156,21 @@ class Regularisation(Labelled, Bilevel):
         return (strengths * y.view(self.outputs, -1)).flatten()
 
     def _summed(self, of_weights: Tensor) -> Tensor:
-        """Sum a quantity over the coefficients that share a strength, and return the sums, ``[dx]``.
+        """Return the sums of numbers over the coefficients that share a strength, ``[dx]``.
 
         Args:
-            of_weights: The quantity for each coefficient, ``[dy]``.
+            of_weights: One number for each coefficient, ``[dy]``.
         """
         return of_weights.view(self.outputs, -1).sum(0 if self.per == "feature" else 1)
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """Return y*(x), ``[dy]``, in double precision; nan if a strength overflows.
+        """Return the solution y*(x) of the lower level, ``[dy]``, in double precision; nan if a strength overflows.
 
-        L-BFGS minimises g from 0. Its variables are u with y = L^-T u, where L L' is the Hessian at 0 of each output; few
-        iterations are then sufficient. If there are too many features for L, u is y.
+        L-BFGS minimises g from 0 in the variables u with y = L^-T u, where L L' is the Hessian of g at 0. Few iterations are then
+        sufficient. If there are too many features for the matrix L, it minimises in y.
+
+        Args:
+            x: Logarithms of the strengths, ``[dx]``.
         """
         if not torch.exp(x).isfinite().all():
             return torch.full_like(self._start[1], math.nan, dtype=torch.float64)
@@ -190,14 +197,14 @@ class Regularisation(Labelled, Bilevel):
         return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
 
     def _scale(self, x: Tensor, batch: Batch) -> Tensor | None:
-        """Return the Cholesky factor L of the Hessian at 0, ``[outputs, features, features]``.
+        """Return the Cholesky factors L of the Hessian of g at y = 0, ``[outputs, features, features]``.
 
         Args:
             x: Logarithms of the strengths.
             batch: All training examples.
 
         Returns:
-            The factor; None if it would have more than `MOST_SCALES` entries.
+            The factor of each output; None if the factors would have more than `MOST_SCALES` entries.
         """
         if self._start[1].numel() * batch.x.shape[1] > MOST_SCALES:
             return None
@@ -205,10 +212,8 @@ class Regularisation(Labelled, Bilevel):
             p = 1 / self.classes
             self._curvature = (p * (1 - p) * batch.weight * batch.x.mT) @ batch.x
         strengths = torch.exp(x).expand(self.outputs, -1) if self.per == "feature" else torch.exp(x)[:, None]
-        least = 1e-9 * self._curvature.diagonal().max()
-        return torch.linalg.cholesky(
-            self._curvature + torch.diag_embed(strengths.clamp(min=least).expand(-1, batch.x.shape[1]))
-        )
+        strengths = strengths.clamp(min=1e-9 * self._curvature.diagonal().max()).expand(-1, batch.x.shape[1])
+        return torch.linalg.cholesky(self._curvature + torch.diag_embed(strengths))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

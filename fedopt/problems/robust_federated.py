@@ -59,10 +59,13 @@ class _Robust(Supervised):
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
-        * ``objective``: the objective in the docstring of the module, in the unit of a loss.
-        * ``train_loss``, ``worst_loss``: mean and maximum of the clients' losses.
+        * ``objective``: the robust objective lam log mean_k exp(g_k(x) / lam) of the clients' training losses g_k.
+        * ``train_loss``, ``worst_loss``: mean and maximum of the clients' training losses.
+
+        Args:
+            point: The variable x. Further entries are ignored.
         """
         logits = partial(self.net, point[0])
         of_clients = [self.train.loss_and_accuracy(logits, rows)[0] for rows in self.splits["train"]]
@@ -77,9 +80,9 @@ class _Robust(Supervised):
 
 @dataclass(eq=False)
 class RobustFederated(_Robust, LocalCompositional):
-    """The robust objective as a sum of local compositions, which is the paper's objective times lam exp(-c / lam).
+    """Distributional robustness over clients as a sum of local compositions, with the same minimiser as the robust objective.
 
-    The levels are::
+    With the loss g_k of client k and the loss c of a uniform guess, the levels are::
 
         f_k^0 = g_k - c,    f_k^1(u) = lam exp(u / lam)
     """
@@ -90,9 +93,9 @@ class RobustFederated(_Robust, LocalCompositional):
 
 @dataclass(eq=False)
 class RobustFederatedGlobal(_Robust, KnownOuter):
-    """The robust objective as one composition of means over clients.
+    """Distributional robustness over clients as one composition with a mean over clients inside.
 
-    The levels are::
+    With the loss g_k of client k and the loss c of a uniform guess, the levels are::
 
         f_k^0 = exp((g_k - c) / lam) - 1,    f^1(u) = c + lam log(1 + u)
 

@@ -44,10 +44,7 @@ class RobustNn(SupervisedMinimax):
         super().__post_init__()
         (x,) = self._start
         if not self.train.x.is_floating_point():
-            raise UserError(
-                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
-                "dataset.tokens=false, or another problem"
-            )
+            raise UserError("problem=robust_nn: needs pixels or features, not token ids; set dataset.tokens=false")
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
@@ -60,12 +57,15 @@ class RobustNn(SupervisedMinimax):
         return ball(y, self.eps, self.norm)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics.
+        """Return the value of each metric by name.
 
         * ``test_accuracy``: accuracy on the unchanged test examples.
         * ``perturbed_accuracy``: accuracy on test examples perturbed by y.
-        * ``robust_accuracy``: the lower of ``perturbed_accuracy`` and the accuracy under the perturbation of `worst`; missing
-          with ``ascent=0``.
+        * ``robust_accuracy``: the lower of ``perturbed_accuracy`` and the accuracy under the perturbation that `worst` finds;
+          missing with ``ascent=0``.
+
+        Args:
+            point: The variables (x, y).
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
@@ -87,9 +87,9 @@ class RobustNn(SupervisedMinimax):
         return 100 * self.test_examples.loss_and_accuracy(lambda images: self.net(x, images + y))[1]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """Search for a perturbation with a large test loss, ``[features]``, by projected ascent from y.
+        """Search for a perturbation with a large test loss by projected ascent from y, and return it, ``[features]``.
 
-        Each step is normalised and uses the next part of the test set.
+        Each step is normalised, and uses the next chunk of the test set.
 
         Args:
             x: Parameters of the network.
@@ -103,11 +103,11 @@ class RobustNn(SupervisedMinimax):
         return y
 
     def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
-        """Take one step of `worst` and return the new perturbation.
+        """Take one step of `worst`, of length 2.5 eps / ascent, and return the new perturbation, ``[features]``.
 
         Args:
-            y: The perturbation.
-            g: Gradient of the test loss.
+            y: The perturbation before the step, ``[features]``.
+            g: Gradient of the test loss with respect to the perturbation, ``[features]``.
         """
         steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-37)
-        return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball
+        return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # all steps together can cross the ball

@@ -26,7 +26,7 @@ from fedopt.randomness import Part
 class Saddle(Minimax):
     """A quadratic saddle point problem with random terms.
 
-    The problem is::
+    The docstring of the module has the formulas. The terms of the clients are::
 
         t_i ~ U(0, t_max),    b_i = b'_i - mean b',    b'_i ~ N(0, s^2 I)
 
@@ -77,7 +77,11 @@ class Saddle(Minimax):
         return self.lam * x - t * y, b - y - t * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is max_y f(x, y)."""
+        """Return the value of each metric by name. The objective is max_y f(x, y).
+
+        Args:
+            point: The variables (x, y).
+        """
         x, y = point[:2]
         distance = number(torch.linalg.norm(x))
         return {

@@ -1,7 +1,6 @@
 """Metrics of predicted classes, including metrics for rare classes, defined as in scikit-learn."""
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedopt.errors import MOST_NAMED, UserError, among, some
+from fedopt.errors import MOST_NAMED, UserError, among, joined
 from fedopt.metrics import CLIENT_ACCURACY, CLIENT_AUC, CLIENT_LOSS, Metric
 
-Values = dict[str, np.ndarray]  # values of each client, [M], by the name of a score
+Means = Callable[[np.ndarray], np.ndarray]  # from one number per example, [n], to the means of the clients, [M]
+Values = dict[str, np.ndarray]  # the values of the clients, [M], by the name of a score
 RARE = 0.4  # a class is rare if its share is below this fraction of 1 / (number of classes)
 MOST_CLASSES = 10  # with more classes, recall and precision are not measured by default
 EACH = ("recall", "precision")  # metrics of single classes
@@ -39,9 +39,9 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     In the area, a tie between a positive and a negative example counts one half.
 
     Args:
-        scores: Finite scores, ``[n]``.
-        positive: Boolean array ``[n]``, true for positive examples.
-        owner: Client of each example, ``[n]``.
+        scores: Finite scores of the examples of all clients, ``[n]``.
+        positive: Whether each example is positive, ``[n]``, as booleans.
+        owner: Index of the client of each example, ``[n]``.
         clients: Number M of clients.
 
     Returns:
@@ -50,9 +50,8 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     order = np.lexsort((-scores, owner))
     scores, positive, owner = scores[order], positive[order], owner[order]
     n, found = np.bincount(owner, minlength=clients), np.bincount(owner, positive, clients)
-    last = np.flatnonzero(
-        np.append((np.diff(scores) != 0) | (np.diff(owner) != 0), True)[: len(order)]
-    )  # last position of each run of equal scores
+    ends = np.append((np.diff(scores) != 0) | (np.diff(owner) != 0), True)[: len(order)]
+    last = np.flatnonzero(ends)  # last position of each run of equal scores
     of, rows, hits = owner[last], last + 1, np.cumsum(positive)[last]
     right, wrong = np.diff(hits, prepend=0), np.diff(rows - hits, prepend=0)
     rows, hits = rows - (np.cumsum(n) - n)[of], hits - (np.cumsum(found) - found)[of]
@@ -61,62 +60,17 @@ def ranked(scores: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients:
     return np.where(pairs, sums, np.nan) / [pairs, found]
 
 
-class Scorer(ABC):
-    """Interface of the metrics that are computed from the outputs of models.
-
-    Attributes:
-        client_metrics: Metrics computed for each client and averaged over clients. The first one is also compared with the
-            model that each client fits to its own examples.
-        rarest: The class with the fewest training examples. None: there are no classes.
-        each: For scores about one class, such as recall_yes: the metric and the class.
-    """
-
-    client_metrics: tuple[Metric, ...]
-    rarest: int | None
-    each: Mapping[str, tuple[str, int]]
-
-    @abstractmethod
-    def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics.
-
-        Args:
-            prefix: First part of their names, such as ``test``.
-            where: Description of the examples, for the labels of the metrics.
-        """
-
-    @abstractmethod
-    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values of the metrics by name, without the prefix.
-
-        Args:
-            outputs: Outputs of the model, ``[n, outputs]``.
-            y: Classes or targets, ``[n]``.
-        """
-
-    @abstractmethod
-    def per_client(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, means_only: bool = False) -> Values:
-        """Return the values of each client, ``[M]``, by name; nan where a value is undefined.
-
-        Args:
-            outputs: Outputs for the examples, ``[n, outputs]``.
-            y: Classes or targets, ``[n]``.
-            owner: Client of each example, ``[n]``.
-            M: Number of clients.
-            means_only: Whether to compute only ``client_metrics``.
-        """
-
-
 @dataclass(frozen=True)
-class Scores(Scorer):
-    """The metrics of a classifier's logits.
+class Scores:
+    """The metrics that are computed from a classifier's logits. `Scores.of` chooses them.
 
     Args:
         classes: Names of the classes, or their numbers as texts.
-        rarest: The class with the fewest training examples.
+        rarest: Index of the class with the fewest training examples.
         names: The chosen metrics, such as accuracy and recall_yes.
-        each: For names about one class: the metric and the class.
-        client_metrics: Metrics computed for each client: the accuracy, or, if a class is rare, the loss and the area under
-            the ROC curve.
+        each: For each metric of one class, such as recall_yes: the kind of metric, recall, and the index of the class.
+        client_metrics: Metrics that are computed for each client: the accuracy, or, if a class is rare, the loss and the area under
+            the ROC curve. The first one is also computed for the baseline that each client fits to its own examples.
         note: A line for the user about the share of the rarest class; empty if no class is rare.
     """
 
@@ -129,7 +83,7 @@ class Scores(Scorer):
 
     @classmethod
     def of(
-        cls, labels: np.ndarray, classes: Sequence[str], wanted: Sequence[str] | None, tested: Sequence[np.ndarray]
+        cls, labels: np.ndarray, classes: Sequence[str], wanted: Sequence[str] | None, tested: list[np.ndarray]
     ) -> "Scores":
         """Choose the metrics of a problem.
 
@@ -165,14 +119,12 @@ class Scores(Scorer):
         blank = [scores.scores(torch.zeros(len(y), len(classes)), torch.from_numpy(y)) for y in tested if len(y)]
         defined = tuple(name for name in names if all(np.isfinite(values[name]) for values in blank))
         if wanted is not None and (lacking := [name for name in names if name not in defined]):
-            note = (
-                f"problem.metrics: {some(lacking, MOST_NAMED)} is left out, since test or validation rows lack a class"
-            )
+            note = f"problem.metrics: {joined(lacking, MOST_NAMED)} is left out: test or validation rows lack a class"
             scores = replace(scores, note=note)
         return replace(scores, names=defined)
 
     def _note(self, counts: np.ndarray, y: np.ndarray) -> str:
-        """Return a line about the share of the rarest class and the accuracy of always predicting the most frequent class.
+        """Return a line for the user that says how rare the rarest class is, and how often the most frequent class is right.
 
         Args:
             counts: Number of training examples of each class, ``[C]``.
@@ -184,11 +136,11 @@ class Scores(Scorer):
         return f"{100 * share:.1f} % of {counts.sum():,} training rows are {rare}: {always}"
 
     def metrics(self, prefix: str, where: str) -> tuple[Metric, ...]:
-        """Return the metrics.
+        """Return the chosen metrics with the names and labels that they have on one set of examples.
 
         Args:
-            prefix: First part of their names, such as ``test``.
-            where: Description of the examples, for the labels of the metrics.
+            prefix: First part of the names, such as ``test``.
+            where: First part of the labels, which describes the examples, such as ``test``.
         """
         found = []
         for name in self.names:
@@ -198,7 +150,9 @@ class Scores(Scorer):
         return tuple(found)
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the values over all examples by name, rates in percent; nan if an output is not finite.
+        """Return the values of the chosen metrics over all examples by name, without a prefix. Rates are in percent.
+
+        All values are nan if an output is not finite.
 
         Args:
             outputs: Logits, ``[n, classes]``.
@@ -216,7 +170,7 @@ class Scores(Scorer):
         Args:
             outputs: Logits, ``[n, classes]``.
             y: Classes, ``[n]``.
-            owner: Client of each example, ``[n]``.
+            owner: Index of the client of each example, ``[n]``.
             M: Number of clients.
             means_only: Whether to compute only ``client_metrics``.
         """
@@ -237,15 +191,13 @@ class Scores(Scorer):
             usable = mean(finite) == 1
             return {name: np.where(usable, found[name], np.nan) for name in wanted}
 
-    def _of_shares(
-        self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, mean: Callable[[np.ndarray], np.ndarray]
-    ) -> Values:
+    def _of_shares(self, outputs: Tensor, y: Tensor, owner: np.ndarray, M: int, mean: Means) -> Values:
         """Return the metrics of `per_client` other than accuracy and loss.
 
         Args:
             outputs: Logits, ``[n, classes]``.
             y: Classes, ``[n]``.
-            owner: Client of each example, ``[n]``.
+            owner: Index of the client of each example, ``[n]``.
             M: Number of clients.
             mean: Function from one number per example, ``[n]``, to the clients' means, ``[M]``.
         """

@@ -26,10 +26,10 @@ class WithServer(Supervised):
 
     Args:
         test: Fraction of all examples used for testing. None: the data set's own test examples.
-        server: Fraction of the other examples that only the server has.
+        server: Fraction of the training examples that only the server has.
         own_test: Fraction of its examples that each client keeps for testing. None: none; not needed if the data name the
             client of each test example.
-        pretrain: Number of SGD steps on the server's examples that lead to the initial parameters.
+        pretrain: Number of SGD steps on the server's examples before the run, which change the initial parameters.
         pretrain_step: Step size of these steps.
         weighting: How clients count in the objective: by their numbers of examples (``samples``), so that f is a mean over
             all examples, or equally (``uniform``).
@@ -47,8 +47,6 @@ class WithServer(Supervised):
     pretrain_step: PositiveFloat
     weighting: Weighting
 
-    own_test_seed = None
-
     def __post_init__(self) -> None:
         world, data = self.world, self.world.load()
         if self.test is not None:
@@ -60,7 +58,7 @@ class WithServer(Supervised):
                 raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [of_server]))
-        self.set_up(data, at_clients, self.own_test, stratified=self.own_test_seed)
+        self.set_up(data, at_clients, self.own_test)
         self.server_examples = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         if held_out := self.splits.get("val"):
             if self.local_set and self.own_test_seed is not None:
@@ -70,9 +68,7 @@ class WithServer(Supervised):
             self.own_test_rows = Ragged([numbers[rows] for rows in held_out], held_out.names)
         self.splits = {"train": self.splits["train"]}
         if self.pretrain and not of_server:
-            raise UserError(
-                f"problem.pretrain={self.pretrain}: the server has no examples; set problem.server to a fraction of the data"
-            )
+            raise UserError(f"problem.pretrain={self.pretrain}: the server has no examples; set problem.server")
         self._start = (self._pretrained(),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
@@ -88,7 +84,7 @@ class WithServer(Supervised):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self) -> Tensor:
-        """Return the initial parameters after SGD on batches of the server's examples, ``[dim]``."""
+        """Take ``pretrain`` steps of SGD on the server's examples, and return the parameters, ``[dim]``."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(self.pretrain):
             batch = self.server_batch(rng, PRETRAIN_BATCH)

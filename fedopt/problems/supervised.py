@@ -46,14 +46,18 @@ SHOWN = 256  # number of examples for trial runs of a custom network
 
 
 def length(y: Tensor) -> Tensor:
-    """Return the Euclidean norm of a vector, with first and second derivatives that are 0 at the origin."""
+    """Return the Euclidean norm of a vector, a scalar whose first and second derivatives are 0 at the origin.
+
+    Args:
+        y: The vector, ``[d]``.
+    """
     return torch.linalg.vector_norm(torch.where(y.any(), y, 1.0)) * y.any()
 
 
 class Labelled(ScoresModels):
     """Base class of problems about labelled examples.
 
-    `partition` sets the attributes below and the fields of `Partitioned`; each problem sets ``_start`` itself.
+    `partition` sets the attributes below and the fields of `Partitioned`. Each problem sets its initial variables, ``_start``.
 
     Attributes:
         classes: Number of classes; 0 for regression.
@@ -62,22 +66,18 @@ class Labelled(ScoresModels):
             with a key, even if it has no dropout.
         alone: Whether to fit a logistic regression to each client's own examples (`alone.logistic`), the baseline of the
             metric better_than_alone. None: fit it if clients have test examples and the table is small enough.
+        own_test_seed: Seed of a stratified choice of the clients' own test examples (see `WithServer`). None: not stratified.
     """
 
     train: Examples
     test_examples: Examples
     training_keys: tuple[Tensor, ...] = ()
     alone: bool | None = None
+    own_test_seed: int | None = None
     _class_weight: Tensor | None = None
     _start: tuple[Tensor, ...]
 
-    def partition(
-        self,
-        data: LabelledData,
-        rows: np.ndarray | None = None,
-        held_out: float | None = None,
-        stratified: int | None = None,
-    ) -> None:
+    def partition(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Partition the data among the clients, and choose the metrics.
 
         Args:
@@ -85,23 +85,22 @@ class Labelled(ScoresModels):
             rows: Indices of the training examples to use. None: all.
             held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
                 if the data mark validation examples.
-            stratified: Seed of a stratified choice of these examples. None: not stratified (see `World.split`).
         """
-        division = partitioned(self.world, data, rows, held_out, stratified)
-        vars(self).update(division._asdict())
+        found = partitioned(self.world, data, rows, held_out, self.own_test_seed)
+        vars(self).update(found._asdict())
         self.labels = None if data.real else data.y_train[slice(None) if rows is None else rows]
         self.classes, self.class_names, self.feature_names = data.classes, data.class_names, data.feature_names
         self.fills = data.fills
         wanted = vars(self).pop("metrics", None)  # the user's choice; the class attribute becomes visible again
         chosen = wanted if wanted and isinstance(wanted[0], str) else None  # a copied problem has Metric objects here
         self.scorer = self.scorer_of(data, chosen)
-        self.notes = [text for text in (getattr(self.scorer, "note", ""), *data.notes) if text]
-        if data.owners is not None and not division.splits["train"].names:
+        self.notes = [text for text in (self.scorer.note, *data.notes) if text]
+        if data.owners is not None and not found.splits["train"].names:
             self.notes.append("the client that the data name for each row is not used; partitioner=by_column uses it")
 
     @property
     def remark(self) -> str:  # type: ignore[override]
-        """A description of the data: the numbers of examples, the features and the classes."""
+        """A text for the user that lists the numbers of examples, the features and the classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(self.test_examples)}
         if self.val_set or "val" in self.splits:
             counts["validation"] = len(self.val_set.rows if self.val_set else self.splits["val"].rows)
@@ -193,13 +192,19 @@ class Labelled(ScoresModels):
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return a minibatch of each split in `rows`, by the name of the split."""
+        """Return the client's minibatch of each split by the name of the split.
+
+        Args:
+            client: Index of the client, which is not used.
+            rows: For each split, the indices of examples, ``[B]``, and their weights, ``[B]``.
+        """
         return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
-        """Return the share of each class in a split, ``[C]``: the weighted mean of the clients' shares; 1 for an absent class.
+        """Return the share of each class in a split, ``[C]``, or 1 for a class without examples.
 
-        It differs from the share among all examples if the weight p_i of a client is not proportional to its size n_i.
+        It is the mean of the shares among the examples of each client, weighted by p_i. It differs from the share among all
+        examples if the weights p_i are not proportional to the clients' numbers of examples n_i.
 
         Args:
             split: Name of the split.
@@ -213,7 +218,7 @@ class Labelled(ScoresModels):
     ) -> float:
         """Return the weighted mean of the clients' losses on a split.
 
-        With the n_i examples j of client i in the split, it is::
+        With the cross-entropies CE_j of the n_i examples j of client i in the split, it is::
 
             sum_i  p_i / n_i  sum_j  class_weight[y_j] CE_j
 
@@ -258,14 +263,7 @@ class Supervised(Labelled):
     else:
         metrics: list[str] | None = field(default=None, kw_only=True, metadata={"before": None})
 
-    def set_up(
-        self,
-        data: LabelledData,
-        rows: np.ndarray | None = None,
-        held_out: float | None = None,
-        dropout: float = 0.0,
-        stratified: int | None = None,
-    ) -> None:
+    def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Partition the data among the clients, and create the network and its initial parameters.
 
         Args:
@@ -273,14 +271,12 @@ class Supervised(Labelled):
             rows: Indices of the training examples to use. None: all.
             held_out: Fraction of each client's examples that goes to the split ``val``. None: there is no such split. Ignored
                 if the data mark validation examples.
-            dropout: Dropout probability, for an mlp only.
-            stratified: Seed of a stratified choice of the examples in ``val``. None: not stratified (see `World.split`).
 
         Raises:
             UserError: The network does not support dropout or token ids.
         """
-        self.partition(data, rows, held_out, stratified)
-        self.net = self._network(self.train, data, dropout)
+        self.partition(data, rows, held_out)
+        self.net = self._network(self.train, data)
         if data.real:
             self.net.dense = False  # the derivatives of dense networks assume the cross-entropy
         self.notes = [text for text in (*self.notes, self.net.remark) if text]
@@ -291,48 +287,46 @@ class Supervised(Labelled):
         if isinstance(self.net, FlatModule):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
-    def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
-        """Build the network that `model` names.
+    def _network(self, examples: Examples, data: LabelledData) -> FlatModel:
+        """Build the network that ``model`` names. If the problem has a field ``dropout``, an mlp gets this dropout probability.
 
         Args:
             examples: The training examples.
             data: The data set.
-            dropout: Dropout probability, for an mlp only.
 
         Raises:
             UserError: The network does not support dropout, token ids or the shape of the examples.
         """
+        dropout = getattr(self, "dropout", 0.0)
         if dropout and self.model != "mlp":
             raise UserError(f"problem.dropout={dropout} needs problem.model=mlp; in a custom network, use nn.Dropout")
         common = (examples.shape, data.classes or 1, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
-            some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
-            return custom.build(self.model, examples.x[some], *common)
+            shown = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
+            return custom.build(self.model, examples.x[shown], *common)
         if data.tokens:
-            raise UserError(
-                f"problem.model={self.model}: cannot take token ids; use a custom network, problem.model=PACKAGE.CLASS"
-            )
+            raise UserError(f"problem.model={self.model}: cannot take token ids; use a custom network (PACKAGE.CLASS)")
         return models.build(self.model, self.widths, *common, dropout)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Add the gradient of the penalties to a vector.
+        """Return a vector plus the gradient of the penalties, ``[dim]``.
 
         Args:
             y: Parameters at which the gradient is taken, ``[dim]``.
-            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
         """
         if self.ridges is not None:
             plus = self.ridges * y if plus is None else plus.addcmul(self.ridges, y)
         return plus
 
     def pulls(self, y: Tensor, plus: Tensor | None, anchor: Tensor | None) -> Tensor | None:
-        """Return ``plus`` plus the gradient of the penalties at y, minus their gradient at the anchor.
+        """Return a vector plus the gradient of the penalties at y, minus their gradient at an anchor, ``[dim]``.
 
-        This is the argument ``plus`` of `Dense.descend`.
+        The result is the argument ``plus`` of `Dense.descend`, which knows no penalties.
 
         Args:
             y: Parameters, ``[dim]``.
-            plus: A vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
             anchor: Parameters, ``[dim]``. None: nothing is subtracted.
         """
         if anchor is not None and (less := self.penalised(anchor, None)) is not None:
@@ -340,11 +334,20 @@ class Supervised(Labelled):
         return self.penalised(y, plus)
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        """Return the sample with a key that determines the dropout masks."""
+        """Return the sample with a key that determines the dropout masks.
+
+        Args:
+            sample: Batches by split.
+            key: The key, an integer tensor.
+        """
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def network(self, *point: Tensor) -> Model:
-        """Return the trained network at a point, on the CPU. It takes raw examples and normalises them itself."""
+        """Return the trained network at a point, on the CPU. It takes raw examples and normalises them itself.
+
+        Args:
+            point: The variables.
+        """
         spec = {"model": self.model, "widths": [*self.widths], "dropout": getattr(self, "dropout", 0.0)}
         return self.model_of(self.net.trained(self.parameters(*point)), spec, self.calibration(*point))
 
@@ -418,7 +421,13 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return the penalised training loss, a scalar."""
+        """Return the penalised training loss g_i(x, y), a scalar.
+
+        Args:
+            x: Outer variable.
+            y: Parameters of the network, ``[dim]``.
+            sample: Batches by split.
+        """
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
         if self.ridges is not None:
@@ -429,7 +438,13 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        """Return the gradient of g in y."""
+        """Return the gradient of g_i in y, ``[dim]``.
+
+        Args:
+            x: Outer variable.
+            y: Parameters of the network, ``[dim]``.
+            sample: Batches by split.
+        """
         batch, tuning = self.inner(x, sample["train"])
         return self.penalised(y, self.inner_net.gradient(y, batch, tuning))
 
@@ -437,25 +452,29 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
-        """Take a step in y with step size beta, in place, and return y.
+        """Take a gradient step in y in place, and return the new y.
+
+        The new y is::
+
+            y - beta (grad_y g_i(y) - grad_y g_i(anchor) + plus)
 
         Args:
             x: Outer variable.
             y: Parameters, which are overwritten.
             sample: Batches by split.
             beta: Step size.
-            plus: Vector added to the gradient. None: nothing is added.
-            anchor: Point whose gradient is subtracted. None: nothing is subtracted.
+            plus: Vector that is added to the gradient, ``[dim]``. None: nothing is added.
+            anchor: Point at which the subtracted gradient is taken, ``[dim]``. None: nothing is subtracted.
         """
         batch, tuning = self.inner(x, sample["train"])
         return self.inner_net.descend(y, batch, beta, self.pulls(y, plus, anchor), tuning, anchor)
 
     def penalised(self, y: Tensor, plus: Plus) -> Plus:
-        """Add the gradient of all penalties of g, including ``norms``, to a vector.
+        """Return a vector plus the gradient of all penalties of g, including ``norms``, ``[dim]``.
 
         Args:
             y: Parameters at which the gradient is taken, ``[dim]``.
-            plus: The vector, ``[dim]``. None stands for zero; the result is None if it is zero too.
+            plus: The vector, ``[dim]``. None stands for a zero vector. The result is then None if there are no penalties.
         """
         plus = super().penalised(y, plus)
         if self.norms:

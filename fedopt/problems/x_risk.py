@@ -34,13 +34,13 @@ PAIRS = 2**22  # number of pairs whose losses are computed together
 
 
 def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:
-    """Return the area under the ROC curve up to a false positive rate, or nan if a score is not finite.
+    """Return the area under the ROC curve up to a given false positive rate; nan if a score is not finite.
 
     It is scaled such that random guessing gives 1/2 and a perfect classifier 1 [McClish 1989].
 
     Args:
         scores: Scores, ``[n]``. A tie counts one half.
-        positive: Boolean array ``[n]``, true for positive examples.
+        positive: Whether each example is positive, ``[n]``, as booleans.
         most: The largest false positive rate, strictly between 0 and 1.
     """
     from sklearn.metrics import roc_auc_score  # slow to import
@@ -50,14 +50,14 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
 
 @dataclass(eq=False)
 class XRiskAuc(Ranking, XRisk):
-    """Maximisation of the AUC or the partial AUC over pairs of examples. The docstring of the module has the formulas.
+    """Maximisation of the area under the ROC curve (AUC), or of a partial area, as a risk of pairs of examples.
 
-    `Supervised` describes the arguments that are not listed here.
+    The docstring of the module has the formulas. `Supervised` describes the arguments that are not listed here.
 
     Args:
         examples: Number of training examples to use, chosen at random. None: all.
         positive: Index of the positive class. All other classes are negative.
-        form: ``pairwise`` or ``partial``.
+        form: The risk, ``pairwise`` or ``partial``.
         margin: The margin m.
         lam: The parameter lam of ``form=partial``.
         max_fpr: False positive rate up to which the metric test_partial_auc is computed.
@@ -83,10 +83,8 @@ class XRiskAuc(Ranking, XRisk):
         for name, label in (("positive", 1), ("negative", 0)):
             of_clients = [rows[labels[rows] == label] for rows in own]
             if lacking := [i for i, rows in enumerate(of_clients) if not len(rows)]:
-                raise UserError(
-                    f"client {lacking[0]} has no {name} examples, and problem=x_risk needs some on each client; choose "
-                    "another partition, fewer clients or another problem.positive"
-                )
+                remedy = "choose another partition, fewer clients or another problem.positive"
+                raise UserError(f"problem=x_risk: client {lacking[0]} has no {name} examples; {remedy}")
             for rows in of_clients:
                 place[rows] = np.arange(len(rows))
                 share[rows] = len(own) * len(rows) / sum(map(len, of_clients))
@@ -115,14 +113,19 @@ class XRiskAuc(Ranking, XRisk):
 
     @torch.no_grad()
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The objective is the risk of all pairs of training examples."""
+        """Return the value of each metric by name. The objective is the risk of all pairs of training examples.
+
+        Args:
+            point: The variable x.
+        """
 
         def scores(of: ScoredRows) -> Tensor:
             return torch.softmax(self.predictions(of, partial(self.net, point[0])), 1)[:, 1]
 
         a, b = (scores(ScoredRows.of(self.train, self.splits[split])).double() for split in ("positive", "negative"))
         tests, hits = scores(self.test_set).cpu().numpy(), self.test_set.y.cpu().numpy() == 1
-        inner = torch.cat([self.pair_loss(some[:, None] - b).mean(1) for some in a.split(max(1, PAIRS // len(b)))])
+        chunks = a.split(max(1, PAIRS // len(b)))
+        inner = torch.cat([self.pair_loss(chunk[:, None] - b).mean(1) for chunk in chunks])
         return {
             **self.test_metrics(*self.models(*point)),
             "test_partial_auc": partial_area(tests, hits, self.max_fpr),

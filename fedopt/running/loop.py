@@ -128,7 +128,7 @@ def due(e: Experiment, progress: Progress, ended: bool) -> bool:
     if evaluation.points is None:
         now = progress.round % evaluation.every == 0
     else:
-        progress.points = e.budget.parts(evaluation.points, _counts(e, progress))
+        progress.points = e.budget.segments(evaluation.points, _counts(e, progress))
         now = progress.points > before
     now = now or progress.round in evaluation.at or ended or not progress.final
     return now and not progress.evaluated

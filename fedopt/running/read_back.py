@@ -10,7 +10,7 @@ from torch import Tensor
 import fedopt
 from fedopt.config import recorded
 from fedopt.data import Model
-from fedopt.errors import MOST_NAMED, UserError, among, some
+from fedopt.errors import MOST_NAMED, UserError, among, joined
 from fedopt.files import expanded
 from fedopt.problems import named
 from fedopt.results import Checkpoint, RunFolder, refuse_foreign, refuse_other_data, stamp
@@ -51,7 +51,7 @@ class Trained(NamedTuple):
         if self.model is None:
             raise UserError(f"{self.path}: this problem has no network; use `variables` to get the solution")
         if client is None and not self.common:
-            of = some(self.clients, MOST_NAMED)
+            of = joined(self.clients, MOST_NAMED)
             raise UserError(f"{self.path}: this method has no common model; choose a client: {of}")
         if client is None:
             return deepcopy(self.model)

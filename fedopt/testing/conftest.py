@@ -6,7 +6,10 @@ from fedopt.errors import UserError
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the pytest markers of the contract, and import the files under test.
+    """Register the pytest markers of the contract, and import the files under test. pytest calls this hook at its start.
+
+    Args:
+        config: The settings of pytest.
 
     Raises:
         pytest.UsageError: A user's file cannot be read or imported.

@@ -1,4 +1,4 @@
-"""Small runs for the tests, of every algorithm in conf/algo on the problems that it can solve."""
+"""Build small runs for the tests, of every algorithm on the problems that it can solve, and distribute the tests over them."""
 
 import os
 from collections import Counter, defaultdict
@@ -35,7 +35,7 @@ PAIR = ["algo=fedmsa", "problem=mco"]
 # Your config folder, whose files are then tested: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
-    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: this folder has neither algo nor problem; name your config folder")
+    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: contains no folder algo or problem; set it to your config folder")
 if EXTRA:
     with_project()  # so that the user's modules can be imported
 FULL = 3  # the number of checks of a pair that are marked full
@@ -43,12 +43,15 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """Read a file contract.yaml; return {} if the file is missing.
+    """Read a file contract.yaml, and return its content; {} if the file is missing.
 
     The file maps the name of an algorithm, the name of a problem or the pair 'ALGO PROBLEM' to overrides. It may have three
-    further keys. `less` maps algorithms to overrides that reduce their work. `everyone` lists the algorithms in which all
-    clients take part in each round. `approximate` maps algorithms to the distance from the solution that three rounds may
-    cause.
+    further keys. ``less`` maps algorithms to overrides that reduce their work. ``everyone`` lists the algorithms that need all
+    clients in each round. ``approximate`` maps algorithms to the largest distance that three rounds may move the iterates away
+    from the solution.
+
+    Args:
+        path: The path of the file.
     """
     return content(path) if path.exists() else {}
 
@@ -57,7 +60,7 @@ OURS = contract(Path(__file__).with_name("contract.yaml"))
 YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
 LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
 EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms without cohorts
-# Algorithm -> how far from the solution three rounds may lead
+# Algorithm -> the largest distance that three rounds may move the iterates away from the solution
 APPROXIMATE: dict[str, float] = OURS.pop("approximate") | YOURS.pop("approximate", {})
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
@@ -67,9 +70,10 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """Return the names under test in a config group.
+    """Return the names under test: those in your config folder if FEDOPT_CONTRACT_CONF is set, otherwise those in fedopt's.
 
-    If you set FEDOPT_CONTRACT_CONF, they are all names in your config folder, else all names of fedopt.
+    Args:
+        group: The config group, ``algo`` or ``problem``.
     """
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
@@ -85,19 +89,24 @@ def class_at(group: str, name: str) -> Any:
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether the class of an option is part of fedopt."""
+    """Return whether an algorithm or a problem is part of fedopt.
+
+    Args:
+        group: The config group, ``algo`` or ``problem``.
+        name: The name of the algorithm or problem.
+    """
     return class_at(group, name).__module__.startswith("fedopt.")
 
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """Return problem -> the name of its problem class, such as minimax."""
+    """Return the name of the problem class, such as minimax, for the name of each problem."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
 @cache
 def pairs() -> list[tuple[str, str]]:
-    """Return all pairs (algorithm, problem) in which the algorithm can solve the problem."""
+    """Return all pairs of names (algorithm, problem) in which the algorithm can solve the problem."""
     classes = problem_classes()
     solvable = {algo: covered(class_at("algo", algo).solves) for algo in names("algo")}
     return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
@@ -115,9 +124,13 @@ def composed(*overrides: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Return field -> value, as set by the file of an option and by the files on which it is based.
+    """Return the value of each field of an algorithm or a problem, as set by its YAML file and by the files on which it is based.
 
     Only the files of the group are read, because composing every config would take half a minute.
+
+    Args:
+        group: The config group, ``algo`` or ``problem``.
+        name: The name of the algorithm or problem.
     """
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
@@ -132,7 +145,10 @@ def fields(group: str, name: str) -> dict[str, Any]:
 def structure(algo: str) -> tuple[Any, ...]:
     """Return the settings that determine which code of an algorithm runs.
 
-    They are its class, its options that are not numbers, and whether each number is zero. Batch sizes are ignored.
+    They are its class, the fields whose values are not numbers, and for each number whether it is zero. Batch sizes are ignored.
+
+    Args:
+        algo: The name of the algorithm.
     """
 
     def kind(value: Any) -> Any:
@@ -148,7 +164,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 def variants() -> frozenset[str]:
     """Return fedopt's algorithms that run the same code as an earlier algorithm and differ from it only in numbers.
 
-    Earlier means: its YAML file inherits from fewer files (`defaults`). Ties are ordered by name.
+    Algorithms are ordered by the number of files from which their YAML file inherits (``defaults``), and then by name.
     """
     first: dict[tuple[Any, ...], str] = {}
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
@@ -160,8 +176,8 @@ def variants() -> frozenset[str]:
 def usual_pairs() -> frozenset[tuple[str, str]]:
     """Return the pairs (algorithm, problem) that are tested by default.
 
-    Each algorithm, except variants, is paired with one problem of each class that it solves directly, and with one problem
-    that it solves only by a reduction, if there is one. Each problem is in at least one pair.
+    Each algorithm, except `variants`, is paired with one problem of each class that it solves directly, and with one problem
+    that it can solve only after a reduction to another class, if there is one. Each problem is in at least one pair.
     """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
@@ -180,7 +196,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """Return the usual pairs, and one pair for each variant, with a problem of its first class that has a known solution."""
+    """Return the `usual_pairs`, and a pair for each variant: a problem with a known solution, of the first class that it solves."""
     closed = [p for p in names("problem") if class_at("problem", p).solution is not Problem.solution]
     by_kind = {problem_classes()[p]: p for p in reversed(closed)}
     return usual_pairs() | {(v, by_kind[class_name(class_at("algo", v).solves[0])]) for v in variants()}
@@ -188,11 +204,11 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Distribute the checks over the pairs, and return test -> its pytest parameters.
+    """Distribute the checks over the pairs, and return the pytest parameters of each test by the name of the test.
 
-    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default each pair of
-    `usual_pairs` runs one check, the one used least often so far. For each pair of `with_variants`, `FULL` further checks get
-    the mark full, and all other checks get the mark slow. When your own files are tested, every check runs by default.
+    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default, each pair of
+    `usual_pairs` runs only one check: the one that the fewest pairs run so far. For each pair of `with_variants`, `FULL` further
+    checks get the mark full, and all other checks get the mark slow. If your own files are tested, every check runs by default.
 
     Args:
         checks: A function of (algorithm, problem) that lists the checks of the pair, each as (name of the test, setting) or,
@@ -233,9 +249,12 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
 
 
 def config(*overrides: str) -> dict[str, Any]:
-    """Compose overrides without checking values, and return the config.
+    """Compose a config without checking its values, and return it as nested dictionaries.
 
-    If the overrides choose no algorithm or no problem, FedMSA or mco is used.
+    If the overrides choose no algorithm, FedMSA is used. If they choose no problem, mco is used.
+
+    Args:
+        overrides: Overrides such as ``algo.tau=5``.
     """
     chosen = {override.partition("=")[0] for override in overrides}
     others = [override for override in PAIR if not {override.partition("=")[0], "experiment"} & chosen]
@@ -243,35 +262,51 @@ def config(*overrides: str) -> dict[str, Any]:
 
 
 def contract_overrides(algo: str, problem: str) -> list[str]:
-    """Return the overrides for a pair in fedopt's contract.yaml, followed by the overrides in your contract.yaml."""
+    """Return the overrides for a pair in fedopt's contract.yaml, followed by the overrides in your contract.yaml.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+    """
     names = (algo, problem, f"{algo} {problem}")
     return [override for said in (OURS, YOURS) for name in names for override in said.get(name, [])]
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble an algorithm and a problem as `tuned` does, with less work per round.
+    """Assemble an algorithm and a problem as `tuned` does, but with less work per round.
 
     Args:
-        algo: The algorithm.
-        problem: The problem.
+        algo: The name of the algorithm.
+        problem: The name of the problem.
         overrides: Further overrides, which take precedence.
     """
     return tuned(algo, problem, *LESS.get(algo, []), *overrides)
 
 
 def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble a pair (algorithm, problem) on six clients, with tuned values unless contract.yaml or ``overrides`` set others."""
+    """Assemble an algorithm and a problem on six clients, and return the experiment.
+
+    The values are the ones in the YAML files, in contract.yaml and in ``overrides``; later ones take precedence.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+        overrides: Further overrides.
+    """
     chosen = [f"algo={algo}", f"problem={problem}", *contract_overrides(algo, problem), *FEDERATION, *overrides]
     if algo in EVERYONE:
-        chosen = [
-            *(override for override in chosen if not override.startswith("participation.")),
-            "participation.cohort=null",
-        ]
+        chosen = [override for override in chosen if not override.startswith("participation.")]
+        chosen.append("participation.cohort=null")
     return assemble(composed(*last_of_each(chosen)))
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
-    """Yield the initial state, and then the state after each of ``rounds`` rounds."""
+    """Yield the initial state, and then the state after each round.
+
+    Args:
+        e: The experiment.
+        rounds: The number of rounds.
+    """
     state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):

@@ -1,7 +1,7 @@
-"""A count of the communication and the derivatives of a round that is independent of fedopt's ledger.
+"""Count the communication and the derivatives of a round independently of fedopt's ledger.
 
-The functions of the problem are wrapped so that they record which derivatives are taken (`Tap`). The messages of client
-functions are counted while the clients run one by one.
+The functions of the problem are wrapped, so that they record which derivatives are taken (`Tap`). The messages of client
+functions are counted while the clients run one by one (`Watching`).
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedopt.federation import OneByOne
@@ -17,19 +18,17 @@ from fedopt.federation import OneByOne
 class Tap(torch.autograd.Function):
     """The identity function, which appends to a list of events when it is differentiated.
 
-    It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of this
+    It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of such a
     gradient.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, v: torch.Tensor, events: list[str], order: Sequence[str] = ("back", "second")
-    ) -> torch.Tensor:
+    def forward(ctx: Any, v: Tensor, events: list[str], order: Sequence[str] = ("back", "second")) -> Tensor:
         ctx.events, ctx.order = events, order
         return v.view_as(v)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         event, *higher = ctx.order
         ctx.events.append(event)
         return Tap.apply(gradient, ctx.events, higher) if higher else gradient, None, None
@@ -67,9 +66,13 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a problem's hand-written ``gradient``, ``gradients`` or ``step`` so that its gradients are counted.
+        """Wrap a hand-written derivative of a problem so that the gradients that it computes are counted, and return it.
 
-        A `Tap` does not see gradients that a problem computes without automatic differentiation.
+        A `Tap` does not see gradients that are computed without automatic differentiation.
+
+        Args:
+            form: What the function computes: ``gradient``, ``gradients`` or ``step``.
+            function: The function.
         """
 
         def tapped(*arguments: Any) -> Any:
@@ -83,7 +86,7 @@ class Tapped:
     def tap_levels(self, problem: Any) -> None:
         function, last = problem.level, len(problem.dims) - 1
 
-        def tapped(n: int, z: torch.Tensor, sample: Any) -> torch.Tensor:
+        def tapped(n: int, z: Tensor, sample: Any) -> Tensor:
             events: list[str] = []
             self.seen.append(("f" if n == last else "level", (events,)))
             return function(n, Tap.apply(z, events), sample)
@@ -91,7 +94,7 @@ class Tapped:
         problem.level = tapped
 
     def calls(self) -> Counter:
-        """Return the number of gradients (grad), Hessian-vector products (hvp) and Jacobian-vector products (jvp) so far."""
+        """Return the numbers of gradients (grad), Hessian-vector products (hvp) and Jacobian-vector products (jvp) so far."""
         total = Counter(grad=self.own, hvp=0, jvp=0)
         for name, events in self.seen:
             backs = [of.count("back") for of in events]
@@ -127,4 +130,4 @@ class Watching(OneByOne):
 
 
 def size(message: Any) -> int:
-    return sum(leaf.nbytes for leaf in tree_leaves(message) if isinstance(leaf, torch.Tensor))
+    return sum(leaf.nbytes for leaf in tree_leaves(message) if isinstance(leaf, Tensor))

@@ -52,7 +52,7 @@ CLOSED = [  # without problems whose solution has only x, because each y_i is pe
     if class_at("problem", p).solution is not Problem.solution
     and not issubclass(class_at("problem", p), classes.LocalBilevel)
 ]
-# BOME leaves a solution at which grad_y f is not zero, since its penalty acts only where g exceeds its minimum
+# BOME moves away from a solution at which grad_y f is not zero, since its penalty is zero where g has its minimum
 LEFT = [("bome", p) for p in CLOSED if problem_classes()[p] in ("bilevel", "two_level")]
 SETTINGS = {
     "as it is": [],
@@ -63,7 +63,12 @@ ENGINES = ("vectorised", "one_by_one")
 
 
 def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
-    """Return the tests of a pair, each as (name, setting), or as (name,) if it has no settings."""
+    """Return the tests of a pair, each as (name of the test, setting), or as (name of the test,) if it has no settings.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+    """
     uneven, closed = algo in UNEVEN, problem in CLOSED and (algo, problem) not in LEFT
     return [
         *(("test_engines_agree", B) for B in ("null", "4")),
@@ -76,7 +81,7 @@ def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
         ("test_equal_clients_are_one_client",),
         ("test_metric_improves",),
         *([("test_solution_is_a_fixed_point",)] if closed else []),
-        # In a checkout, tests/running/test_device.py has this test
+        # This test is in tests/running/test_device.py, so it runs only in a checkout of fedopt
         *(("test_a_round_stays_on_the_device", engine) for engine in ENGINES),
     ]
 
@@ -106,14 +111,18 @@ def batches(algo: str, size: str) -> list[str]:
     """Return the overrides that set all batch sizes of an algorithm.
 
     Args:
-        algo: The algorithm.
+        algo: The name of the algorithm.
         size: The batch size, as in an override; null for full batches.
     """
     return [f"algo.{key}={size}" for key in fields("algo", algo) if key[0] == "B"]
 
 
 def without_chance(algo: str) -> list[str]:
-    """Return the overrides that make an algorithm deterministic: full batches, and no random directions."""
+    """Return the overrides that make an algorithm deterministic: full batches, and no random directions.
+
+    Args:
+        algo: The name of the algorithm.
+    """
     return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in fields("algo", algo) else [])]
 
 
@@ -122,7 +131,13 @@ def last(e: Experiment) -> Any:
 
 
 def test_engines_agree(algo: str, problem: str, setting: str) -> None:
-    """Running all clients in parallel, one by one, or in chunks of two gives the same numbers, and exactly the same ledger."""
+    """Running all clients in parallel, one by one, or in chunks of two gives the same states, and exactly the same ledger.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+        setting: The batch size, as in an override.
+    """
     overrides, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *overrides)
@@ -135,20 +150,36 @@ def test_engines_agree(algo: str, problem: str, setting: str) -> None:
 
 
 def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
-    """The state stays finite if some or all clients of a cohort take no local step."""
+    """The state stays finite if some or all clients of a cohort take no local step.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+    """
     for stragglers in (0.34, 0.9):
         state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(leaf.isfinite().all() for leaf in leaves(state))
 
 
 def three_steps(algo: str) -> list[str]:
-    """Return the overrides that set three local steps, for each kind of local step that the algorithm has."""
+    """Return the overrides that set three local steps, for each kind of local step that the algorithm has.
+
+    Args:
+        algo: The name of the algorithm.
+    """
     keys = class_at("algo", algo).uneven
     return [f"algo.{key}=3" for key in ([keys] if isinstance(keys, str) else keys)]
 
 
 def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger equals independent counts of the derivatives (by `Tapped`) and of the bytes (by `Watching`)."""
+    """The ledger equals independent counts of the derivatives (by `Tapped`) and of the bytes (by `Watching`).
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+        setting: The key in `SETTINGS` of the participation of clients.
+        monkeypatch: The fixture of pytest.
+    """
     e = small(algo, problem, *SETTINGS[setting], *(three_steps(algo) if setting == "uneven" else []))
     taps, engine, exchange = Tapped(e.problem), Watching(), Mock(wraps=Round.exchange)
     e.federation.engine = engine
@@ -163,7 +194,13 @@ def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, m
 
 @pytest.mark.smoke
 def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None:
-    """A run that is stored and restored between two rounds is bitwise equal to an uninterrupted run."""
+    """A run that is stored and restored between two rounds is bitwise equal to an uninterrupted run.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+        tmp_path: A folder for the checkpoint.
+    """
     e = small(algo, problem)
     *_, state = undisturbed = steps(e, 3)
     ledger = e.federation.ledger.columns()
@@ -183,8 +220,10 @@ def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    """Two processes give the same numbers and the same ledger as one process. Each class of algorithms is tested on one
-    problem.
+    """Two processes give the same states and the same ledger as one process. Each class of algorithms is tested on one problem.
+
+    Args:
+        tmp_path: A folder for the states of the two processes.
     """
     problem_of = dict(PAIRS)
     chosen = {class_at("algo", algo): f"{algo}:{problem_of[algo]}" for algo in reversed(problem_of)}
@@ -219,13 +258,13 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -
 
 
 def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
-    """Return the experiment with other clients, all of which take part in each round.
+    """Return the experiment with its clients in another order, all of which take part in each round.
 
-    The clients of ``e.original`` are rearranged in place.
+    The data of the clients in ``e.original`` are rearranged in place.
 
     Args:
         e: The experiment.
-        order: The indices of the clients, in their new order. An index may occur several times.
+        order: The indices of the clients, in their new order. An index may occur several times, or not at all.
     """
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
@@ -235,7 +274,11 @@ def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
 
 
 def of_server(state: Any) -> list[Any]:
-    """Return the parts of a state that are not per-client state."""
+    """Return the fields of a state that are stored on the server, which are all fields but per-client state.
+
+    Args:
+        state: The state of an algorithm.
+    """
     return [value for value in state if not isinstance(value, Memory)]
 
 
@@ -261,6 +304,10 @@ def test_metric_improves(algo: str, problem: str) -> None:
     The metric is the norm of the hypergradient or the distance to the solution if the solution is known, else the training
     loss or the objective, else the problem's first metric. If an algorithm of fedopt does not improve the metric of your own
     problem, the test is skipped, unless contract.yaml has overrides for the pair.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
     """
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
@@ -271,10 +318,9 @@ def test_metric_improves(algo: str, problem: str) -> None:
     every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
     improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
     if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in YOURS:
-        pytest.skip(f"the default steps of {algo} do not suit {problem}; give '{algo} {problem}' some in contract.yaml")
-    assert improves, (
-        f"{metric.name} does not get a fifth better: is a sign wrong? Else give '{algo} {problem}' other steps in contract.yaml"
-    )
+        pytest.skip(f"the step sizes of {algo} do not suit {problem}; set '{algo} {problem}' in contract.yaml")
+    hint = f"is a sign wrong? If not, set other step sizes for '{algo} {problem}' in contract.yaml"
+    assert improves, f"{metric.name} does not improve by a fifth: {hint}"
 
 
 def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,9 +328,14 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return (x, y, v) with v = grad_y f for the solution (x, y) of a bilevel problem with grad^2_yy g = I.
+    """Return the solution of a problem, extended by the variable v of bilevel methods if v is known in closed form.
 
-    The solution of any other problem is returned unchanged. All clients must have equal data.
+    For a bilevel problem with grad^2_yy g = I and the solution (x, y), it is (x, y, grad_y f(x, y)). The solution of any other
+    problem is returned unchanged.
+
+    Args:
+        problem: The problem. All its clients must have equal data.
+        solution: The solution, a tuple of vectors.
     """
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution
@@ -293,7 +344,7 @@ def with_v(problem: Problem, solution: Any) -> Any:
     return x, y, torch.func.grad(lambda y: problem.f(x, y, xi))(y)
 
 
-# For a field or an algorithm: values that make an inner loop or an estimator exact up to rounding; f2sa's penalty keeps its bias
+# For a field or an algorithm: overrides that make an inner loop or an estimator exact up to rounding. F2SA's penalty stays inexact
 EXACT = {
     "inverse": ["N=8", "inverse=cg"],
     "Q": ["Q=150", "theta=1.0"],
@@ -310,25 +361,28 @@ ALIKE = ("heterogeneity", "noise", "s", "spread", "t_max")  # fields of problems
 def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state remains the solution for three rounds if all clients have equal data and inner loops are exact.
 
-    The inner loops of fedopt's algorithms are set to be exact up to rounding. For your algorithm, the key `approximate` in
+    The inner loops of fedopt's algorithms are set to be exact up to rounding. For your algorithm, the key ``approximate`` in
     contract.yaml sets how far the state may move.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+        monkeypatch: The fixture of pytest.
     """
-    exact = [
-        override for key, overrides in EXACT.items() if key in (algo, *fields("algo", algo)) for override in overrides
-    ]
-    overrides = [f"algo.{override}" for override in exact if is_ours("algo", algo)]
+    named = {algo, *fields("algo", algo)} if is_ours("algo", algo) else ()
+    overrides = [f"algo.{override}" for key in EXACT if key in named for override in EXACT[key]]
     overrides += [f"problem.{key}=0" for key in ALIKE if key in fields("problem", problem)]
     e = tuned(algo, problem, *without_chance(algo), *overrides, "participation.cohort=6")
     at = with_v(e.problem, e.problem.solution())
     variables = 2 if isinstance(e.problem, classes.Bilevel | classes.Minimax) else 1
     monkeypatch.setattr(type(e.problem), "start", lambda _: at[:variables])
     first = e.algorithm.init(e.problem)
-    points = {name for name in ("u", "u_prev", "u_drawn", "z") if isinstance(getattr(first, name, ()), Vectors)}
+    points = {name for name in ("u", "u_prev", "z") if isinstance(getattr(first, name, ()), Vectors)}
     # Methods with the variable v have more variables than the problem
     state = first._replace(**{name: Vectors(at[: len(getattr(first, name))]) for name in points})
     for r in range(3):
         state = e.algorithm.step(state, e.problem, e.federation.at(r))
-    hint = f"'approximate: {{{algo}: 0.01}}' in contract.yaml says how far an approximate inverse may lead"
+    hint = f"the iterates leave the solution; if the inverse is inexact, set approximate: {{{algo}: 0.01}} in contract.yaml"
     for now, known in zip(e.algorithm.output(state), at, strict=False):
         assert ((now - known).abs() <= APPROXIMATE.get(algo, 1e-9)).all(), hint
 
@@ -344,8 +398,11 @@ A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in held
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
-    """A problem returns the metrics that it declares, its metrics do not depend on the order of clients, and its weights sum
-    to 1.
+    """A problem returns the metrics that it declares, which do not depend on the order of clients, and its weights sum to 1.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
     """
     e = small(algo, problem)
     point = [v + 0.1 for v in e.original.start()]
@@ -357,15 +414,20 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
     assert e.original.weights.sum() == pytest.approx(1)
     assert len(e.original.weights) == e.original.clients
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
-    drawn = of_fit if "fit" in fields("problem", problem) else ()
+    random = of_fit if "fit" in fields("problem", problem) else ()
     other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
-    for metric in set(values) - {*drawn}:  # random metrics depend on which client gets which random numbers
+    for metric in {*values} - {*random}:  # random metrics depend on which client gets which random numbers
         assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> None:
-    """The hand-written derivatives of a problem equal the derivatives computed by automatic differentiation."""
+    """The hand-written derivatives of a problem equal the derivatives computed by automatic differentiation.
+
+    Args:
+        algo: The name of the algorithm.
+        problem: The name of the problem.
+    """
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]

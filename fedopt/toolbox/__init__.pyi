@@ -14,7 +14,7 @@ from fedopt.toolbox.directions import descend_ as descend_
 from fedopt.toolbox.directions import independent_maps as independent_maps
 from fedopt.toolbox.directions import neumann_maps as neumann_maps
 from fedopt.toolbox.directions import neumann_samples as neumann_samples
-from fedopt.toolbox.iterates import drawn_iterate as drawn_iterate
+from fedopt.toolbox.iterates import sampled_iterate as sampled_iterate
 from fedopt.toolbox.minimax import descent_ascent_ as descent_ascent_
 from fedopt.toolbox.minimax import minimax_field as minimax_field
 from fedopt.toolbox.storm import Averages as Averages

@@ -2,7 +2,7 @@
 
 Notation
     r^1, ..., r^K, f    the levels of a composition f(r^K(... r^1(x))), which are client.level(0), ..., client.level(K)
-    u^0, ..., u^K       u^0 = x; u^k estimates the value of r^k(... r^1(x))
+    u^0, ..., u^K       u^0 is the point x, and u^k is the estimate of the value r^k(... r^1(x))
     xi                  one sample for each level, since a product of two levels on the same sample is biased
 """
 
@@ -13,10 +13,10 @@ from torch import Tensor
 from fedopt.federation import Client, Sample
 from fedopt.toolbox.vectors import Tensors
 
+Follow = Callable[[int, Tensor], Tensor]  # (k, r^{k+1}(u^k)) -> u^{k+1}
 
-def chain(
-    client: Client, x: Tensor, xi: Sequence[Sample], follow: Callable[[int, Tensor], Tensor]
-) -> tuple[Tensors, Tensor]:
+
+def chain(client: Client, x: Tensor, xi: Sequence[Sample], follow: Follow) -> tuple[Tensors, Tensor]:
     """Return estimates (u^1, ..., u^K) of the levels of a composition, and an estimate of its gradient, ``[d]``.
 
     With J for a Jacobian, the gradient is::
@@ -29,8 +29,8 @@ def chain(
         client: The client, whose problem is a composition.
         x: The point, ``[d]``.
         xi: K + 1 samples, one for each level.
-        follow: ``follow(k, value)``, which returns the estimate u^{k+1} for the value r^{k+1}(u^k), k = 0, ..., K - 1. To use
-            the values themselves, return ``value``.
+        follow: A function that is called for k = 0, ..., K - 1. ``follow(k, value)`` takes the value r^{k+1}(u^k), and returns
+            the estimate u^{k+1}. To use the values themselves, return ``value``.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fedmsa", "problem=mco"]))

@@ -1,8 +1,9 @@
 """The directions along which single-loop bilevel methods move x, y and v together, and a step along them.
 
 Notation
-    z = (x, y, v)        the variables; v estimates [grad^2_yy g]^-1 grad_y f. It is omitted if the hypergradient is grad_x f
-    D = (Dx, Dy, Dv)     the directions, whose means over clients are zero at the solution; FedMSA calls them P, S^w and S^v
+    z = (x, y, v)        the variables; v estimates [grad^2_yy g]^-1 grad_y f. If the hypergradient is grad_x f, there is no v
+    D = (Dx, Dy, Dv)     the directions of x, y and v, whose means over clients are zero at the solution. FedMSA calls them P, S^w
+                         and S^v
     P_r                  the projection onto the ball |v| <= r
 """
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from fedopt.federation import Client, Inverse, Sample, neumann_sum, neumann_term
 from fedopt.problems import Bilevel, Minimax, Nested, ball
 from fedopt.toolbox.vectors import Vectors
+
+Space = Client | Nested | Minimax  # their method `project` projects y onto the constraint set
 
 
 def bilevel_start(problem: Nested) -> Vectors:
@@ -35,7 +38,7 @@ def bilevel_start(problem: Nested) -> Vectors:
 def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -> Vectors:
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
-    They are [FedMSA eq. 2, 10; eq. 10a prints grad_x f in Dv]::
+    The directions are those of FedMSA (eq. 2 and 10, but eq. 10a prints grad_x f for grad_y f in Dv)::
 
         Dx = grad_x f_i - grad^2_xy g_i v
         Dy = grad_y g_i
@@ -65,7 +68,7 @@ def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -
     if not v:
         return Vectors((client.outer_gradient_x(x, y, xi), client.inner_gradient(x, y, xi)))
 
-    if hasattr(client.g, "second"):  # written by hand; then the other derivatives are too
+    if hasattr(client.g, "second"):  # if g has hand-written second derivatives, it also has the others
         (f_x, f_y), (d_y, Hv, Jv) = client.outer_gradients(x, y, xi), client.inner_second(x, y, v[0], xi)
         d_v = Hv - f_y
         return Vectors((f_x - Jv, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
@@ -114,9 +117,7 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vecto
     return Vectors((d_x - client.cross_product(x, y, v[0], xi_x), d_y, d_v))
 
 
-def descend(
-    space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
-) -> Vectors:
+def descend(space: Space, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None) -> Vectors:
     """Take a step along the directions, and return the new point::
 
         x - eta_x Dx,    P_Y(y - eta_y Dy),    P_r(v - eta_v Dv)
@@ -126,8 +127,8 @@ def descend(
     Args:
         space: The client, or the problem if the step is taken on the server. Its ``project`` is P_Y.
         z: The point (x, y) or (x, y, v).
-        D: The directions, of the same shapes.
-        steps: The step sizes of the variables. Step sizes beyond the last variable are ignored.
+        D: The directions (Dx, Dy) or (Dx, Dy, Dv), with the shapes of the variables.
+        steps: The step sizes (eta_x, eta_y, eta_v). The last one is ignored if z has no v.
         radius: The radius r. None: v is not projected.
 
     Example:
@@ -148,16 +149,16 @@ def descend_(client: Client, z: Vectors, D: Vectors, steps: Sequence[float], rad
     Args:
         client: The client.
         z: The point (x, y) or (x, y, v).
-        D: The directions, of the same shapes.
-        steps: The step sizes of the variables. Step sizes beyond the last variable are ignored.
+        D: The directions (Dx, Dy) or (Dx, Dy, Dv), with the shapes of the variables.
+        steps: The step sizes (eta_x, eta_y, eta_v). The last one is ignored if z has no v.
         radius: The radius of the ball onto which v is projected. None: v is not projected.
     """
     moved = Vectors(client.moved_(v, d, step) for v, d, step in zip(z, D, steps, strict=False))
     return projected(client, moved, radius)
 
 
-def projected(space: Client | Nested | Minimax, z: Vectors, radius: float | None) -> Vectors:
-    """Return z with y projected onto the problem's constraint set, and v projected onto a ball.
+def projected(space: Space, z: Vectors, radius: float | None) -> Vectors:
+    """Return z with y projected onto the problem's constraint set, and v projected onto a ball around 0.
 
     Args:
         space: The client or the problem, whose ``project`` projects y.
@@ -178,10 +179,10 @@ def neumann_maps(
     Args:
         client: The client, whose problem is bilevel.
         z: The point (x, y).
-        xi: The samples. `neumann_samples` returns how many are needed.
+        xi: The independent samples of the derivatives, as many as `neumann_samples` returns.
         Q: The number of Hessian-vector products.
         theta: The step size of the Neumann sum, at most the inverse of the largest eigenvalue of the Hessian.
-        term: The index, 0 to Q, of a randomly chosen term, which is used, multiplied by Q + 1, in place of the sum. None: the
+        term: The index, 0 to Q, of a randomly chosen term of the sum. This term, multiplied by Q + 1, replaces the sum. None: the
             sum of all terms is used.
     """
     (x, y), l = z, 1 / theta
@@ -192,10 +193,10 @@ def neumann_maps(
 
 
 def neumann_samples(problem: Bilevel, Q: int) -> int:
-    """Return the number of samples that `neumann_maps` needs.
+    """Return the number of samples that `neumann_maps` needs on each client.
 
     Args:
-        problem: The problem. Some problems need no Hessian-vector products, and so fewer samples.
-        Q: The number of Hessian-vector products.
+        problem: The problem. If its hypergradient needs no Hessian-vector products, fewer samples suffice.
+        Q: The number of Hessian-vector products of the Neumann sum.
     """
     return problem.hypergradient_samples(Q if problem.indirect and not problem.identity else 0)

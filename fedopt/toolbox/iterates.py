@@ -4,14 +4,14 @@ from fedopt.federation import Round
 from fedopt.randomness import Purpose
 
 
-def drawn_iterate(fed: Round, K: int = 1) -> int:
-    """Return which iterate k = 1, ..., K of this round replaces the random iterate; 0 if the previous one is kept.
+def sampled_iterate(fed: Round, K: int = 1) -> int:
+    """Return the index k = 1, ..., K of the iterate of this round that becomes the random iterate; 0 if the random iterate stays.
 
-    With these choices, the random iterate is uniform over all iterates so far.
+    With these choices, the random iterate is uniformly distributed over all iterates so far.
 
     Args:
         fed: The round.
-        K: The number of iterates per round. The first round has only one.
+        K: The number of iterates per round. In the first round, only one iterate counts.
     """
     rng, iterates = fed.rng(Purpose.OUTPUT), K if fed.r else 1
     if rng.random() >= iterates / (1 + fed.r * K):

@@ -23,8 +23,8 @@ def minimax_field(
         client: The client, whose problem is a minimax problem.
         w: The point (x, y).
         xi: The sample on which f_i is evaluated, at both points.
-        plus: Vectors that are added, with the shapes of (x, y). None: no such term.
-        anchor: The point (x, y) whose F_i is subtracted. None: no such term.
+        plus: Vectors that are added, with the shapes of (x, y). None: nothing is added.
+        anchor: The point (x, y) at which the subtracted F_i is taken. None: nothing is subtracted.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=local_sgda", "problem=quadratic_minimax"]))

@@ -1,15 +1,16 @@
 """Recursive momentum (STORM) [Cutkosky & Orabona 2019], which several methods share.
 
 Notation
-    z, d    a client's point, and its estimates of the directions there: one vector for each variable
+    z, d    a client's point, and its estimate of the directions at this point: one vector for each variable
     D       the directions at a point on one sample xi
-    c       the weights of the newest directions in d, one for each variable: with 1, earlier directions have no influence
-    t       the iteration, from 0
+    c       the weights of the newest directions in d, one for each variable; with 1, earlier directions have no influence
+    t       the iteration, counted from 0
 
     d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi))    with the same sample xi in both terms
     z_{t+1} = move(z_t, d_t)
 
-The functions differ in which values the server averages. This determines the limit of a method with a constant step size.
+The functions below differ in the values that the server averages. These values determine to which point a method with a
+constant step size converges.
     together            one exchange averages z_{t+1} and d_t; each client keeps its own z_t, the next old point
     points_first        one exchange averages z_{t+1}, and a second one averages d_{t+1}, which clients estimate at that mean;
                         each client keeps its own z_t
@@ -55,15 +56,15 @@ class Storm(NamedTuple):
     c: Callable[[int], Sequence[float]]
 
     def first(self, client: Client, z: Vectors, xis: Iterable[Sample]) -> Vectors:
-        """Return d_0, the mean of D at z over several samples.
+        """Return d_0, the mean of the directions D at z_0 over several samples.
 
         Args:
             client: The client.
             z: The point z_0.
-            xis: The samples.
+            xis: The samples, each of which gives one value of D.
         """
         new = [self.D(client, z, xi) for xi in xis]
-        return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
+        return Vectors(sum(values) / len(values) for values in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Sample, t: int) -> Vectors:
         """Return d_t, the estimate of the directions at z_t. If d was itself returned by this method, it may be overwritten.
@@ -89,7 +90,7 @@ class Storm(NamedTuple):
             client: The client.
             z: The point before the first iteration.
             d: The estimate of the directions at this point.
-            xis: The samples.
+            xis: The samples, one for each iteration.
             t: The index of the first iteration.
         """
         for t_now, xi in enumerate(xis, t):
@@ -104,8 +105,8 @@ class Averages(NamedTuple):
     Attributes:
         z: The mean of the clients' z_t.
         d: The mean of the clients' d_{t-1}.
-        previous: The mean of the clients' z_{t-1} as one vector. It is used if cohorts change.
-        memory: Each client's z_{t-1} as one vector. It is used if all clients take part.
+        previous: The mean of the clients' z_{t-1} as one vector. If cohorts change, it takes the place of each client's z_{t-1}.
+        memory: Each client's z_{t-1} as one vector. It is used if all clients take part in every round.
     """
 
     z: Vectors
@@ -115,7 +116,7 @@ class Averages(NamedTuple):
 
 
 def at_start(z: Vectors, clients: int) -> Averages:
-    """Return the state before the first iteration: all clients have the point z, and d = 0.
+    """Return the state of `together` before the first iteration: all clients have the point z, and d = 0.
 
     Args:
         z: The initial point.
@@ -125,7 +126,7 @@ def at_start(z: Vectors, clients: int) -> Averages:
 
 
 def together(
-    storm: Storm, s: Averages, fed: Round, p: int, draws: Steps, S: int = 1, samples: Samples | None = None
+    storm: Storm, s: Averages, fed: Round, p: int, xi: Steps, S: int = 1, samples: Samples | None = None
 ) -> Averages:
     """Run p local iterations on each client, average the points and directions in one exchange, and return the new state.
 
@@ -134,10 +135,9 @@ def together(
         s: The state before the round.
         fed: The round.
         p: The number of iterations per round.
-        draws: The draws of the clients' samples, which get the name xi. The first round needs p + S - 1 samples, and later
-            rounds need p samples.
+        xi: The samples of each client: p + S - 1 samples in the first round, and p samples in later rounds.
         S: The number of samples over which the first estimate d_0 is averaged.
-        samples: A function of a client that yields the sample of each evaluation of D. None: the samples of ``draws``.
+        samples: A function that takes a client and yields the sample of each evaluation of D. None: the samples ``xi`` are used.
     """
     first = fed.r * p
 
@@ -145,7 +145,7 @@ def together(
     # so the average of z_{t-1} is sent too.
     def iterations(client: Client, message: tuple[Vectors, Vectors, *Tensors]) -> tuple[Pair, Tensor]:
         z, d, *averaged = message
-        z_prev = z.parts(averaged[0] if averaged else client.memory)
+        z_prev = z.unflatten(averaged[0] if averaged else client.memory)
         xis = samples(client) if samples else client.steps("xi")
         for t in range(first, first + p):
             if t == 0:
@@ -156,9 +156,9 @@ def together(
         return Pair(z, d), torch.cat(z_prev)
 
     if fed.complete:
-        (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=draws)
+        (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=xi)
         return Averages(z, d, s.previous, memory)
-    (z, d), previous = fed.exchange(iterations, (s.z, s.d, s.previous), fed.cohort(), xi=draws)
+    (z, d), previous = fed.exchange(iterations, (s.z, s.d, s.previous), fed.cohort(), xi=xi)
     return Averages(z, d, previous, s.memory)
 
 
@@ -177,18 +177,18 @@ class Means(NamedTuple):
 
 
 def means_at_start(z: Vectors, averaged: int, clients: int) -> Means:
-    """Return the state before the first round: all clients have the point z, and d = 0.
+    """Return the state of `points_first` before the first round: all clients have the point z, and d = 0.
 
     Args:
         z: The initial point.
-        averaged: The number of variables that the server averages, counted from the first one.
+        averaged: The number of variables that the server averages. They are the first variables of z.
         clients: The number of clients.
     """
     means = Vectors(z[:averaged])
     return Means(means, 0.0 * means, Memory([torch.cat((*z, *(0.0 * z)))] * clients))
 
 
-def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, draws: Mapping[str, Steps]) -> Means:
+def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, samples: Mapping[str, Steps]) -> Means:
     """Run I local iterations on each client with two exchanges, and return the new state.
 
     The first exchange averages the points, and the second exchange averages the directions at their mean. The first round has
@@ -200,7 +200,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
         sizes: The number of entries of each variable.
         fed: The round.
         I: The number of iterations per round.
-        draws: The draws by name: ``first`` for d_0, ``xi`` for I - 1 iterations, and ``last`` for the estimate at the mean.
+        samples: The samples by name: ``first`` for d_0, ``xi`` for I - 1 iterations, and ``last`` for the estimate at the mean.
     """
     (z, d, memory), n = s, len(s.z)
     start, last = fed.r * I, fed.r * I + I - 1
@@ -226,23 +226,28 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, d
         return Vectors(d[:n]), torch.cat((*z, *d))
 
     if fed.r == 0:
-        d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=draws["first"])
+        d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=samples["first"])
     S = fed.cohort()
-    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, xi=draws["xi"])
-    d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=draws["last"])
+    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, xi=samples["xi"])
+    d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=samples["last"])
     return Means(z, d, memory)
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced with ``means``, which may have fewer variables than z."""
+    """Return z with its first variables replaced with means.
+
+    Args:
+        z: The variables.
+        means: The new values of the first variables, at most as many as z has.
+    """
     return Vectors((*means, *z[len(means) :]))
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise ValueError if a weight is greater than 1.
+    """Raise ValueError if a weight of a method is greater than 1.
 
     Args:
-        weights: The weights of the newest estimates, by name. A name is a formula, such as ``c * eta^2``.
+        weights: The weights by the name that the message shows, which is a formula such as ``c * eta^2``.
     """
     for name, weight in weights.items():
         if weight > 1 + 1e-12:

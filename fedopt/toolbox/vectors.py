@@ -36,11 +36,11 @@ class Vectors(tuple[Tensor, ...]):
         """
         return Vectors(a.sub(d, alpha=step) for a, d, step in zip(self, direction, steps, strict=False))
 
-    def parts(self, row: Tensor) -> "Vectors":
-        """Split a vector, such as a row of a `Memory`, into variables with the sizes of these variables.
+    def unflatten(self, row: Tensor) -> "Vectors":
+        """Split a vector, such as a row of a `Memory`, into variables that have the sizes of these variables.
 
         Args:
-            row: A vector that was concatenated by ``torch.cat``. Its length is the total size of these variables.
+            row: One vector, as ``torch.cat`` makes it of such variables. Its length is the total size of these variables.
         """
         return Vectors(torch.split(row, [a.numel() for a in self]))
 
@@ -49,5 +49,5 @@ register_pytree_node(
     Vectors,
     lambda v: (list(v), None),
     lambda leaves, _: Vectors(leaves),
-    flatten_with_keys_fn=lambda v: ([(SequenceKey(n), part) for n, part in enumerate(v)], None),
+    flatten_with_keys_fn=lambda v: ([(SequenceKey(n), a) for n, a in enumerate(v)], None),
 )

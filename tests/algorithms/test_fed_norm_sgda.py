@@ -13,7 +13,7 @@ from fedopt.federation.round import Federation, Round
 from fedopt.problems.projections import ball
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import composed, iterate, small, steps
-from fedopt.toolbox import drawn_iterate
+from fedopt.toolbox import sampled_iterate
 
 SOLVERS = {
     "sgd": ["algo.rho=0"],
@@ -274,13 +274,13 @@ def test_random_output():
     e = small("fed_norm_sgda", "quadratic_minimax", "algo.iterate=random", "algo.S=2")
     last, number = steps(small("fed_norm_sgda", "quadratic_minimax", "algo.S=2"), 4), 0
     for r, state in enumerate(iterate(e, 4)):
-        number = r if r and drawn_iterate(e.federation.at(r - 1)) else number
+        number = r if r and sampled_iterate(e.federation.at(r - 1)) else number
         assert all(map(torch.equal, e.algorithm.output(state), last[number][:2]))
         assert torch.equal(state.x, last[r].x)
     drawn = []
     for seed in range(3000):
         fed = Federation(e.problem, None, seed)
-        drawn.append(max(r + 1 for r in range(4) if drawn_iterate(fed.at(r))))
+        drawn.append(max(r + 1 for r in range(4) if sampled_iterate(fed.at(r))))
     assert [abs(drawn.count(t) / 3000 - 1 / 4) < 0.03 for t in (1, 2, 3, 4)] == [True] * 4
 
 

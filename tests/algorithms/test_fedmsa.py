@@ -70,7 +70,7 @@ def test_damping_adds_lambda_v():
 
 @pytest.mark.full
 def test_random_iterate_is_uniform():
-    """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
+    """Over many seeds, the sampled iterate comes from each of the K local steps of the rounds equally often."""
     settings = ["algo.iterate=random", "algo.K=2", "problem.examples=24", "hardware.threads=1"]
     described = composed("algo=fedmsa", "problem=quadratic_bilevel", *settings)
     seeds, counts = 120, np.zeros(3)
@@ -79,7 +79,7 @@ def test_random_iterate_is_uniform():
         _, one, two = states = steps(e, 2)
         second = one.u[0] - e.algorithm.alpha(1) * two.d[0]  # of round 2, for all clients
         iterates = (states[0].u[0], one.u[0], second)  # round 1 has K = 1
-        counts[[torch.allclose(two.drawn[0], x, rtol=1e-12) for x in iterates].index(True)] += 1
+        counts[[torch.allclose(two.sampled[0], x, rtol=1e-12) for x in iterates].index(True)] += 1
     assert abs(counts - seeds / 3).max() < 4 * np.sqrt(seeds * 2 / 9)
 
 

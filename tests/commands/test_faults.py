@@ -226,11 +226,11 @@ WRONG = {
         ["-m", "seed=[0,1,2]"],
         ["must be a whole number; a sweep takes several values, fedopt -m seed=A,B,..."],
     ),
-    "all clients by a word": (["participation.cohort=all"], ["must be a whole number; write null for all or none"]),
+    "all clients by a word": (["participation.cohort=all"], ["participation.cohort=all: must be a whole number"]),
     "a list of step sizes": (["algo.alpha=[0.1,1]"], ["algo.alpha=[0.1, 1]: must be a number, or a schedule such as"]),
     "a table without its reader": (
         ["algo=fedavg", "problem=classification", "dataset.path=t.csv"],
-        ["dataset.path: there is no such key in the chosen dataset; choose dataset=csv"],
+        ["dataset.path: there is no such key in the chosen dataset; choose dataset="],
     ),
     "a key of another partitioner": (
         ["algo=fednest", "problem=quadratic_bilevel", "partitioner.alpha=1"],

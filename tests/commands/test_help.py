@@ -233,8 +233,8 @@ def test_screens_of_list(monkeypatch, capsys):
     assert (
         screens[60]
         == """\
-cpu   CPU; several processes share the clients
-cuda  GPU; several processes share the clients
+cpu   CPU; processes of torchrun share the clients
+cuda  GPU; processes of torchrun share the clients
 """
     )
 

@@ -261,7 +261,7 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
         return
     assert result.code == 2
     line = result.err.splitlines()[-1]
-    assert line.startswith(place) or "MySgd.step draws random numbers" in line
+    assert line.startswith(place) or "MySgd.step uses the random numbers" in line
     assert "vmap" not in line
 
 
@@ -638,7 +638,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     contract = with_folder(conf, monkeypatch)
     contract.test_metric_improves("scaffold", "my_regression")
-    with pytest.raises(pytest.skip.Exception, match="give 'fedprox my_regression' some in contract"):
+    with pytest.raises(pytest.skip.Exception, match="set 'fedprox my_regression' in contract"):
         contract.test_metric_improves("fedprox", "my_regression")
     contract.test_solution_is_a_fixed_point("my_nest", "quadratic_bilevel", monkeypatch)
 
@@ -646,7 +646,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("myconfig", "=myconfig: this folder has neither algo nor problem"),
+        ("myconfig", "=myconfig: contains no folder algo or problem"),
         ("myconf", "my_sgd.yaml cannot be imported: the module my_sgd is neither "),
     ],
 )

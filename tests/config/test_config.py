@@ -458,7 +458,7 @@ def test_values_of_mnist_do_not_follow_onto_data_of_ones_own(own):
     assert compose([*pair, *own]).tuned.name == ""
     assert compose([*pair, *own, "preset=fedavg/classification"]).tuned.name == "fedavg/classification"
     with pytest.raises(
-        UserError, match=r"^problem=imbalanced_mnist dataset=\w+: .*; use problem=loss_tuning with your data$"
+        UserError, match=r"^dataset=\w+: problem=imbalanced_mnist .*; choose problem=loss_tuning for your data$"
     ):
         compose(["algo=fedmsa", "problem=imbalanced_mnist", *own])
     tuning = compose(["algo=fedmsa", "problem=loss_tuning", *own]).nodes

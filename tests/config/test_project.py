@@ -1,7 +1,6 @@
 """fedopt.toml: commands find the configs, the Python files and the runs of a project."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,21 +140,14 @@ def test_a_file_without_python_files(monkeypatch, capsys):
     assert 'parent / "conf"' in Path("test_mine.py").read_text()
 
 
-def test_the_line_that_goes_on_has_what_was_typed(monkeypatch, capsys):
-    """And not the project's folder, which is found again."""
+def test_child_processes_find_the_project(monkeypatch, capsys):
+    """After the folders that the user has put on PYTHONPATH."""
     fedopt(monkeypatch, capsys, "new", "algo", "mine")
-    code = (
-        "import os, sys, fedopt.commands.run as c, fedopt.config.project as p\n"
-        "p.with_project()\nfrom types import SimpleNamespace as N\n"
-        "folder = N(path='out', summary=lambda: {}, card=lambda: {})\n"
-        "print(os.environ['PYTHONPATH'])\n"
-        "print(c._last_line('interrupted', folder, N(eval=N(target=None), budget=N(limits={}))))"
-    )
+    code = "import os, sys, fedopt.config.project as p\np.with_project()\nprint(os.environ['PYTHONPATH'])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     out = subprocess.run([sys.executable, "-c", code.replace("p.with", "del sys.path[0]; p.with")], env=env, text=True,
                          capture_output=True).stdout.splitlines()  # fmt: skip
-    assert out[0] == f"{ROOT}{os.pathsep}{Path.cwd()}"
-    assert re.search(rf"to resume: PYTHONPATH={ROOT} fedopt resume=true", out[-1])
+    assert out == [f"{ROOT}{os.pathsep}{Path.cwd()}"]
 
 
 def put(path, kind):

@@ -124,7 +124,7 @@ def test_growing_local_work():
         ("0 epochs", r"^algo\.tau=0 epochs: must be a number of steps"),
         (
             2.5,
-            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs' or '0\.5 epochs', or a schedule$",
+            r"^algo\.tau=2\.5: must be a number of steps, such as 5, a number of epochs, such as '0\.5 epochs', or a schedule$",
         ),
         ("2.5 steps", r"^algo\.tau=2\.5 steps: must be a number of steps"),
         (-1, r"^algo\.tau=-1: must be a number of steps"),

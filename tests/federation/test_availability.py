@@ -256,7 +256,7 @@ def test_the_head_of_a_run_names_the_pattern():
 
 
 MISTAKES = {
-    "cyclic": "must be null, or a pattern such as {kind: cyclic, groups: 2}",
+    "cyclic": "must be null or a pattern, such as {kind: cyclic, groups: 2}",
     "{kind: cyclc, groups: 2}": "participation.pattern.kind=cyclc: must be",
     "{kind: cyclic}": "participation.pattern.groups: is missing",
     "{kind: cyclic, group: 2}": "participation.pattern.group: there is no such key",

@@ -127,7 +127,7 @@ def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, c
         assert result.code == 1
         assert "failed    bad  seed 0" in result.out
         assert "not measured                 it ends: bad has no run that ended (seed 0)" in result.out
-        assert result.err.count("algo.beta: is a list of 1") == 1
+        assert result.err.count("algo.beta: has length 1") == 1
     assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/curves.csv")) == 5
 
 

@@ -173,5 +173,5 @@ def test_engines_agree_on_weights_of_classes():
 def test_weights_of_classes_must_fit():
     p = classification("problem.class_weights={3: 5}")
     assert p._class_weight.tolist() == [1, 1, 1, 5, 1, 1, 1, 1, 1, 1]
-    with pytest.raises(UserError, match="there is no class cat; the classes are 0, 1"):
+    with pytest.raises(UserError, match="there is no class cat; choose from 0, 1"):
         classification("problem.class_weights={cat: 2}")

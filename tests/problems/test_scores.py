@@ -134,7 +134,7 @@ def test_what_is_measured_by_default():
     assert [m.name for m in of(rare).client_metrics] == ["loss", "auc"]
     assert [m.name for m in of(rare, ["auc"]).client_metrics] == ["accuracy"]
     left_out = of(rare, ["auc"], np.zeros(9, dtype=int)).note
-    assert left_out == "problem.metrics: auc is left out, since test or validation rows lack a class"
+    assert left_out == "problem.metrics: auc is left out: test or validation rows lack a class"
     without_events = of(rare, tested=np.zeros(9, dtype=int)).names
     assert {"accuracy", "balanced_accuracy", "recall_no"} <= {*without_events}
     assert not {"auc", "recall_yes_2", "calibration"} & {*without_events}
