@@ -65,7 +65,7 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
-    null = place / "null.csv"
+    null = DOCS / "bench" / VERSION / "null.csv"
     values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "found": found, "links": links}
     values |= {
         "boards": boards,

@@ -15,7 +15,7 @@ import pandas as pd
 from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.rank import goals_of, hits, worth
 from fedopt.bench.release import COLUMNS, NAMES, read_table, rounded, write_table
-from fedopt.bench.space import overrides_of
+from fedopt.bench.space import Point, overrides_of
 from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
@@ -66,11 +66,16 @@ class Pools:
             Unfinished: Some runs did not finish.
         """
         pools = [_Pool(self, task, self.entries[name]) for name in names if not self._is_kept(task, name)]
-        refuse_unfinished(run_all([batch for pool in pools for batch in pool.batches(POOL, NULL)], launcher))
-        refuse_unfinished(run_all([batch for pool in pools for batch in pool.batches(REPORT)], launcher))
+        self._do(pools, launcher)
         for pool in pools:
-            write_table(self.kept(task, pool.entry.name), pool.table(POOL, NULL, REPORT))
+            pool.choose()
+        self._do(pools, launcher)
+        for pool in pools:
+            write_table(self.kept(task, pool.entry.name), pool.table())
             rmtree(pool.folder)
+
+    def _do(self, pools: "Sequence[_Pool]", launcher: Launcher) -> None:
+        refuse_unfinished(run_all([batch for pool in pools for batch in pool.batches()], launcher))
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the kept rows of all entries on these tasks."""
@@ -93,77 +98,63 @@ class Pools:
         path = self.kept(task, name)
         if not path.exists():
             return False
-        kept = read_table(path, ["task_digest", "commit"])
-        if {*kept["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
-            raise UserError(
-                f"{path}: the rules of bench/{task.name}.yaml have changed since its runs; choose another --out"
-            )
-        if {*kept["commit"]} != {self.commit}:
-            raise UserError(
-                f"{path}: its runs are of the commit {kept['commit'][0]}; check it out, or choose another --out"
-            )
+        runs = {*read_table(path, ["task_digest", "commit"]).itertuples(index=False, name=None)}
+        if runs != {(self.entries.digest(task, self.entries[name]), self.commit)}:
+            of = f"its runs have other rules than bench/{task.name}.yaml, or another commit than {self.commit}"
+            raise UserError(f"{path}: {of}; choose another --out")
         return True
 
 
 class _Pool:
-    """The runs of one entry on a task, in a folder named after what they depend on."""
+    """The runs of one entry on a task, in a folder named after what they depend on.
+
+    Attributes:
+        points: kind of runs -> point of the pool -> its configuration.
+    """
 
     def __init__(self, pools: Pools, task: Task, entry: Entry):
-        self.task, self.entry, self.folders = task, entry, pools.entries.folders
-        sampled = [pools.entries.points(task, entry, scramble)[: pools.most + 2] for scramble in range(2)]
-        self.points = {POOL: dict(enumerate(sampled[0])), NULL: dict(enumerate(sampled[1]))}
-        del self.points[NULL][0]  # the defaults are in the pool
-        if entry.name not in task.null:
-            self.points[NULL].clear()
-        about = {"bench_version": VERSION, "commit": pools.commit, "torch": version("torch"), "cpu": processor()}
-        about |= {"threads": 1, "task": task.name, "task_digest": pools.entries.digest(task, entry)}
-        self.about = about | {"method": entry.name, "metric": task.metric}
-        self.folder = pools.out / task.name / f"{entry.name} {about['task_digest']} {pools.commit}"
-        self.composed = compose(task.command(entry, {}), self.folders)
+        self.task, self.entry, digest = task, entry, pools.entries.digest(task, entry)
+        self.points = dict[str, dict[int, Point]]()
+        for n, kind in enumerate([POOL, *[NULL] * (entry.name in task.null)]):  # the null control has no defaults
+            self.points[kind] = dict([*enumerate(pools.entries.points(task, entry, n)[: pools.most + 2])][n:])
+        self.about = {"bench_version": VERSION, "commit": pools.commit, "torch": version("torch"), "cpu": processor()}
+        self.about |= {"task": task.name, "task_digest": digest, "method": entry.name, "metric": task.metric}
+        self.folder = pools.out / task.name / f"{entry.name} {digest} {pools.commit}"
+        self.composed = compose(task.command(entry, {}), pools.entries.folders)
 
-    def batches(self, *kinds: str) -> Iterator[Stack]:
-        """Yield the jobs that compute the missing runs of these kinds, one for each seed."""
-        for kind in kinds:
-            if kind == REPORT:
-                self.points[REPORT] = {
-                    number: self.points[POOL][number] for number in reported(self.task, self.table(POOL))
-                }
+    def batches(self) -> Iterator[Stack]:
+        """Yield the jobs that compute the missing runs, one for each kind and seed."""
+        for kind, points in self.points.items():
             done = {(int(row["trial"]), int(row["seed"])) for row in read_rows(self.folder / kind / TABLE)}
             for seed in range(REPORTS) if kind == REPORT else range(FIRST_SEED, FIRST_SEED + SEEDS):
-                if left := {n: point for n, point in self.points[kind].items() if (n, seed) not in done}:
+                if left := {number: point for number, point in points.items() if (number, seed) not in done}:
                     title = f"{self.task.name}, {self.entry.name}: {len(left)} of {kind}, seed {seed}"
-                    composed = self.composed.changed(seed=seed)
-                    yield _Batch(self.folder / kind, composed, title, points=left, configs=())
+                    yield _Batch(self.folder / kind, self.composed.changed(seed=seed), title, points=left, configs=())
 
-    def table(self, *kinds: str) -> pd.DataFrame:
-        """Return the evaluations of the runs of these kinds, one row each. A run that failed has one row, without a value."""
+    def choose(self) -> None:
+        """Choose the configurations of the pool that are reported.
+
+        They are the defaults, the theory point, the best ones by the mean score over all currencies, and the best in each one.
+        """
+        table = self.table()
+        reached = hits(self.task, table[table["kind"] == POOL])
+        worths = pd.Series(worth(reached[goals_of(self.task)]).mean(axis=1), reached.index)
+        scores = worths.groupby([reached["point"], reached["currency"]]).mean().unstack().drop(index=0)
+        best = scores.mean(axis=1).nlargest(-(-len(scores) // REPORTED))
+        self.points[REPORT] = {n: self.points[POOL][n] for n in (0, 1, *best.index, *scores.idxmax())}
+
+    def table(self) -> pd.DataFrame:
+        """Return the evaluations of the runs, one row each. A run that failed has one row, without a value."""
         tables = []
-        for kind in kinds:
+        for kind, points in self.points.items():
             found = pd.DataFrame(read_rows(self.folder / kind / TABLE))
-            if len(found):
-                numbers = found.reindex(columns=[*COUNTS.values(), self.task.metric]).apply(pd.to_numeric)
-                rows = pd.DataFrame({name: numbers[column].fillna(0).astype(int) for name, column in COUNTS.items()})
-                rows["value"], rows["status"] = rounded(numbers[self.task.metric]), found["status"]
-                rows["point"], rows["seed"] = found["trial"].astype(int), found["seed"].astype(int)
-                texts = {number: " ".join(overrides_of(point)) for number, point in self.points[kind].items()}
-                tables.append(rows.assign(kind=kind, words=rows["point"].map(texts), **self.about))
+            numbers = found.reindex(columns=[*COUNTS.values(), self.task.metric]).apply(pd.to_numeric)
+            rows = pd.DataFrame({name: numbers[column].fillna(0).astype(int) for name, column in COUNTS.items()})
+            rows["value"], rows["status"] = rounded(numbers[self.task.metric]), found["status"]
+            rows["point"], rows["seed"] = found["trial"].astype(int), found["seed"].astype(int)
+            words = rows["point"].map({number: " ".join(overrides_of(point)) for number, point in points.items()})
+            tables.append(rows.assign(kind=kind, words=words, threads=1, **self.about))
         return pd.concat(tables, ignore_index=True)
-
-
-def reported(task: Task, table: pd.DataFrame) -> list[int]:
-    """Return the configurations that are reported.
-
-    They are the defaults, the theory point, the best ones by the mean score over all currencies, and the best in each currency.
-
-    Args:
-        task: The task.
-        table: The runs of the pool of one entry.
-    """
-    reached = hits(task, table)
-    worths = pd.Series(worth(reached[goals_of(task)]).mean(axis=1), reached.index)
-    scores = worths.groupby([reached["point"], reached["currency"]]).mean().unstack().drop(index=0)
-    best = scores.mean(axis=1).nlargest(-(-len(scores) // REPORTED))
-    return [*dict.fromkeys([0, 1, *best.index, *scores.idxmax()])]
 
 
 class _Batch(Stack):

@@ -163,8 +163,10 @@ class Pool:
     def cheapest(self, size: int = SEARCH) -> tuple[np.ndarray, np.ndarray]:
         """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
 
-        A search has ``size`` points. The cost is the geometric mean over the searches that reach the target; it is nan if fewer
-        than half of them do.
+        The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
+
+        Args:
+            size: The number of points of a search.
         """
         rest = np.full((1, *self.costs.shape[1:]), math.inf)
         costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])

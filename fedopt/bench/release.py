@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from fedopt.bench.suite import COUNTS, NAME, VERSION
+from fedopt.bench.suite import COUNTS, NAME
 from fedopt.config import CONF
 from fedopt.console import note
 from fedopt.errors import UserError, first_line
@@ -68,7 +68,11 @@ def released(folder: Path) -> pd.DataFrame:
     Raises:
         UserError: The table cannot be read.
     """
-    places = [place / TABLE for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench")]
+    places = [
+        folder / TABLE,
+        *sorted((CONF.parent / "docs" / "bench").glob(f"*/{TABLE}"))[-1:],
+        CONF.parent / "bench" / TABLE,
+    ]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         return pd.DataFrame(columns=COLUMNS)

@@ -21,7 +21,7 @@ from fedopt.bench.space import Point, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
-from fedopt.metrics import COSTS, Cost
+from fedopt.metrics import COSTS
 
 VERSION = "2.1"
 NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also used in file names
@@ -36,38 +36,35 @@ class Currency:
     Args:
         label: The name.
         short: The name in the header of a narrow table.
-        cost: The cost. Its limit in a task's budget is 100 %.
+        limit: The key of a task's budget that is 100 % of the cost.
         again: Columns of the cost that count twice.
     """
 
     label: str
     short: str
-    cost: Cost
+    limit: str
     again: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of ``metrics.csv`` whose sum is the cost."""
-        return self.cost.columns + self.again
+        return COSTS[self.limit].columns + self.again
 
 
 CURRENCIES = {
-    "comm_rounds": Currency("communication rounds", "rounds", COSTS["comm_rounds"]),
-    "bytes": Currency("bytes", "bytes", COSTS["bytes"]),
-    "client_visits": Currency("client visits", "visits", COSTS["client_visits"]),
-    "calls": Currency("calls, a product as one gradient", "calls", COSTS["example_calls"]),
+    "comm_rounds": Currency("communication rounds", "rounds", "comm_rounds"),
+    "bytes": Currency("bytes", "bytes", "bytes"),
+    "client_visits": Currency("client visits", "visits", "client_visits"),
+    "calls": Currency("calls, a product as one gradient", "calls", "example_calls"),
     "calls_2": Currency(
-        "calls, a product as two gradients",
-        "calls, products twice",
-        COSTS["example_calls"],
-        again=("hvp_examples", "jvp_examples"),
+        "calls, a product as two gradients", "calls, products twice", "example_calls", ("hvp_examples", "jvp_examples")
     ),
 }
 COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
 # column of the table of runs -> column of metrics.csv
 COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
 # The keys of a budget
-LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
+LIMITS = tuple(dict.fromkeys(currency.limit for currency in CURRENCIES.values()))
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class Task:
         return data_folder(None) / self.data
 
     def limit(self, currency: str) -> float:
-        return self.budget[CURRENCIES[currency].cost.limit]
+        return self.budget[CURRENCIES[currency].limit]
 
     def command(self, entry: Entry, point: Point) -> list[str]:
         """Return the overrides of a run, without its seed. It is evaluated at equal distances of log(communication rounds)."""
@@ -277,12 +274,10 @@ class Entries:
 
     def digest(self, task: Task, entry: Entry) -> str:
         """Return a hash of everything that is registered about an entry on a task, and that compared runs must share."""
-        claims, texts = (
-            [asdict(claim) for claim in self.claims_on(task)],
-            {"title": "", "facts": {}},
-        )  # which may change
-        of_all = [self.roles, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
-        rules = [asdict(task) | texts, asdict(entry), claims, of_all]
+        claims = [asdict(claim) for claim in self.claims_on(task)]
+        written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
+        of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
+        rules = [of_task, asdict(entry), written, claims, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:
@@ -304,7 +299,7 @@ class Entries:
 
     def _point(self, task: Task, entry: Entry, row: np.ndarray) -> Point:
         """Return the configuration at fractions of the ranges of an entry's keys, [keys]."""
-        point, numbers = Point(), {"L": max(task.smoothness.values()), **task.smoothness}
+        point, numbers = Point(), dict[str, Any](L=max(task.smoothness.values())) | task.smoothness
         for (key, text), share in zip(entry.ranges.items(), row, strict=False):
             role, *factors = text.replace(", ", ",").split(" ")
             written, *scale = self.roles.get(role, role).split(" ")

@@ -10,6 +10,12 @@ from fedopt.console.say import say
 from fedopt.errors import UserError, need
 
 SMOKE = 24  # sampled configurations of the smallest form
+COMMANDS = {
+    "list": "list the tasks",
+    "run": "run the sampled configurations of each entry, and rank the entries",
+    "rank": "rank your results, or the results that come with fedopt; write the pages",
+    "enter": "run only your method, and rank it together with the others",
+}
 
 
 def main() -> None:
@@ -25,11 +31,10 @@ def _main() -> int:
 
     entries, chosen = Entries(args.folders), tasks(args.tasks, args.folders, args.smoke)
     if args.command == "list":
-        width = max(len(task.name) for task in chosen)
-        show(*(f"{task.name:{width}}  {task.title} ({len(task.entries)} methods)" for task in chosen))
+        show(*(f"{task.name:16} {task.title} ({len(task.entries)} methods)" for task in chosen))
         return 0
-    launcher, out = Local(args.jobs), args.out / ("smoke" if args.smoke else "full")
     registered = args.command == "run" and not (args.smoke or args.unregistered)
+    launcher, out = Local(args.jobs), args.out / ("smoke" if args.smoke else "full")
     pools = Pools(out, entries, _commit(registered), *([SMOKE] if args.smoke else []))
     if args.command == "enter":
         entries.enter(args.method)
@@ -58,21 +63,18 @@ def _main() -> int:
 
 
 def _commit(registered: bool) -> str:
-    """Return the commit of the code. registered: whether it must be one, so that the rules were fixed before the results.
+    """Return the commit of the code, as the table of runs names it.
 
     Raises:
-        UserError: It must be a commit, and the code is not in a git checkout, or has uncommitted changes.
+        UserError: The run is to be registered, and the code is not exactly that of a commit.
     """
     from fedopt.results import commit
 
-    found = commit() or "no git checkout"
+    found = commit() or "not a git checkout"
     if registered and not found.isalnum():
-        why = (
-            "has uncommitted changes; commit them"
-            if "+" in found
-            else "is not a git checkout; clone fedopt's repository"
+        raise UserError(
+            f"fedopt's code is {found}; run a commit of a clone, so that rules come first, or add --unregistered"
         )
-        raise UserError(f"the code {why}, so that the results can name their rules, or add --unregistered")
     return found
 
 
@@ -82,20 +84,15 @@ def _arguments() -> argparse.Namespace:
         description="Benchmark the methods, by rules that were fixed before the results. To resume, repeat the command.",
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    listed = commands.add_parser("list", help="list the tasks")
-    run = commands.add_parser("run", help="run the sampled configurations of each entry, and rank the entries")
-    rank = commands.add_parser("rank", help="rank your results, or the results that come with fedopt; write the pages")
-    enter = commands.add_parser("enter", help="run only your method, and rank it together with the others")
-    enter.add_argument("method", metavar="ENTRY", help="an entry or an algorithm, for example your own in --config-dir")
-    for command in (listed, run, rank, enter):
-        add = command.add_argument
+    for name, help_ in COMMANDS.items():
+        add = commands.add_parser(name, help=help_).add_argument
+        if name == "enter":
+            add("method", metavar="ENTRY", help="an entry or an algorithm, for example your own in --config-dir")
         add("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
         add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
         add("--smoke", action="store_true", help=f"a small version: {SMOKE} configurations, three tasks")
-    for command in (run, rank, enter):
-        add = command.add_argument
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="parallel processes (default: 1)")
+        add("--unregistered", action="store_true", help="run code that is no commit; the table says so")
         out = "folder for runs and results (default: outputs/bench)"
         add("--out", type=Path, default=outputs() / "bench", metavar="DIR", help=out)
-    run.add_argument("--unregistered", action="store_true", help="run code that is not committed; the results say so")
     return parser.parse_args()
