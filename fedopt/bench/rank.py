@@ -28,7 +28,6 @@ SEARCH = 12  # configurations that a search tries
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
 LEVEL = 0.95  # coverage of all intervals
 ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
-UNSEEN = 0.7  # weight of a good point that a pool may lack; with it, the intervals keep their level in the null test
 LEAST = 0.02  # the smallest standard error of a log ratio
 KEYS = ["method", "kind", "point", "seed"]  # of a run of a task
 THEORY = 1  # the number of the theory point; point 0 is a method's default values
@@ -262,7 +261,7 @@ def found_by(pools: Sequence[Pool], size: int) -> Found:
     by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
     mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
     top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())
-    chance = np.array([[(size - 1) / len(pool.costs)] for pool in pools]) * UNSEEN  # that a search tries the point
+    chance = np.array([[(size - 1) / len(pool.costs)] for pool in pools])  # that a search tries the point
     without = [pool.without(size) for pool in pools]
     return Found(mean, mean + chance * np.maximum(top - mean, 0), without, by_seed[..., :goals].mean(axis=2))
 
