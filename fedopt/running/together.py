@@ -177,7 +177,7 @@ def _cannot(e: Experiment) -> str:
         return f"torch.vmap cannot run this problem ({e.problem.one_by_one})"
     if not e.federation.participation.punctual:
         return "late clients answer messages of one configuration"
-    if e.federation.participation.rule and e.federation.participation.rule.kind == "clipping":
+    if e.federation.rule and e.federation.rule.kind == "clipping":
         return "the rule clipping stores its last result for one configuration"
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
