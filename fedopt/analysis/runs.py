@@ -127,7 +127,11 @@ class Recorded:
         return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
-        """Return the values of the keys ``by``, which define the run's group; `ABSENT` for a key that the run lacks."""
+        """Return the values of some config keys, which define the run's group; a dash (`ABSENT`) for a key that the run lacks.
+
+        Args:
+            by: The dotted keys.
+        """
         return tuple(self.keys.get(key, ABSENT) for key in by)
 
     @property
@@ -246,10 +250,10 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Return a context that turns the error of a broken file into a note, so that other files are still used.
+    """Return a context that turns the error of a broken file into a printed note, so that other files are still used.
 
     Args:
-        path: The file or folder, for the note.
+        path: The file or folder, named in the note.
     """
     try:
         yield

@@ -41,8 +41,8 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     """Return half the width of the two-sided t-interval of a mean.
 
     Args:
-        std: The standard deviation of the values.
-        n: The number of values. With n = 1, one degree of freedom is used.
+        std: The standard deviation of the values (with n - 1 degrees of freedom).
+        n: The number of values. n = 1 is treated as one degree of freedom.
         level: The confidence level, such as 0.95.
     """
     from scipy.special import stdtrit

@@ -97,7 +97,9 @@ class LabelledData:
         return replace(kept, left_out=len(validation.y), validation=validation)
 
     def filled(self, by_owner: bool) -> "LabelledData":
-        """Replace missing feature values by means and set ``fills``. Complete data are returned unchanged.
+        """Return the data with missing feature values replaced by means, which are stored in ``fills``.
+
+        Complete data are returned unchanged.
 
         A missing value becomes the mean of its column over the training examples of the same client, not counting validation
         examples. A client without any value in a column gets the mean over all training examples (0 after standardisation).
@@ -206,7 +208,7 @@ class LabelledData:
         return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
 
     def resplit(self, test: float, rng: np.random.Generator) -> "LabelledData":
-        """Pool all examples and split them at random into new training and test examples.
+        """Pool all examples, split them at random into new training and test examples, and return the new data set.
 
         The data must have no validation marks; call `without_validation` first.
 

@@ -38,15 +38,15 @@ class Csv:
         real: Whether this column contains real numbers, the targets of a regression, instead of classes.
         features: Columns used as features. None: all columns except label, client and split.
         drop: Columns that are not used as features. None: none.
-        missing: What to do with empty cells of features: ``refuse`` the table, or fill in the ``mean``
-            (`LabelledData.filled`).
+        missing: What happens if feature cells are empty. ``refuse``: an error is raised. ``mean``: they are filled with the
+            column's mean (`LabelledData.filled`).
         client: Column that names the client of each row, for `ByColumn`.
         split: Column with the values ``train``, ``val`` or ``test``. None: a random fraction of the rows is used for
             testing.
-        test: This fraction.
+        test: Fraction of the rows used for testing if ``split`` is None.
         split_seed: Seed of the random choice of test rows.
-        stratify: Whether the fraction is taken from each class of each client, up to rounding. Regression targets are not
-            stratified.
+        stratify: Whether the fraction ``test`` is taken from each class of each client, up to rounding. Regression targets
+            are not stratified.
         pixels: How inputs are scaled for models (see `LabelledData`).
         separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
             contain it, the first of ; tab | that it contains.
@@ -114,7 +114,7 @@ class Csv:
 
     @property
     def _roles(self) -> dict[str, str]:
-        """The columns of the label, the client and the split, by key; columns that are not set are left out."""
+        """The columns that are not features: ``label``, ``client`` and ``split`` -> column name; unset ones are left out."""
         columns = {"label": self.label, "client": self.client, "split": self.split}
         return {key: column for key, column in columns.items() if column is not None}
 

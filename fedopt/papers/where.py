@@ -81,7 +81,12 @@ def _table(where: Any) -> Rows:
 
 
 def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
-    """Group rows by the values of some names, and yield the rows of each group, in the order of the rows."""
+    """Group rows of the table `where` by the values of some names, and yield the rows of each group.
+
+    Args:
+        names: The names.
+        rows: The rows, whose order is kept.
+    """
     groups: dict[tuple[str | None, ...], Rows] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
@@ -89,7 +94,7 @@ def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
 
 
 def _filled(node: Any, rows: Rows) -> Any:
-    """Return the node with names replaced by values in all keys and texts.
+    """Return a node of an experiment file with names replaced by values in all keys and texts.
 
     Args:
         node: A mapping, a list, a text or another value, which is returned unchanged.
