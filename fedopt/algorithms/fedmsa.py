@@ -84,7 +84,7 @@ class FedMSA:
             (x,) = problem.start()
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise UserError(f"algo.beta: has length {len(self.beta)}; use one number, or {len(u) - 1}, one per z^n")
+            raise UserError(f"algo.beta: has length {len(self.beta)}; give one number, or a list of {len(u) - 1}")
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:

@@ -117,7 +117,7 @@ class FedNest:
 
     def __post_init__(self) -> None:
         if not self.alternating and (self.inner, self.outer) != ("sgd", "sgd"):
-            raise ValueError("alternating=false needs inner=sgd and outer=sgd")
+            raise ValueError("alternating=false needs inner=sgd and outer=sgd; set both")
 
     def init(self, problem: Bilevel) -> State:
         return State(*problem.start())

@@ -140,7 +140,7 @@ class AlternatingSOBA(WarmStarted):
     def __post_init__(self) -> None:
         check_weights({"rho": self.rho(0)})
         if self.storm and self.order == "paper":
-            raise ValueError("storm=true needs order=code")
+            raise ValueError("storm=true needs order=code; set it, or storm=false")
 
     def init(self, problem: Bilevel) -> Averaged:
         z = bilevel_start(problem)

@@ -68,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
         if used and not args.multirun:
             raise UserError(f"{option} needs a sweep; add -m")
     if args.at_once and args.launcher:
-        raise UserError("--at-once computes runs on this machine; leave out --launcher")
+        raise UserError("--at-once and --launcher cannot be combined; leave out one of them")
     if args.sc:
         _complete(args.overrides)
     elif args.help or not arguments:
@@ -99,7 +99,7 @@ def _complete(arguments: list[str]) -> None:
         UserError: The arguments have another form.
     """
     if len(arguments) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", arguments[0]):
-        raise UserError("-sc: needs install, uninstall or query, and a shell: bash, zsh or fish; write install=bash")
+        raise UserError("-sc: needs install, uninstall or query with bash, zsh or fish, such as -sc install=bash")
     if arguments[0].startswith("query"):
         from fedopt.commands.completion import completions
 

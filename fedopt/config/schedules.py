@@ -136,7 +136,7 @@ class Fixed:
     def _check(self) -> "Fixed":
         """Refuse a fraction of a step."""
         if self.unit == "steps" and self.value % 1:
-            raise ValueError("must be a whole number of steps")
+            raise ValueError("must be a whole number of steps, or epochs, such as '0.5 epochs'")
         return self
 
     def __call__(self, r: int, clients: int) -> int | float:

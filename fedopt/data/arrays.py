@@ -100,7 +100,7 @@ def split_at_random(count: int, test: float, seed: int, path: Path, strata: Sequ
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
-        raise UserError(f"{path}: dataset.test={test} leaves no example to train on or to test on; change it")
+        raise UserError(f"{path}: dataset.test={test} leaves no example to train or to test on; choose another")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out
     if strata:
@@ -156,7 +156,7 @@ def checked(
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         of_train, of_test = (f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test))
-        raise UserError(f"{path}: x_train has examples {of_train}, x_test {of_test}; make type and shape the same")
+        raise UserError(f"{path}: an example is {of_train} in x_train, and {of_test} in x_test; make them the same")
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]

@@ -222,7 +222,7 @@ class LabelledData:
         if self.fills is not None:
             raise UserError(f"problem.test={test}: is not possible with dataset.missing=mean; use dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            raise UserError(f"problem.test={test}: only x_train or only x_test names its clients; set it to null")
+            raise UserError(f"problem.test={test}: clients are named for x_train or x_test only; set it to null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         numbers = np.arange(len(y) + self.left_out)

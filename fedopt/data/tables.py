@@ -98,7 +98,7 @@ class Csv:
         if self.split is not None:
             split = table[self.split].map(clean_name).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
-                raise UserError(f"dataset.split={self.split}: has {other[0]}; each row must have train, val or test")
+                raise UserError(f"dataset.split={self.split}: this column has {other[0]}; use only train, val and test")
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
             strata = [columns[key] for key in ("client", "y") if key in columns and not (key == "y" and self.real)]
@@ -174,15 +174,15 @@ class Csv:
         try:
             names = [clean_name(name) for name in next(rows, [])]
             if "" in names or len({*names}) < len(names):
-                raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
+                raise ValueError("a column name is empty or occurs twice; with pandas, use to_csv(index=False)")
             for number, row in enumerate(rows, 1):
                 if len(row) != len(names):
                     has = f"row {number} below the names has {len(row)} cells, not {len(names)}"
-                    raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
+                    raise ValueError(f"{has}; correct it, or set dataset.separator or dataset.decimal")
             del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
-                raise ValueError("it has no rows below the names")
+                raise ValueError("it has no rows below the column names")
         except (ValueError, csv.Error) as error:
             why = first_line(error)
             raise UserError(f"{path}: must be a CSV with column names, and rows of the same length ({why})") from None

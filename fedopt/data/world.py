@@ -119,7 +119,7 @@ class World:
         """
         for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
             if isinstance(values, np.ndarray) and values.shape != (count,):
-                raise UserError(f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} rows")
+                raise UserError(f"world.split: {name} has shape {[*values.shape]}; it must be [{count}], one per row")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):
@@ -134,8 +134,8 @@ class World:
             for name, lists in splits.items():
                 if lacking := [i for i, rows in enumerate(lists) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "which the data mark; mark others, or change the partitioner"
-                    raise UserError(f"client {client} has no examples in the split {name}, {why}")
+                    why = "mark other examples as validation examples, or change the partitioner"
+                    raise UserError(f"client {client} has no examples in the split {name}; {why}")
             return {name: Ragged(lists, names) for name, lists in splits.items()}
         own = Ragged(clients)
         held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)

@@ -152,8 +152,8 @@ def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
 def look(j: int, rank: int | None = None) -> dict[str, Any]:
     """Return the colour, dashes and marker of a line, as options of matplotlib's `plot`.
 
-    No two lines share all three. The first `STRONG` lines of a picture have colours of the style, by default colours that colour-blind readers can tell
-    apart. All other lines are grey.
+    No two lines share all three. The first `STRONG` lines of a picture have colours of the style, by default colours that
+    colour-blind readers can tell apart. All other lines are grey.
 
     Args:
         j: The line's index among all lines of the figure.

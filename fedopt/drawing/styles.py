@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 def _rising(limits: tuple[float, float]) -> tuple[float, float]:
     """Return the limits (low, high) of an axis unchanged. Raise ValueError unless low is smaller than high."""
     if not limits[0] < limits[1]:
-        raise ValueError("must have the lower end first")
+        raise ValueError("must begin with the smaller number")
     return limits
 
 

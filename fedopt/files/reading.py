@@ -110,7 +110,7 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
     try:
         text = content.decode(encoding or ("utf-16" if marked else "utf-8"))
         if "\0" in text:
-            raise ValueError("it contains zero bytes")
+            raise ValueError("it contains zero bytes, so it is not text")
     except (ValueError, LookupError) as error:
         why = f"is not text in {encoding or 'UTF-8'} ({first_line(error)}); save it as UTF-8"
         raise UserError(f"{path}: {why}") from None

@@ -41,7 +41,10 @@ def test_paired_tests(tmp_path, command):
         named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
     named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
     _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
-    assert "fedavg - fedmsa: tested, with 3 pairs of equal seed; 1 run without a partner in the table only" in err
+    assert (
+        "fedavg - fedmsa: tested, with 3 pairs of runs with equal seed; the test leaves out 1 run without a partner"
+        in err
+    )
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     difference = "difference of test accuracy (percentage points)"
     assert list(tested.columns) == ["pair", difference, "pairs", "p", "p (Holm)", "paired by"]
