@@ -40,7 +40,10 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Execute the command with these arguments: a subcommand, help, shell completion, a sweep or a single run.
+    """Execute a command: a subcommand, help, shell completion, a sweep or a single run.
+
+    Args:
+        arguments: The arguments after `fedopt`.
 
     Returns:
         The exit code.
@@ -94,6 +97,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _complete(arguments: list[str]) -> None:
     """Print a shell's completion script (`-sc install=bash`), or the completions of the line in COMP_LINE (`-sc query=bash`).
+
+    Args:
+        arguments: The arguments after `-sc`: exactly one, such as install=bash.
 
     Raises:
         UserError: The arguments have another form.
