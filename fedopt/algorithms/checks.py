@@ -13,7 +13,7 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """Call the algorithm's `init`, and return its state.
+    """Call the algorithm's `init`, check the initial state, and return it.
 
     Args:
         algorithm: The algorithm.
@@ -40,7 +40,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """Call the algorithm's `step`, and return the new state.
+    """Call the algorithm's `step` for the first time, check the new state, and return it.
 
     Args:
         algorithm: The algorithm.

@@ -49,6 +49,9 @@ class State(NamedTuple):
 class FedMSA:
     """FedMSA: all variables move together along momentum-corrected directions.
 
+    The variables are x and Z = (z^1, ..., z^N). In a bilevel problem, Z consists of the inner variable w and of v, which estimates
+    [grad^2_ww g]^-1 grad_w f. In a composition, z^n estimates the value of level n.
+
     Args:
         alpha: The step size of x.
         beta: The step size of the z^n: one number for all n, or a list of N numbers (UserError for another length).

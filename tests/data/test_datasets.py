@@ -269,8 +269,8 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ),
         (ROWS, {"features": ["age", "label"]}, r"dataset\.label.*column"),
         (ROWS, {"client": "city", "features": ["age", "city"]}, r"dataset\.client.*column"),
-        (ROWS.replace("city", "age"), {"client": "hospital"}, "a name is empty or occurs twice"),
-        (ROWS.replace("age", ""), {"client": "hospital"}, "a name is empty or occurs twice"),
+        (ROWS.replace("city", "age"), {"client": "hospital"}, "a column name is empty or occurs twice"),
+        (ROWS.replace("age", ""), {"client": "hospital"}, "a column name is empty or occurs twice"),
         (
             ROWS.replace(",h0", ",H0", 1),
             {"client": "hospital"},
