@@ -390,7 +390,7 @@ def test_by_column():
     assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
     both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
     assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
-    with pytest.raises(UserError, match=r"client cy needs 2 examples"):
+    with pytest.raises(UserError, match=r"cy has fewer than 2 examples"):
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)
