@@ -435,8 +435,8 @@ def test_by_a_column_that_is_not_there():
     [
         ({}, r"self.world.split\(n, owners=NAMES\)"),
         ({"owners": np.array([1, 2, 2])}, r"owners has shape \[3\]; it must be \[4\], one per row"),
-        ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels have shape \[4, 1\]; "),
-        ({"owners": np.arange(4), "validation": np.array([True])}, r"validation have shape \[1\]; "),
+        ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels has shape \[4, 1\]; "),
+        ({"owners": np.arange(4), "validation": np.array([True])}, r"validation has shape \[1\]; "),
     ],
 )
 def test_a_division_of_ones_own_data_says_what_it_lacks(given, said):
