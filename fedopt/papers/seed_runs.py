@@ -129,8 +129,9 @@ class SeedRuns:
         return float(np.polyfit(x[within], np.log10(values[within]), 1)[0])
 
     def first_mean_square(self, label: str, value: float, metric: str = "") -> float:
-        """Return the cost at which the mean of the squares of all evaluations so far is first at most a value; inf if it never
-        is.
+        """Return the cost at which the running mean of the squared metric first reaches a value; inf if it never does.
+
+        The mean is over all evaluations so far. It has reached the value when it is at most the value.
 
         Args:
             label: The label of the line.
