@@ -170,7 +170,8 @@ class Normalised(nn.Module):
             raise TypeError(f"the network takes a tensor, not {type(x).__name__}; use torch.as_tensor(x)")
         shape = self.input_shape
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
-            raise ValueError(f"the network takes a batch of examples {list(shape)}, not {list(x.shape)}; reshape x")
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"the network takes examples [B, {sizes}], not {list(x.shape)}; reshape x")
         x, mean, std = x.reshape(-1, *shape), self.mean, self.std
         if mean is not None and std is not None:
             x = ((x - mean) / std).to(next(self.network.parameters()).dtype)
