@@ -34,15 +34,14 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 
 def how(composed: Composed) -> Node:
-    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures."""
-    chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
-    entries = {
-        "overrides": list(composed.overrides),
-        "chosen": chosen,
-        "folders": list(composed.folders),
-        "tuned": tuned,
-    }
-    return {**entries, "departures": composed.departures, "seed": composed.settings.seed}
+    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures.
+
+    Args:
+        composed: The config.
+    """
+    command = {"overrides": [*composed.overrides], "chosen": {**composed.chosen}, "folders": [*composed.folders]}
+    values = {"tuned": asdict(composed.tuned), "departures": composed.departures, "seed": composed.settings.seed}
+    return command | values
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -> Node:
@@ -56,11 +55,8 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
         problem: The problem.
         data: The hashes of the data, from `Experiment.data`, and the clients' `effective_weights`.
     """
-    names = {
-        "clients": problem.splits["train"].names,
-        "classes": problem.class_names,
-        "features": problem.feature_names,
-    }
+    clients = problem.splits["train"].names
+    names = {"clients": clients, "classes": problem.class_names, "features": problem.feature_names}
     return {
         "command": shlex.join(sys.argv),
         "directory": os.getcwd(),
@@ -71,7 +67,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": _versions(),
         "sources": sources(composed.nodes),
         "machine": {
@@ -89,7 +85,7 @@ def say_other_versions(folder: RunFolder) -> None:
     Args:
         folder: The run's folder.
     """
-    card, now = folder.card(), {**_versions(), "commit": _commit()}
+    card, now = folder.card(), {**_versions(), "commit": commit()}
     if "versions" not in card:
         return
     before = {**card["versions"], "commit": card.get("commit")}
@@ -114,7 +110,11 @@ def say_changed(folder: RunFolder, config: Mapping[str, object]) -> None:
 
 
 def division(problem: Problem) -> str:
-    """Return a hash of the partition: the examples of each client, and the classes of the examples."""
+    """Return a hash of the partition: the examples of each client, and the classes of the examples.
+
+    Args:
+        problem: The problem, whose splits list the examples of each client.
+    """
     digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:
@@ -147,7 +147,7 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit of the git checkout, followed by `+changes` if there are uncommitted changes; None without a checkout.
 
     It is determined once per process, since imported code does not change.
@@ -155,9 +155,9 @@ def _commit() -> str | None:
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None
-    commit = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        return subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
