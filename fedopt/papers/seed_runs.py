@@ -44,7 +44,12 @@ class SeedRuns:
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str = "") -> float:
-        """Return the best value of the metric over all evaluations; nan if none is finite."""
+        """Return the best value of a metric over all evaluations of a run; nan if none is finite.
+
+        Args:
+            label: The label of the line, and so of its run.
+            metric: A column of metrics.csv. Empty: the figure's first metric.
+        """
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
