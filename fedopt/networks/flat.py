@@ -38,7 +38,7 @@ class FlatModel(Dense):
             methods of `Dense` be called.
         random: Whether the network has dropout.
         vmap_error: The reason why vmap cannot run the network; empty if it can.
-        remark: A remark for the user, or empty.
+        remark: Text about the network for the user, such as that some parameters are never trained. Empty: nothing to say.
     """
 
     vmap_error = remark = ""
@@ -62,7 +62,7 @@ class FlatModel(Dense):
         self.random = dropped > 0
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
-        """Split the network into all layers but the last, and the last layer.
+        """Return two networks: all layers but the last, and the last layer.
 
         Raises:
             UserError: The network has only one layer.
