@@ -55,7 +55,9 @@ def test_one_key(monkeypatch, capsys):
     lines = [line.split("  ") for line in result.out.splitlines()]
     meanings = {line[0]: line[-1].strip().split(", ") for line in lines if len(line) > 1}
     assert "fednest" in meanings["step size of y"]
-    assert "fedmsa" in meanings["step size of the sequences z^n: one for all, or a list"]
+    assert any(
+        key.startswith("step size of the sequences z^n") and "fedmsa" in names for key, names in meanings.items()
+    )
     budget = fedopt(monkeypatch, capsys, "--help", "budget")
     assert row(budget, "budget.bytes")[1] == "null"
     assert "seed" not in budget.out
