@@ -15,7 +15,7 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import Federation, engines
 from fedopt.files import expanded
-from fedopt.problems import Problem, check, reduce
+from fedopt.problems import Problem, check, projects, reduce
 from fedopt.results import division, refuse_other_data
 from fedopt.running import hardware as machine
 
@@ -135,6 +135,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             f"Metric for each value that evaluate returns"
         )
     check(original)
+    if not projects(type(original), algorithm):
+        raise UserError(
+            f"{type(algorithm).__name__} does not project x, and {type(original).__name__} constrains x; choose a method that "
+            f"sets projects_x, such as algo=fedavg"
+        )
     participation = participation_of(composed, original.clients)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
