@@ -557,7 +557,7 @@ def test_folders_that_are_no_runs(tmp_path):
         api.load(tmp_path, "first")
     run, other = (api.run([*TINY, f"seed={seed}"], quiet=True) for seed in (0, 1))
     shutil.copy(other.folder / "checkpoint.safetensors", run.folder)
-    with pytest.raises(api.UserError, match="belongs to a different run"):
+    with pytest.raises(api.UserError, match="belongs to another run"):
         _ = run.variables
     (run.folder / "checkpoint.safetensors").unlink()
     (run.folder / "metrics.csv").unlink()

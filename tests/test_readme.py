@@ -131,7 +131,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_front_page_has_the_papers_totals():
     """The sentences on what reproduces are those of the papers' page, which scripts/docs writes."""
-    totals = re.search(r"fedopt repeats .*? were run at small scale only\.", PAGES[0].read_text())
+    totals = re.search(r"fedopt repeats .*? were run only at a smaller scale\.", PAGES[0].read_text())
     assert totals
     assert totals[0] in (ROOT / "docs" / "papers" / "index.md").read_text()
 
@@ -204,7 +204,7 @@ def test_the_site_has_the_whole_table(script, monkeypatch, capsys, tmp_path):
     row = "| `problem.lam` | `0.1` | number from 0 | factor of the risk"
     assert row in script["filled"](page)
     assert row not in script["written"](page)
-    assert "`fedopt help problem=mco` prints the keys" in script["written"](page)
+    assert "Keys: `fedopt help problem=mco`" in script["written"](page)
     assert "old" not in script["filled"](page) + script["written"](page)
     (tmp_path / "page.md").write_text(page)
     monkeypatch.setattr(sys, "argv", ["docs", "--print", str(tmp_path / "page.md")])

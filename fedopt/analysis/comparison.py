@@ -60,7 +60,7 @@ class Comparison(GroupedRuns):
         return Page("Comparison", [all_runs(runs), *sections(self)])
 
     def explained(self, how: PlotStyle) -> str:
-        """Return a caption that says what the lines and bands of the figure are.
+        """Return the caption of the figure, which says what its lines and bands are.
 
         Args:
             how: The options of the figure.
@@ -68,17 +68,17 @@ class Comparison(GroupedRuns):
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
         logs = {is_log(groups, self.metric, how.logy) for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
-        members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
-        return explained(*members, self.x, how)
+        return explained({len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run", self.x, how)
 
     def draw(self, *paths: str | Path, ax: Axes | Sequence[Axes] | None = None, **how_drawn: Any) -> Any:
-        """Write a figure with one picture per problem. Each group is drawn as a line (the mean over its runs) with a band.
+        """Draw a figure with one picture per problem, and write it to files. Each group is a line (the mean over its runs) with
+        a band.
 
         Args:
             paths: The files to write; their endings choose the formats. Without paths, nothing is written.
             ax: matplotlib axes to draw on, or a list with one axes per problem; their current style is kept, and no file is
                 written. None: a new figure is made.
-            how_drawn: The fields of `PlotStyle`.
+            how_drawn: Options of the figure by name; the names are the fields of `PlotStyle`.
 
         Returns:
             The points drawn, as a DataFrame. If ``ax`` is given, the axes instead.
@@ -94,18 +94,18 @@ class Comparison(GroupedRuns):
             all_axes = [*np.ravel(np.array(ax, dtype=object))]
             if count != len(all_axes):
                 raise UserError(f"ax: the runs are on {count} problems; give a list of {count} axes")
-            for one in all_axes:
-                one.autoscale()  # earlier lines may have fixed the limits
+            for axes in all_axes:
+                axes.autoscale()  # earlier lines may have fixed the limits
             _draw_on(all_axes, self, how)
-            for one in all_axes:
-                one.set_title(how.title or one.get_title())
+            for axes in all_axes:
+                axes.set_title(how.title or axes.get_title())
                 if how.legend != "none":
-                    one.legend()
+                    axes.legend()
             return ax
-        options: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
-        options["settings"] = {"font.size": how.font} if how.font else {}
-        options["grows"] = how.height is None
-        with figures.pictures([*map(Path, paths)], count, 1, how.width, how.height, **options) as all_axes:
+        texts: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
+        font = {"font.size": how.font} if how.font else {}
+        size: Any = {"width": how.width, "height": how.height, "grows": how.height is None}
+        with figures.pictures([*map(Path, paths)], count, 1, **size, **texts, settings=font) as all_axes:
             return _draw_on(all_axes, self, how)
 
     def write(
@@ -117,7 +117,7 @@ class Comparison(GroupedRuns):
     ) -> list[Path]:
         """Write the table of the groups, and the table of the paired tests if there are any, into a folder.
 
-        The files are compare and compare_tests, with the ending .csv, .tex or .md.
+        The files are named compare and compare_tests, with the ending .csv, .tex or .md.
 
         Args:
             folder: The folder. It is created if it does not exist.
@@ -135,8 +135,8 @@ class Comparison(GroupedRuns):
                 none.
         """
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
-            if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
-                raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
+            if isinstance(given, str) or not {*given} <= {*allowed}:
+                raise UserError(f"{name}={given}: must be a list of {', '.join(allowed)}")
         # Short names as in the table of a paper: K for algo.K
         head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
         shown = shown_table(self, columns, decimals, first=head)
@@ -152,23 +152,23 @@ class Comparison(GroupedRuns):
         return written
 
     def _across(self, table: pd.DataFrame, missing: str | bool) -> pd.DataFrame:
-        """Return the table of groups with one row per method and one column per problem and number.
+        """Return a table with one row per method, whose columns are the columns of ``table`` repeated for each problem.
 
         Args:
-            table: The table with one row per group.
-            missing: The text for a method that did not run on a problem.
+            table: A table with one row per group. Its first column has the labels.
+            missing: The value of the cells of a method that did not run on a problem.
         """
-        legend, parts = legend_labels(self.groups), []
+        legend, columns = legend_labels(self.groups), []
         values = table.iloc[:, 1:].set_axis([*legend.values()])
         for problem, runs in by_problem(self.groups).items():
             of_problem = values[[label in runs for label in self.groups]]
-            parts.append(of_problem.add_prefix(f"{problem_name(problem)}: "))
-        joined = pd.concat(parts, axis=1).astype(object)
+            columns.append(of_problem.add_prefix(f"{problem_name(problem)}: "))
+        joined = pd.concat(columns, axis=1).astype(object)
         return joined.where(joined.notna(), missing).rename_axis("method").reset_index()
 
 
 def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
-    """Draw the picture of each problem on its axes, without a legend, and return the points drawn.
+    """Draw the picture of each problem on its axes, without a legend. Return the points drawn, one row per point.
 
     Args:
         all_axes: One axes per problem.
@@ -178,7 +178,7 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
     Raises:
         UserError: A logarithmic axis would begin at 0 or below.
     """
-    problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
+    problems, legend, points = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how) for groups in problems.values()]
     if how.ylim and how.ylim[0] <= 0 and any(isinstance(of.scale, LogScale) for of in drawn):
         raise UserError("--ylim: a logarithmic axis must begin above 0; use --no-logy for a linear one")
@@ -190,7 +190,7 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
         figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots, diverged=diverged)
         for label, line in of.drawn.items():
             cells = dict(zip((c.x, c.metric, "low", "high"), line, strict=True))
-            parts.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
+            points.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
         title = problem_name(problem) if len(problems) > 1 else ""
         described = problems[problem][next(iter(of.lines))][0].metric(c.metric)
         figures.describe(axes, c.x, described.title, title)
@@ -201,7 +201,7 @@ def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.Dat
             axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
         axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim or figures.within(axes, of.share))
-    return pd.concat(parts)
+    return pd.concat(points)
 
 
 def compared(
@@ -236,8 +236,7 @@ def compared(
         runs = [run.called(metric, label) for run in runs]
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
-        more = " and ".join(several)
-        note(f"--group-by={','.join(by)}: the runs also differ in {more}, so they are grouped by it as well")
+        note(f"--group-by={','.join(by)}: the runs also differ in {' and '.join(several)}, so they are grouped by it")
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):
@@ -256,14 +255,15 @@ def compared(
 
 
 def _slots(c: Comparison, named: bool) -> dict[str, int]:
-    """Return label -> index in the order of colours. A method has the same index on all problems.
+    """Return a mapping from each label to the line's index in the order of colours. A method has the same index on all
+    problems.
 
-    If there are more methods than coloured lines, the methods with the best last values come first, by their mean rank over
-    the problems.
+    If there are more methods than coloured lines, the methods with the best last values get the first indices, ordered by
+    their mean rank over the problems.
 
     Args:
-        c: The comparison.
-        named: Whether the user has named lines. The order of the names is kept then.
+        c: The comparison, whose ``slots`` are the indices by label.
+        named: Whether the user has renamed lines. Then the order of the new names is kept.
     """
     legend = legend_labels(c.groups)
     if named:

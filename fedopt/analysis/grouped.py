@@ -39,11 +39,12 @@ class GroupedRuns:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return the table of compare.csv with one row per group: the values of the keys `by`, the label, and statistics of
-        the group's runs.
+        """Return the table that compare.csv contains, with one row per group: the values of the keys `by`, the label, and
+        statistics of the group's runs.
 
-        Standard deviations are over the runs of a group, with n - 1. The mean is nan if a run has no last value because it
-        failed or diverged. The cost to reach the target is the mean over the runs that reach it, or nan if no run does.
+        Standard deviations are over the runs of a group, with n - 1 degrees of freedom. The mean is nan if a run has no last
+        value because it failed or diverged. The cost to reach the target is the mean over the runs that reach the target, or
+        nan if no run does.
 
         Raises:
             UserError: A run has no evaluation up to `at`, or there is a target for a metric of which neither lower nor
@@ -57,8 +58,7 @@ class GroupedRuns:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Return paired t-tests between the groups, as a table with the columns that `fedopt.analysis.stats.tests`
-        describes.
+        """Return paired t-tests between the groups, as the table that `fedopt.analysis.stats.tests` returns.
 
         Runs are paired by their seed and by the other keys that differ within groups.
 
@@ -69,20 +69,24 @@ class GroupedRuns:
 
     @property
     def test_metric(self) -> str:
-        """Return the test counterpart of a compared validation metric, such as test_rmse for val_rmse.
+        """Return the name of the test metric that corresponds to the compared validation metric, such as test_rmse for val_rmse.
 
-        It is '' if another metric is compared, or if a run lacks the test counterpart.
+        The name is '' if the compared metric is not a validation metric, or if a run lacks the test metric.
         """
         name = self.metric.replace("val_", "test_", 1) if validates(self.metric) else ""
         return name if all(name in run.table for runs in self.groups.values() for run in runs) else ""
 
     @property
     def described(self) -> Metric:
-        """Return the description of the compared metric: its label, unit and direction."""
+        """Return the description of the compared metric: its label, its unit and whether lower or higher values are better."""
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def _numbers(self, runs: Sequence[Recorded]) -> dict[str, Any]:
-        """Return the statistics of a group's runs: its row of the table without the keys and the label."""
+        """Return the row of a group in `table`, without the keys and the label: column -> number or text.
+
+        Args:
+            runs: The runs of the group.
+        """
         metric, test_metric, x, target = self.metric, self.test_metric, self.x, self.target
         shown = [run.until(self.at) for run in runs]
         described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
@@ -108,4 +112,5 @@ class GroupedRuns:
 
 
 def _columns(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the mean and the standard deviation of some values, under the keys NAME_mean and NAME_std."""
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))

@@ -12,7 +12,7 @@ from fedopt.drawing import Line, PlotStyle, is_share, named_scale, scale_of
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
 
-BANDS = {  # what is drawn around a mean, as text
+BANDS = {  # option `band` -> what the band around a mean shows
     "std": "± one standard deviation",
     "sem": "± one standard error",
     "ci": "95 % t-interval",
@@ -22,7 +22,7 @@ USUAL = PlotStyle()
 
 
 class Lines(NamedTuple):
-    """The lines of groups of runs in one picture.
+    """The lines of one picture, one for each group of runs.
 
     Attributes:
         lines: label -> line.
@@ -36,7 +36,7 @@ class Lines(NamedTuple):
 
     @property
     def drawn(self) -> dict[str, Line]:
-        """Return label -> line as it is drawn. If the values are percentages, bands are clipped to the range 0 to 100."""
+        """Return a mapping from labels to lines as they are drawn: bands of percentages are clipped to the range 0 to 100."""
         return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
 
 
@@ -65,7 +65,7 @@ def is_log(groups: Groups, metric: str, log: bool | None = None) -> bool:
 
 
 def lines_of(groups: Groups, metric: str, x: str = "", how: PlotStyle = USUAL) -> Lines:
-    """Return the lines of groups of runs for one picture.
+    """Return the lines of one picture, one for each group of runs.
 
     Args:
         groups: label -> runs.
@@ -83,8 +83,8 @@ def line_of(runs: Sequence[Recorded], metric: str, scale: ScaleBase, x: str = ""
 
     The line has a point at each cost at which some run was evaluated. The other runs are interpolated at this cost, linearly
     on the axes of the picture; on a logarithmic y axis the interpolation is geometric. The line begins at the cost at which
-    all runs have begun, and ends where the first finished run ends, so that all finished runs are averaged at every point. A
-    run that has not finished is averaged up to its latest evaluation.
+    every run has been evaluated, and ends where the first finished run ends, so that all finished runs are averaged at every
+    point. A run that has not finished is averaged up to its latest evaluation.
 
     Args:
         runs: The runs.
@@ -111,7 +111,7 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
     Args:
         x: The costs, [points].
         values: The values, [runs, points]. Masked values are ignored.
-        log: Whether to average logarithms.
+        log: Whether to average logarithms, so that the mean is geometric.
         band: The kind of band, one of `BANDS`.
     """
     if log:
@@ -128,29 +128,25 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Return the range of some counts as text, such as '2 to 5', or '3' if all counts are equal."""
+    """Return the smallest and the largest count as text, such as '2 to 5', or '3' if all counts are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
-def explained(
-    counts: Collection[int], logs: set[bool], member: str = "seed", x: str = "", how: PlotStyle = USUAL
-) -> str:
-    """Return a caption that says what the lines and bands are.
+def explained(runs: Collection[int], logs: set[bool], member: str = "seed", x: str = "", how: PlotStyle = USUAL) -> str:
+    """Return the caption of a figure, which says what its lines and bands are.
 
     Args:
-        counts: The number of runs of each line.
-        logs: Which kinds of y axes the figure has: True for logarithmic, False for linear.
-        member: The noun for a run, such as seed.
-        x: The cost axis. Empty: the caption does not name it.
-        how: The options of the figure.
+        runs: The number of runs of each line.
+        logs: The kinds of y axes in the figure: True for logarithmic, False for linear.
+        member: What the caption calls a run, such as seed.
+        x: The cost axis, a key of `COSTS`. Empty: the caption does not name it.
         how: The options of the figure.
     """
-    several, log = max(counts) > 1, logs == {True}
-    text = f"lines: {from_to(counts)} {member}"
-    if several:
-        of_log = " of the logarithm" if log else " (on logarithmic axes: of the logarithm)"
+    text = f"lines: {from_to(runs)} {member}"
+    if max(runs) > 1:
+        mean, of_log = "mean", " (on logarithmic axes: of the logarithm)"
+        if logs == {True}:
+            mean, of_log = "geometric mean", " of the logarithm"
         scale = of_log if True in logs and how.band != "minmax" else ""
-        text = (
-            f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[how.band]}{scale}"
-        )
+        text = f"lines: {mean} of {from_to(runs)} {member}s; bands: {BANDS[how.band]}{scale}"
     return f"{text}; x: {COSTS[x].meaning}" if x in COSTS else text

@@ -38,7 +38,7 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
         comparison: The groups of runs.
         title: A text to put before the name of the problem.
     """
-    parts = []
+    of_problems = []
     for problem, runs in by_problem(comparison.groups).items():
         legend = legend_labels(runs)
         groups = {legend[label]: list(members) for label, members in runs.items()}
@@ -47,16 +47,18 @@ def sections(comparison: GroupedRuns, title: str = "") -> list[Section]:
         facts = [LINES] if any(len(members) > 1 for members in groups.values()) else []
         notes = [*unequal(comparison.by, groups, comparison.metric, comparison.at)]
         heading = ": ".join(filter(None, [title, problem_name(problem)]))
-        parts.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), notes))
-    return parts
+        of_problems.append(Section(heading, facts, "", chart, views, [_differences(groups)], _maps(groups), notes))
+    return of_problems
 
 
 def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = MappingProxyType({})) -> Section:
-    """Return the section with the table of all runs. Of the ended runs of each problem, the best run is bold.
+    """Return the page section with the table of all runs. The best value of the ended runs on each problem is bold.
+
+    The column why is left out if no run failed, diverged or was left out.
 
     Args:
         runs: The runs that have recorded values.
-        without_values: Folder of each run without values -> why it has none.
+        without_values: Folder of a run without recorded values -> the reason.
     """
     rows = []
     for run in runs:
@@ -73,7 +75,7 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
     heads = ["state", "method", "problem", "best", "time (s)", "why", "metric", "seed", "folder"]
     table = pd.DataFrame(rows, columns=[*heads, "loss"])
     least = table.groupby(["problem", "metric"])["loss"].transform("min")
-    cells = table.drop(columns="loss").fillna(ABSENT)
+    cells = table.drop(columns=["loss"] if table["why"].any() else ["loss", "why"]).fillna(ABSENT)
     bold = pd.DataFrame(False, cells.index, cells.columns).assign(best=table["loss"].eq(least) & least.lt(math.inf))
     states = Counter(table["state"])
     title = f"{counted(len(rows), 'run')}: {', '.join(f'{number} {state}' for state, number in states.items())}"
@@ -81,11 +83,13 @@ def all_runs(runs: Iterable[Recorded], without_values: Mapping[str, str] = Mappi
 
 
 def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return column -> text of a run: state, method, problem, seed, why (it failed or diverged; '' otherwise), and folder.
+    """Return the cells of a run that do not depend on its metrics: column -> text.
+
+    The columns are state, method, problem, seed, why (the reason why the run failed or diverged, else '') and folder.
 
     Args:
         folder: The run's folder.
-        keys: dotted config key -> value as text.
+        keys: The run's config: dotted key -> value as text.
     """
     problem = problem_name(tuple(keys.get(key, ABSENT) for key in PROBLEM)) or ABSENT
     names = {"method": display_name(keys.get("algo", ABSENT)), "problem": problem}
@@ -94,7 +98,10 @@ def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
-    """Return the interactive chart, which shows every metric against every cost, and a mapping metric -> (tables, notes)."""
+    """Return the data of the interactive chart of every metric against every cost, and the mapping metric -> (tables, notes).
+
+    The chart has the keys that the attribute ``chart`` of `Section` describes.
+    """
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
@@ -120,15 +127,14 @@ def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table],
 
 
 def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
-    """Return the points of each group's line, rounded to six digits: [x, mean, low, high], or [x, mean] for a single run.
+    """Return the points of each group's line, as lists [x, mean, low, high], or [x, mean] for a single run.
 
-    The entry of a group is None if the group has no runs or one of its runs lacks this cost. A value is None if it is not
-    finite.
+    None stands for the points of a group that has no runs, or of which a run lacks this cost.
 
     Args:
         groups: label -> runs.
         y: The metric.
-        x: The cost axis.
+        x: The cost axis, a key of `COSTS`.
         log: Whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
@@ -137,12 +143,16 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
 
 
 def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
-    finite = (np.where(np.isfinite(part), part, np.nan) for part in line if part is not None)
-    return [[None if math.isnan(value) else float(f"{value:.6g}") for value in part] for part in finite]
+    """Return the arrays of a line as lists of numbers with six digits; None where a number is not finite."""
+    arrays = (array for array in line if array is not None)
+    return [[float(f"{value:.6g}") if math.isfinite(value) else None for value in array] for array in arrays]
 
 
 def _differences(groups: Runs) -> Table:
-    """Return a table of the config keys in which the runs differ, with one row per key and one column per group."""
+    """Return a table of the config keys in which the runs differ, with one row per key and one column per group.
+
+    A cell lists all values that the group's runs have for the key.
+    """
     runs = [run for members in groups.values() for run in members]
     keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])
     apart = [key for key in keys if len({run.group([key]) for run in runs}) > 1]
@@ -154,11 +164,11 @@ def _differences(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map, for each distinct partition of the data.
+    """Return a heat map for each distinct partition of the data, by its title.
 
-    The label consists of the label of the first group with this partition and the seeds of the run. A heat map has the names
-    of clients and classes, and the counts of examples, [clients, classes]. For a broken partition.csv a note is printed and
-    the file is left out.
+    The title consists of the label of the first group with this partition and the seeds of the run. A heat map is a dictionary
+    with the names of ``clients`` and ``classes``, and the ``counts`` of examples, [clients, classes]. A broken partition.csv
+    is left out, and a note names it.
 
     Args:
         groups: label -> runs of the group.
@@ -168,7 +178,7 @@ def _maps(groups: Runs) -> dict[str, Any]:
         path, seeds = run.folder / "partition.csv", {k.rpartition(".")[2]: v for k, v in run.keys.items() if repeats(k)}
         with noting(path):
             counts = read_as(path, _counts, LARGEST_MAP) if path.exists() else []
-            if counts and counts not in [there["counts"] for there in maps.values()]:
+            if counts and counts not in [other["counts"] for other in maps.values()]:
                 card, sizes = RunFolder(run.folder).card(), {"clients": len(counts), "classes": len(counts[0])}
                 names = {name: card.get(name, []) for name in sizes}
                 names |= {name: [*map(str, range(n))] for name, n in sizes.items() if len(names[name]) != n}
@@ -178,15 +188,15 @@ def _maps(groups: Runs) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[list[int]]:
-    """Parse partition.csv, which has one line per client with the number of its examples of each class.
+    """Parse partition.csv, and return the number of examples of each class on each client, [clients, classes].
 
     Args:
-        text: The content of the file.
+        text: The content of the file: one line per client, with its numbers of examples separated by commas.
 
     Raises:
         ValueError: Lines differ in length, or a cell is not a whole number of at least 0.
     """
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:
-        raise ValueError("must be a table of counts, a client per line")
+        raise ValueError("must be a table of counts, with one client per line")
     return rows

@@ -34,20 +34,20 @@ class Recorded:
 
     Args:
         folder: The run's folder.
-        keys: dotted config key -> value as text; for a config group, the chosen option. The key ``data`` has the first
-            digits of the data's hash.
-        apart: The config keys that determine the numbers in metrics.csv, without the seed and `eval`; the keys of `budget` come
-            last.
-        digits: A fingerprint of the config; runs with the same numbers share it.
+        keys: dotted config key -> value as text; for a config group, the chosen option. The value of the key ``data`` is the
+            first eight digits of the data's hash.
+        apart: The config keys that determine the numbers in metrics.csv, except `seed` and the keys of `eval`. The keys of
+            `budget` come last.
+        digits: A fingerprint of the config. Runs whose configs give the same numbers have the same fingerprint.
         metrics: name -> description of the metric.
         status: The status, such as finished.
         x: The cost axis, a key of `COSTS`.
         table: The rows of metrics.csv, one per evaluation.
-        tuned: Whether a tuned value took effect.
-        sources: The user's module -> its hash when the run began.
+        tuned: Whether the run used a tuned value.
+        sources: The name of each of the user's modules -> its hash when the run began.
         bad: The round of the evaluation at which the run diverged; nan if the run did not diverge.
-        departures: The keys with other than their default values that determine which clients take part, what is
-            communicated and for how long.
+        departures: The config keys that determine which clients take part, what is communicated or for how long, and whose
+            values are not the defaults.
         solves: The weights of the clients in the objective that the run solves, or the name of the weighting, such as
             uniform. None: unknown.
     """
@@ -83,14 +83,14 @@ class Recorded:
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
-        """Return the values of a metric, [rows]; infinite values become nan."""
+        """Return the values of a metric at all evaluations, [rows]; infinite values become nan."""
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
     def good(self, metric: str) -> np.ndarray:
-        """Return the values of a metric that may count as the best value or reach a target, [rows].
+        """Return the values of a metric, [rows], in which the value at the evaluation where the run diverged is nan.
 
-        The value at the evaluation at which the run diverged is nan.
+        Only these values may count as the best value or reach a target.
         """
         return np.where(self.table["round"] == self.bad, np.nan, self.values(metric))
 
@@ -127,11 +127,12 @@ class Recorded:
         return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
+        """Return the values of the keys ``by``, which define the run's group; `ABSENT` for a key that the run lacks."""
         return tuple(self.keys.get(key, ABSENT) for key in by)
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """Return (problem, data set). Metrics of runs with different pairs cannot be compared."""
+        """Return the names of the problem and the data set. Metrics can only be compared between runs with the same pair."""
         return self.group(PROBLEM)
 
     def agrees(self, other: "Recorded") -> bool:
@@ -147,17 +148,20 @@ class Recorded:
         return np.array_equal(rows, others, equal_nan=True)
 
     def until(self, cost: float | None) -> "Recorded":
-        """Return a copy of the run with only the evaluations up to this cost; None keeps all.
+        """Return a copy of the run that has only the evaluations up to a cost.
 
-        Raise UserError if there is no such evaluation.
+        Args:
+            cost: The largest cost on the run's cost axis. None: the run is returned unchanged.
+
+        Raises:
+            UserError: The run has no evaluation up to this cost.
         """
         if cost is None:
             return self
         reached = self.cost() <= cost
         if not reached.any():
-            raise UserError(
-                f"--at={cost:g}: the first evaluation of {self.folder} is at {self.cost()[0]:g}; use a larger value"
-            )
+            first = f"the first evaluation of {self.folder} is at {self.cost()[0]:g}"
+            raise UserError(f"--at={cost:g}: {first}; use a larger value")
         return replace(self, table=self.table[reached])
 
 
@@ -165,10 +169,10 @@ Groups = Mapping[str, Sequence[Recorded]]  # label -> runs of the group
 
 
 def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
-    """Return (problem, data set) -> label -> runs. The first run of a group determines the problem of the group.
+    """Sort groups by their problem, and return the mapping (problem, data set) -> label -> runs.
 
     Args:
-        groups: label -> runs of the group.
+        groups: label -> runs of the group. The first run determines the problem of the group.
     """
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():
@@ -177,13 +181,13 @@ def by_problem(groups: Groups) -> dict[tuple[str, ...], dict[str, Sequence[Recor
 
 
 def problem_name(problem: tuple[str, ...]) -> str:
-    """Return (problem, data set) as text; the data set is left out if the problem uses none."""
-    return ", ".join(part for part in problem if part not in (ABSENT, "none"))
+    """Return the pair (problem, data set) as text. The data set is left out if the problem uses none."""
+    return ", ".join(name for name in problem if name not in (ABSENT, "none"))
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """Read all runs in some folders, and return them without copies of the same run. Notes name the folders that are left
-    out.
+    """Read all runs in some folders, and return them without copies of the same run. A note names the folders that cannot be
+    read.
 
     Args:
         paths: Folders that hold runs, at any depth.
@@ -199,15 +203,14 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
     if not runs:
-        where = ", ".join(map(str, paths))
-        raise UserError(f"no run to compare in {where}; give folders that hold config.yaml and metrics.csv of runs")
+        raise UserError(f"no run to compare in {joined(paths, NAMED)}; give folders with config.yaml and metrics.csv")
     return runs
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return the runs in some folders without copies of the same run, and reason -> skipped folders.
+    """Return the runs in some folders without copies of the same run, and the folders that cannot be read: reason -> folders.
 
-    Unlike `usable`, it may return an empty list of runs, and prints no note about the skipped folders.
+    Unlike `usable`, this function may return an empty list of runs, and it prints no note about these folders.
 
     Args:
         paths: Folders that hold runs, at any depth.
@@ -243,7 +246,7 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used.
+    """Return a context that turns the error of a broken file into a note, so that other files are still used.
 
     Args:
         path: The file or folder, for the note.
@@ -256,11 +259,10 @@ def noting(path: Path) -> Iterator[None]:
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
-    """Return the runs without copies, in their order. Notes say how many copies were left out, and which runs contradict
-    each other.
+    """Return the runs without copies, in their order. A note says how many copies were left out.
 
     Of all runs with the same config, seed and data, the longest run is kept. A shorter run is kept too if it did not fail
-    and its rows contradict the rows of every run that is kept.
+    and its rows differ from the rows of every run that is kept; a note names such runs.
     """
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
@@ -273,17 +275,15 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
         note(f"{copies} of {len(runs)} runs left out, since they repeat runs with the same config, seed and data")
     if unlike := next((same for same in kept.values() if len(same) > 1), []):
         where = ", ".join(str(run.folder) for run in unlike[:NAMED])
-        note(
-            f"{where}: the same config, seed and data gave different rows, and all are used; leave some out with --exclude"
-        )
+        note(f"{where}: the same config, seed and data gave different rows; leave some out with --exclude")
     return [run for run in runs if run.folder in counting]
 
 
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
-    """Print a note on the skipped folders, if there are any.
+    """Print a note that names the skipped folders, if there are any.
 
     Args:
-        skipped: Reason -> folders that were skipped for this reason.
+        skipped: The reason -> the folders that were skipped for this reason.
     """
     reasons = [f"{joined(folders, NAMED)} ({why})" for why, folders in skipped.items()]
     if count := sum(map(len, skipped.values())):
@@ -291,7 +291,7 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
 
 
 def read(folder: Path, x: str) -> Recorded:
-    """Read the run in a folder. Of a run that is still in progress, the complete rows written so far are read.
+    """Read the run in a folder. If the run is still in progress, the complete rows that it has written so far are read.
 
     Args:
         folder: The run's folder.
@@ -322,21 +322,14 @@ def read(folder: Path, x: str) -> Recorded:
     keys["tuned"] = tuned.name or "none"
     if card.get(DATA):
         keys[DATA] = card[DATA][:8]
-    run = Recorded(
-        folder,
-        keys,
-        apart,
-        digits(same),
-        metrics,
-        RunFolder(folder).seen() or "unknown",
-        x,
-        table,
-        tuned.effective,
-        card.get("sources", {}),
-        table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan,
-        card.get("departures", ()),
-        _solves(card, keys),
-    )
+    status = RunFolder(folder).seen() or "unknown"
+    bad = table["round"].iloc[-1] if RunFolder(folder).status() == "diverged" else np.nan
+    facts = {
+        "sources": card.get("sources", {}),
+        "departures": card.get("departures", ()),
+        "solves": _solves(card, keys),
+    }
+    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, tuned.effective, bad=bad, **facts)
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}; delete or rerun the run")
     return run
@@ -351,16 +344,20 @@ def _solves(card: Mapping[str, Any], keys: Mapping[str, str]) -> Hashable:
     """
     if "effective_weights" not in card:
         return None
-    if (weights := card["effective_weights"]) is None:
+    weights = card["effective_weights"]
+    if weights is None:
         return keys.get("problem.weighting", "uniform")
     return tuple(weights) if len({*weights}) > 1 else "uniform"
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
-    """Return dotted key -> value as text, from a flat config.
+    """Return the values of a config as texts, by their dotted keys.
 
-    The value of a key NODE._target_ is returned under the key NODE, as the name of the class without its module. Other keys
-    that begin with an underscore are left out.
+    The class that NODE._target_ names is returned under the key NODE, without its module. Other keys whose last name begins
+    with an underscore are left out.
+
+    Args:
+        config: The flat config: dotted key -> value.
     """
     return {
         key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
@@ -370,7 +367,7 @@ def _keys(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: a string unchanged, any other value as JSON. 1 and 1.0 give the same text."""
+    """Return a config value as text: a string unchanged, any other value as JSON. 1 and 1.0 give the same text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)

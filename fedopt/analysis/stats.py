@@ -4,7 +4,7 @@ Importing scipy takes half a second, so only the functions that need it import i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.groups import pairing
-from fedopt.analysis.runs import ABSENT, Groups, Recorded, by_problem
+from fedopt.analysis.runs import Groups, Recorded, by_problem
 from fedopt.console import counted, note
 from fedopt.drawing import spans_decades
 
@@ -22,10 +22,10 @@ Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation (with n - 1) of [n] values.
+    """Return the mean and the standard deviation (with n - 1 degrees of freedom) of n values.
 
-    The mean is nan if there are no values. A nan among the values makes the mean and the deviation nan. The deviation is
-    also nan for fewer than two values, or if the mean is infinite.
+    Both are nan if there are no values or if a value is nan. The standard deviation is also nan if there is only one value or
+    if the mean is infinite.
     """
     series = pd.Series(values, dtype=float)
     if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # no rounding errors
@@ -41,30 +41,13 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     """Return half the width of the two-sided t-interval of a mean.
 
     Args:
-        std: The standard deviation.
-        n: The number of values; n = 1 uses one degree of freedom.
-        level: The confidence, such as 0.95.
+        std: The standard deviation of the values.
+        n: The number of values. With n = 1, one degree of freedom is used.
+        level: The confidence level, such as 0.95.
     """
     from scipy.special import stdtrit
 
     return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
-
-
-def not_positive(groups: Groups, metric: str, of: Callable[[Recorded], np.ndarray]) -> str:
-    """Return where a value on a problem is 0 or less, such as 'is 0 in LABEL, seed 1', if all other values span decades;
-    else ''.
-
-    Args:
-        groups: label -> runs, all on one problem.
-        metric: The metric to which the values belong.
-        of: A function that returns the values of a run, [n].
-    """
-    values = [(label, run, of(run)) for label, runs in groups.items() for run in runs]
-    every = np.concatenate([its for *_, its in values])
-    if not spans_decades(values[0][1].metric(metric), every[every > 0]):
-        return ""
-    found = ((label, run.keys.get("seed", ABSENT), np.nanmin(its)) for label, run, its in values if (its <= 0).any())
-    return next((f"is {least:.4g} in {label}, seed {seed}" for label, seed, least in found), "")
 
 
 def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:  # noqa: PT028
@@ -74,11 +57,11 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     If a group has several runs with equal values of these keys, their mean is used. Two groups with fewer than two pairs
     have no row. A note says how many runs have no partner.
 
-    A row has the mean difference, the number of pairs, the two-sided p-value, the p-value with Holm's correction over all
-    pairs of groups on the problem, and the keys by which the runs are paired. The p-value is nan if the difference is the
-    same for all pairs; the p-value and the difference are nan if a run has no last value because it failed or diverged. If
-    the values on a problem span decades, logarithms are tested, and the rows have the ratio of geometric means instead of
-    the difference. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    The columns are the names of the two groups (pair), the mean difference, the number of pairs of runs, the two-sided p-value,
+    the p-value with Holm's correction over all pairs of groups on the problem, and the keys by which the runs are paired. The
+    p-value is nan if the difference is the same for all pairs of runs; the p-value and the difference are nan if a run has no
+    last value because it failed or diverged. If the values on a problem span decades, logarithms are tested, and the ratio of
+    geometric means replaces the difference. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
     Args:
         groups: label -> runs.
@@ -95,10 +78,6 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
             continue
         tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
         its = [row for row in tested if row[3] > 1]
-        if its and not log and (found := not_positive(members, metric, lambda run: np.array([run.last(metric, at)]))):
-            note(
-                f"{problem[0]}: differences are tested, not ratios, because the last {metric} {found}; other values span decades"
-            )
         rows += [(*row[1:], p, row[0]) for row, p in zip(its, holm(np.array([row[-1] for row in its])), strict=True)]
     title = next(iter(groups.values()))[0].metric(metric).title
     title = title.replace("(%)", "(percentage points)") if "difference" in kinds else title
@@ -106,13 +85,11 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=heads)
 
 
-def _tested(
-    pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None
-) -> tuple[str, str, float, int, float]:
+def _tested(pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: str, at: float | None) -> Sequence[Any]:
     """Return the result of the paired test of two groups.
 
     Args:
-        pair: The label and the runs of both groups.
+        pair: The two groups, each as (label, runs).
         log: Whether to test logarithms.
         metric: A column of metrics.csv.
         at: The cost up to which values are used. None: the last values are tested.

@@ -31,8 +31,8 @@ def shown_table(
     short: bool = False,
     first: str = "",
 ) -> Table:
-    """Return the table of a comparison as text. The best value on each problem is bold; groups with a run in progress are
-    not considered.
+    """Return the table of a comparison as text. The best value on each problem is bold, among the groups without a run in
+    progress.
 
     Args:
         comparison: The comparison.
@@ -68,8 +68,7 @@ def shown_table(
     measured = {name: column for name, column in measured.items() if f"{column[1]}_mean" in rows}
     present = [name for name in COLUMNS if name in counts or name in measured]
     if missing := [name for name in columns if name not in present]:
-        needs = "to_target and reached need --target, test and test_at_best a metric of validation rows"
-        raise UserError(f"--columns={missing[0]}: the columns of this table are {', '.join(present)}; {needs}")
+        raise UserError(f"--columns={missing[0]}: choose from {', '.join(present)} (to_target needs --target)")
     over = pd.Series([all(run.status in (*OVER, *LOST) for run in its) for its in c.groups.values()])
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": c.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
@@ -90,7 +89,7 @@ def shown_table(
             cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over the runs that reached it
             few = rows["reached"].between(1, rows["runs"] - 1)
-            cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
+            cells = [f"{c} ({by})" if noted else c for c, by, noted in zip(cells, counts["reached"], few, strict=True)]
             mean = mean.where(rows["reached"] == rows["runs"])
         mean = mean.where(over)
         problems = pd.Series([run.problem for run in runs])
@@ -99,15 +98,15 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, sign: pd.Series | float) -> list[bool]:
-    """Return, for each value, whether it is the best on its problem or is shown with the same digits as the best.
+    """Return, for each group, whether its mean is the best on its problem or is shown with the same digits as the best.
 
-    The result is False for nan and for the only value on a problem.
+    The result is False if the mean is nan, or if the group is the only one on its problem.
 
     Args:
         mean: The mean of each group.
         std: The standard deviation of each group.
         show: A function that formats (mean, std) as text.
-        problems: The problem of each value.
+        problems: The problem of each group.
         sign: 1 if lower values are better, -1 if higher values are, nan if neither; one number for all groups or one per
             group.
     """

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,28 +35,26 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
         refused: run folder -> why its run does not belong to this sweep. Such a run has a row with the status refused and
             without results.
     """
-    rows, configs, lasts = list[dict[str, Any]](), list[dict[str, Any]](), list[tuple[str, float]]()
-    swept: dict[str, None] = {}
-    for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
-        run, config = RunFolder(path), dict[str, Any]()
-        summary, card = run.summary(), run.card()
-        if why := refused.get(path):
+    rows, lasts = list[dict[str, Any]](), list[tuple[str, float]]()
+    runs = [RunFolder(p.parent) for p in sorted(folder.glob("*/summary.json")) if not p.parent.is_symlink()]
+    overrides = [[o.lstrip("+~").split("=", 1) for o in run.card().get("overrides", []) if "=" in o] for run in runs]
+    unswept = ("output_dir", "resume")  # resume may differ for a run that was killed before it began
+    swept = dict.fromkeys([*(key for key, _ in chain(*overrides) if key not in unswept), "data"])
+    for run, pairs in zip(runs, overrides, strict=True):
+        summary, config = run.summary(), dict[str, Any]()
+        if why := refused.get(run.path):
             summary = {"status": "refused", "error": why}
         with suppress(UserError):  # a config that cannot be read
             config = flat(run.config())
-        given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
-        given.pop("resume", None)  # it may differ for a run that was killed before it began
-        swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
-        row = {"run": path.name, "status": summary.get("status"), **given, "data": (card.get("data") or "")[:8]}
-        row |= {name: summary.get(name) for name in COSTS}
-        for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
-            row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
-        rows.append({**row, "error": summary.get("error")})
-        configs.append(config)
-        lasts.append(_last(run, config))
-    for row, config in zip(rows, configs, strict=True):
+        row = {"run": run.path.name, "status": summary.get("status"), **{k: v for k, v in pairs if k != "resume"}}
+        row |= {"data": (run.card().get("data") or "")[:8]} | {name: summary.get(name) for name in COSTS}
+        for key, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
+            row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(key)).items()}
+        row["error"] = summary.get("error")
         values = {key: config[key] for key in swept if key in config and key not in row}
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
+        rows.append(row)
+        lasts.append(_last(run, config))
     table = pd.DataFrame(rows)
     if rows and table.loc[table["status"] != "refused", "data"].nunique() < 2:
         table, swept = table.drop(columns="data"), {key: None for key in swept if key != "data"}
@@ -70,9 +69,13 @@ def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> 
 
 
 def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the name and the last value of the metric in eval.metric or, if it is not set, of the problem's first metric.
+    """Return the name and the last value of a run's metric: the metric in eval.metric, or else the problem's first metric.
 
     The result is ('', nan) if the run has no metric.
+
+    Args:
+        run: The run's folder.
+        config: The run's flat config: dotted key -> value.
     """
     metric = str(config.get("eval.metric") or next((metric.name for metric in run.card().get("metrics", ())), ""))
     try:
@@ -82,12 +85,12 @@ def _last(run: RunFolder, config: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: Iterable[str]) -> pd.DataFrame:
-    """Return a table, as text, of the mean and standard deviation of the last values over seeds, including seeds of data
-    splits. It has one row per combination of the other swept keys.
+    """Return the summary of a sweep as a table of texts: the mean and standard deviation of the last values over seeds.
 
-    If a run has no last value because it failed or diverged, the row has no mean. Refused runs are ignored. The table is
-    empty if no run has a metric. A single metric is named in the heading, several metrics in a column. Statuses are shown
-    unless all runs have finished.
+    The table has one row per combination of the swept keys other than seeds (seeds of data splits are averaged too). If a
+    run has no last value because it failed or diverged, its row has no mean. Refused runs are ignored. If all runs have the
+    same metric, the heading names it, otherwise a column does. Statuses are shown unless all runs have finished. The table is
+    empty if no run has a metric.
 
     Args:
         table: The rows of sweep.csv.
@@ -135,7 +138,7 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
         for key in values:
             names.setdefault((run.chosen["problem"], key), {}).setdefault(values[key], {})[name] = None
     lines = [
-        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(some)})" for value, some in values.items())
+        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(runs)})" for value, runs in values.items())
         for (problem, key), values in names.items()
         if len(values) > 1 and key not in swept
     ]

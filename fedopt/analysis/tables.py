@@ -90,8 +90,9 @@ def unit_of_bytes(means: Sequence[float]) -> str:
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Return values as text with `digits` significant digits. If two decimals are enough for all values, all get the same
-    number of decimals.
+    """Return values as texts with `digits` significant digits.
+
+    If no value needs more than two decimals, all values get the same number of decimals.
     """
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
@@ -102,8 +103,7 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """Return a float as text with seven significant digits, or rounded to a whole number if its size is between 1e6 and
-    1e15.
+    """Return a float as text with seven significant digits, or as a whole number if its magnitude is between 1e6 and 1e15.
 
     nan and values of other types are returned unchanged.
     """
@@ -124,7 +124,7 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 
     Args:
         table: The table.
-        right: The columns to align right, such as columns of numbers.
+        right: The names of the columns to align right, such as columns of numbers.
         caption: A text below the table. None: no caption.
     """
     show_table([*map(str, table)], table.to_numpy().tolist(), right)
@@ -150,9 +150,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 def _typeset(cell: object) -> str:
     """Return a text as LaTeX, with minus signs, powers of ten, ± and dashes set properly."""
     text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", latex_cell(str(cell)))
-    text = re.sub(
-        r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
-    )
+    text = re.sub(r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda m: rf"{m[1]}${m[2]} \times 10^{{{int(m[3])}}}$", text)
     text = re.sub(r"^-(?=\d)", "$-$", text)
     return re.sub(r" - |^-$", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
 

@@ -5,12 +5,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
-from matplotlib.scale import LinearScale
 
 from fedopt.analysis.groups import departures, differing, repeats
-from fedopt.analysis.lines import y_scale
 from fedopt.analysis.runs import DATA, Groups, Recorded, by_problem
-from fedopt.analysis.stats import not_positive
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.metrics import COSTS
 from fedopt.results import OVER
@@ -30,22 +27,16 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
     if mixed := [key for key in pooled if not repeats(key)]:
-        again = ",".join([*by, *mixed])
-        yield f"runs that differ in {', '.join(mixed)} are in one group; use --group-by {again} to separate them"
+        yield f"runs that differ in {', '.join(mixed)} are in one group; separate them with --group-by {','.join([*by, *mixed])}"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {k: its for k, its in groups.items() if any(run.status not in (*OVER, "failed") for run in its)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
         yield f"not finished: {'; '.join(labels)}: the table has their latest values; leave these runs out with --exclude"
-    for problem, its in by_problem(groups).items():
-        if found := not_positive(its, metric, lambda run: run.values(metric)):
-            axis = "linear" if isinstance(y_scale(its, metric), LinearScale) else "linear around 0"
-            yield f"{problem[0]}: {metric} {found}, so the y axis is {axis}, with arithmetic means; the other values span decades"
     yield from _spends(by, groups, runs[0].x, at)
     for label, members in groups.items():
         if worse := sum(_ends_worse(run, metric) for run in members):
-            how = f"{worse} of {len(members)} runs end with a worse {metric} than they began with"
-            yield f"{label}: {how}; try smaller step sizes"
+            yield f"{label}: {worse} of {len(members)} runs end with a worse {metric} than at round 0; use smaller step sizes"
     yield from _versions(runs)
     yield from _weights(groups)
     yield from _tuning(groups)
@@ -53,11 +44,11 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys in which groups on the same problem differ, other than the keys in `by`.
+    """Return the config keys in which groups on the same problem differ, other than the keys in `by`.
 
-    All departures (keys that change which clients take part, what is communicated or for how long) are included, unless `by`
-    consists of this one key. Keys that differ only because the chosen option differs are left out, and so are the budget and
-    the evaluation times, on which other lines report.
+    Left out are keys that differ only because another option of a config group is chosen, and the budget and the evaluation
+    times, about which there are separate warnings. Departures (keys that change which clients take part, what is communicated
+    or for how long) are always included, unless `by` consists of this one key.
 
     Args:
         by: The keys that define the groups.
@@ -79,7 +70,8 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield a line for each group, and each problem, on which runs end at different costs. Diverged runs are ignored.
+    """Yield a line for each group whose runs end at different costs, and for each problem whose groups do. Diverged runs are
+    ignored.
 
     Args:
         by: The keys that define the groups.
@@ -94,10 +86,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     if at is None:
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
-            yield (
-                f"runs of {label} end between {least} and {most}; its line ends where the first run ends, and the table "
-                f"has the last value of each run"
-            )
+            yield f"runs of {label} end between {least} and {most}; its line ends where the first run ends"
         if "algo" not in by and any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
@@ -107,8 +96,8 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         spent = {label: float(np.mean(ends[label])) for label in labels}
         if pair := _apart(spent):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
-            again = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
-            hint = again if at is None else "use a smaller eval.every"
+            at_equal = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
+            hint = at_equal if at is None else "use a smaller eval.every"
             yield f"unequal costs on {problem[0]}: {least}, {most}; {hint}"
 
 
@@ -136,8 +125,8 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _weights(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem that the groups solve with different weights of the clients. Runs of one seed are
-    compared.
+    """Yield a line for each problem on which the groups weight the clients of the objective differently. Only the runs of the
+    first run's seed are compared.
     """
     for problem, labels in by_problem(groups).items():
         seed, solved = next(iter(labels.values()))[0].keys.get("seed"), dict[Hashable, dict[str, None]]()
@@ -145,10 +134,8 @@ def _weights(groups: Groups) -> Iterator[str]:
             if run.solves is not None and run.keys.get("seed") == seed:
                 solved.setdefault(run.solves, {})[label] = None
         if len(solved) > 1:
-            which = "; ".join(", ".join(names) for names in solved.values())
-            why = "their cohorts count clients by effective_weights in run.json"
-            remedy = "participation.sampling=by_weight samples cohorts by the objective's weights"
-            yield f"these solve differently weighted problems on {problem[0]}: {which}; {why}; {remedy}"
+            which = "; ".join(", ".join(names) for names in solved.values()) + "; see effective_weights in run.json"
+            yield f"these solve differently weighted problems on {problem[0]}: {which}; use participation.sampling=by_weight"
 
 
 def _tuning(groups: Groups) -> Iterator[str]:
@@ -158,8 +145,7 @@ def _tuning(groups: Groups) -> Iterator[str]:
         tuned = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.tuned)
         others = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.keys.get("algo", "") not in tuned)
         if tuned and others:
-            how = f"{', '.join(tuned)} ran with tuned values, {', '.join(others)} without"
-            yield f"{problem[0]}: {how}, so that budgets and step sizes may be unequal; preset=none runs all without"
+            yield f"{problem[0]}: {', '.join(tuned)} ran with tuned values, {', '.join(others)} without; preset=none disables them"
 
 
 def _asked(groups: Groups) -> Iterator[str]:

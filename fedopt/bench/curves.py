@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from fedopt.running import Outcome as Computed
 
 TABLE = "curves.csv.gz"
-Rows = list[
-    dict[str, str]
-]  # one per evaluation of a trial with a seed: trial, seed, the searched keys, how it ended, metrics
+# One per evaluation of a trial with a seed: the trial, the seed, the searched keys, how the run ended, and the metrics
+Rows = list[dict[str, str]]
 
 
 def read_rows(path: Path) -> Rows:
     """Return the rows of a table of curves; an empty list if the file does not exist.
+
+    Args:
+        path: The file.
 
     Raises:
         UserError: The file is damaged.
@@ -44,13 +46,15 @@ def read_rows(path: Path) -> Rows:
         return []
     except (EOFError, zlib.error, *BROKEN) as error:
         why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(
-            f"{path}: cannot be read ({why}); delete it, and repeat the command to run its trials again"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command") from None
 
 
 def add_rows(path: Path, rows: Rows) -> None:
     """Add rows to a table of curves. Several processes may do so at the same time; a killed process leaves no partial rows.
+
+    Args:
+        path: The file of the table, which is created if it does not exist.
+        rows: The new rows.
 
     Raises:
         OSError: The disk is full or gone.
@@ -59,7 +63,7 @@ def add_rows(path: Path, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(".lock")):
         ordered = sorted(read_rows(path) + rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
-        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), mtime=0))
+        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), 6, mtime=0))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,7 +93,12 @@ class Stack(Job):
         left, done = dict(self.points), list["Computed"]()
 
         def keep(share: float, every: bool = False) -> None:
-            """Add the trials that have ended to the table. every: if false, only those that ran alone."""
+            """Add the trials that have ended to the table.
+
+            Args:
+                share: The fraction of the work that is done, which the progress bar shows.
+                every: Whether trials that were computed together are added too. They have the same end.
+            """
             pairs = zip(self.points, done, strict=True)
             new = [(n, one) for n, one in pairs if n in left and (every or (one.alone and one.status))]
             if new:
@@ -108,7 +117,13 @@ class Stack(Job):
         return Outcome("finished", f"{text} ({failed[0]})" if failed else text)
 
     def _rows(self, number: int, point: Point, one: "Computed") -> Rows:
-        """Return the rows of a trial for the table."""
+        """Return the rows of a trial for the table.
+
+        Args:
+            number: The index of the trial.
+            point: The trial's point.
+            one: The outcome of its run.
+        """
         about = {"trial": str(number), "seed": str(self.composed.nodes["seed"]), **point}
         about |= {"status": one.status, "error": one.error, "alone": one.alone}
         return [about | {name: cell(value) for name, value in row.items()} for row in one.rows or [{}]]

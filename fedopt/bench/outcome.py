@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fedopt.analysis import write_table
-from fedopt.bench.rank import chances_by_rank
 from fedopt.bench.trials import FIRST_SEED, Search, Trial
 from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
@@ -79,10 +79,9 @@ def best_of(losses: Sequence[float]) -> list[float]:
     Entry k is the median of the lowest loss among k trials, over all ways to choose k of the n trials.
     """
     ordered, n = sorted(losses), len(losses)
-    reached = (
-        np.cumsum(chances_by_rank(n, k)) for k in range(1, n + 1)
-    )  # the chance that the best has at most this rank
-    return [ordered[np.searchsorted(shares, 0.5 - 1e-12)] for shares in reached]
+    # The best of k trials has at most rank r with a chance of 1 - C(n - 1 - r, k) / C(n, k), with ranks from 0
+    middle = (next(r for r in range(n) if 2 * comb(n - 1 - r, k) <= comb(n, k)) for k in range(1, n + 1))
+    return [ordered[r] for r in middle]
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:

@@ -1,4 +1,4 @@
-"""The search space: ranges of keys, from the command or from comments in conf/algo such as 'tuned as a step'."""
+"""The search space: ranges of keys, from the command or from comments in conf/algo such as 'tuned as a step size'."""
 
 import math
 import re
@@ -8,7 +8,6 @@ from itertools import product, takewhile
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import qmc
 
 from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
 from fedopt.decimals import exact
@@ -136,6 +135,9 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
     """Return key -> range for the algorithm's keys whose comment says 'tuned as ROLE', around the values in the config.
 
     The initial value of a schedule is searched. Keys whose value is a list or null are left out.
+
+    Args:
+        composed: The config of the algorithm with its defaults.
     """
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
@@ -146,7 +148,12 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
 
 
 def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
-    """Return dotted key -> role, such as step or momentum, from the 'tuned as' comments in an algorithm's files."""
+    """Return dotted key -> role from the 'tuned as' comments in an algorithm's files. The role of a step size is ``step``.
+
+    Args:
+        algo: The name of the algorithm.
+        folders: The user's config folders.
+    """
     by_key: dict[str, str] = {}
     for name in chain("algo", algo, folders):
         for key, comment in comments(file_of("algo", name, folders)).items():
@@ -158,6 +165,11 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 def _by_role(key: str, role: str, value: Any) -> Range:
     """Return the range for a role. A role may itself be a range, such as log(0.001,1).
 
+    Args:
+        key: The dotted key.
+        role: The role, from the key's comment.
+        value: The default value of the key.
+
     Raises:
         UserError: The role is unknown, or a step size has no positive default.
     """
@@ -165,13 +177,13 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{key}={value}: a step is tuned around its default; set one above 0, or give a range")
+            raise UserError(f"{key}={value}: a step size is tuned around its default; set one above 0, or give a range")
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{value / ratio:.2g}"), float(f"{value * ratio:.2g}")))
     if role == "number of local steps":
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
-    known = f"step, {', '.join(ROLES)}, number of local steps, or a range such as 'tuned in log(0.001,1)'"
+    known = f"step size, {', '.join(ROLES)}, number of local steps, or a range such as 'tuned in log(0.001,1)'"
     raise UserError(f"{key}: its comment in the algorithm's file says 'tuned as a {role}'; write {known}")
 
 
@@ -196,6 +208,8 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
         yield from grid(ranges, count)
         return
     if sampler == "sobol":
+        from scipy.stats import qmc  # slow to import
+
         sequence = qmc.Sobol(len(ranges), rng=np.random.default_rng(seed))
         shares = sequence.random(2 ** math.ceil(math.log2(count)))[:count]  # powers of two are balanced
     else:
@@ -214,6 +228,10 @@ def distinct(points: Iterable[Point], tried: Sequence[Point], count: int) -> lis
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
     """Yield the points of a grid, at most ``count``: all values of each choice, and equally many of each numeric range.
+
+    Args:
+        ranges: key -> range.
+        count: The largest number of points.
 
     Raises:
         UserError: The smallest grid has more than ``count`` points.

@@ -257,7 +257,7 @@ class Entries:
             raise UserError(unknown("algorithm", algo, [*self._nodes, *available]))
         if not (by_key := roles(algo, self.folders)):
             why = "no comment in its file says what a key is tuned as"
-            raise UserError(f"{algo}: {why}; write one, such as '# step size; tuned as a step'")
+            raise UserError(f"{algo}: {why}; write one, such as '# step size; tuned as a step size'")
         local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
         ranges = {key: "steps" if role == "number of local steps" else role for key, role in by_key.items()}
         ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}

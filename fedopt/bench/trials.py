@@ -146,7 +146,11 @@ class Search:
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range, or outside it. See `Range.at_edge`."""
+        """Return the keys whose value lies at an edge of its range, or outside it. See `Range.at_edge`.
+
+        Args:
+            trial: The trial. The values of trial 0 are the defaults.
+        """
         point = trial.point or self.defaults
         return [key for key, values in self.ranges.items() if values.at_edge(point[key])]
 
@@ -160,7 +164,12 @@ class Search:
         return self.folder / TABLE
 
     def place(self, number: int, seed: int) -> Path:
-        """Return the folder of the standalone run of a trial with a seed."""
+        """Return the folder of the standalone run of a trial with a seed.
+
+        Args:
+            number: The index of the trial.
+            seed: The seed.
+        """
         return self.folder / f"trial{number:03d}" / f"seed{seed}"
 
     @property
@@ -209,17 +218,25 @@ class Search:
         return [*self._stacks(points)]
 
     def runs(self, number: int, point: Point) -> list[Job]:
-        """Return the standalone runs of a trial, one per seed."""
+        """Return the standalone runs of a trial, one per seed.
+
+        Args:
+            number: The index of the trial.
+            point: Its point; empty for the defaults.
+        """
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         places, title = {seed: self.place(number, seed) for seed in self.seeds}, f"{self.algo} trial {number}, seed"
         changed = {seed: first.changed(seed=seed, output_dir=str(place)) for seed, place in places.items()}
         return [Job(places[seed], one, f"{title} {seed}") for seed, one in changed.items()]
 
     def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
-        """Yield the jobs that compute trials together, with each seed, as far as the table lacks them."""
-        configs = {
-            n: compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders) for n, point in points.items()
-        }
+        """Yield the jobs that compute trials together, with each seed, as far as the table lacks them.
+
+        Args:
+            points: trial -> its point.
+        """
+        commands = {n: [*self.command(point), f"seed={FIRST_SEED}"] for n, point in points.items()}
+        configs = {n: compose(command, self.folders) for n, command in commands.items()}
         for seed in self.seeds:
             left = {n: one.changed(seed=seed) for n, one in configs.items() if (n, seed) not in self.ends}
             for numbers in alike(left):
@@ -245,6 +262,9 @@ class Search:
         """Return a trial with its result, or None if it has not ended. The result of standalone runs comes before the table's.
 
         None is also returned for the defaults if the algorithm refuses them: such a search cannot begin.
+
+        Args:
+            number: The index of the trial.
         """
         folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
         rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
@@ -265,7 +285,11 @@ class Search:
         return Trial(number, point, *result, found and found[2], standalone)
 
     def _result(self, ends: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], list[str], float]:
-        """Return the values, statuses and loss of a trial, given how its run with each seed ended."""
+        """Return the values, statuses and loss of a trial, given how its run with each seed ended.
+
+        Args:
+            ends: For each seed, the status and the last metrics of the run, by name.
+        """
         texts, statuses = [str(end.get(self.metric.name, "")) for end in ends], [end["status"] for end in ends]
         values = [float(text) if text and math.isfinite(float(text)) else None for text in texts]
         pairs = zip(values, statuses, strict=True)
@@ -276,6 +300,9 @@ class Search:
         """Return the point of a trial as the table or its first run has it; an empty point for the defaults.
 
         Return None if the trial has not begun, or does not belong to this search.
+
+        Args:
+            number: The index of the trial.
         """
         of_run = RunFolder(self.place(number, FIRST_SEED)).card().get("overrides", ())
         rows = (self.ends.get((number, seed)) for seed in self.seeds)
@@ -284,7 +311,12 @@ class Search:
         return point if found and all(math.isfinite(self.ranges[key].share(v)) for key, v in point.items()) else None
 
     def _points(self, first: int, count: int) -> list[Point]:
-        """Return the points of so many trials from this one on."""
+        """Return the points of consecutive trials.
+
+        Args:
+            first: The index of the first trial.
+            count: The number of trials.
+        """
         before = self.done[:first]
         if self.how.sampler == "tpe":
             from fedopt.bench.parzen import proposed
@@ -305,6 +337,9 @@ def ended(path: Path) -> Recorded:
     """Read a run that has ended, and check that its files agree with each other.
 
     A missing checkpoint is allowed, because users delete checkpoints to save space.
+
+    Args:
+        path: The run's folder.
 
     Raises:
         UserError: A file is damaged, or a necessary file is missing.

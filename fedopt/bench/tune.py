@@ -74,7 +74,19 @@ def planned_searches(
 def _search(
     composed: Composed, fixed: Sequence[str], given: Mapping[str, Range], metric: str | None, how: How, folder: Path
 ) -> Search:
-    """Return the search of one algorithm. composed: its defaults. Other arguments: as of `planned_searches`."""
+    """Return the search of one algorithm.
+
+    Args:
+        composed: The config of the algorithm with its defaults.
+        fixed: The overrides of all runs.
+        given: key -> range, from the command. Without a range for a key of the algorithm, the 'tuned as' comments decide.
+        metric: The metric to optimise. None: the problem's first metric on validation data, else its first.
+        how: The options of the search.
+        folder: The folder of all searches.
+
+    Raises:
+        UserError: No key can be searched, or the metric is wrong.
+    """
     from fedopt.running.assemble import assemble  # imports torch
 
     algo, values, taken = composed.chosen["algo"], flat(composed.nodes), {*map(key_of, fixed)}
@@ -83,7 +95,7 @@ def _search(
     ranges = ranges or {key: of_key for key, of_key in by_role.items() if key not in taken}
     if not ranges:
         file = file_of("algo", algo, composed.folders)
-        why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step'"
+        why = f"no comment in {file} says what a key is tuned as; write one, such as 'eta: 0.1 # step size; tuned as a step size'"
         if by_role:
             why = f"the command sets every key that is tuned, {', '.join(by_role)}; leave one out"
         raise UserError(f"{algo}: {why}, or give a range, such as 'algo.eta=log(0.001,1)'")
@@ -134,7 +146,11 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
 
 
 def _together(search: Search) -> str:
-    """Return a line that says how many trials were computed together, and why the others were not."""
+    """Return a line that says how many trials were computed together, and why the others were not.
+
+    Args:
+        search: The search, which has ended.
+    """
     why = {number: row["alone"] for (number, _), row in search.ends.items() if row["alone"]}
     together = len({number for number, _ in search.ends} - {*why})
     alone = f"; {len(why)} ran alone: {joined(dict.fromkeys(why.values()), 3)}" if why else ""

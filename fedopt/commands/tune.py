@@ -62,11 +62,8 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt tune",
-        description="Search for good hyperparameters, with equal trials, seeds and budget for all algorithms. Repeat the command "
-        "to resume a search.",
-    )
+    about = "Search for good hyperparameters, with equal trials, seeds and budget for all algorithms."
+    parser = Parser(prog="fedopt tune", description=f"{about} Repeat the command to resume a search.")
     add = parser.add_argument
     ranges = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), choice(A,B)"
     overrides = f"algo=NAME,... problem=NAME, settings, and ranges such as 'algo.eta=log(0.001,1)': {ranges}"

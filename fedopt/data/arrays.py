@@ -24,6 +24,7 @@ MOST_MAGNITUDE = 1e15  # largest feature or target: sums of squares fit in float
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
+TrainTest = tuple[np.ndarray, np.ndarray]  # of the training and of the test examples
 ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # the arrays that fedopt reads from an .npz file
 
 
@@ -56,8 +57,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many different exceptions for damaged files
-        hint = "if the file is damaged, copy it again; save texts with .astype('U'), not as objects"
-        raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); {hint}") from None
+        raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); save texts with .astype('U')") from None
     if missing := [key for key in KEYS if key not in arrays]:
         raise UserError(f"{path}: lacks the arrays {', '.join(missing)}; save {', '.join(KEYS)} with numpy.savez")
     data = checked(arrays, path, channels, tokens)
@@ -80,9 +80,7 @@ def refuse_larger(path: Path, size: float) -> None:
         raise UserError(f"{path}: needs about {needed} of memory, and this machine has {has}; use fewer examples")
 
 
-def split_at_random(
-    count: int, test: float, seed: int, path: Path, strata: Sequence[np.ndarray] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def split_at_random(count: int, test: float, seed: int, path: Path, strata: Sequence[np.ndarray] = ()) -> TrainTest:
     """Split the indices 0, ..., count - 1 at random into training and test indices.
 
     Args:
@@ -92,7 +90,7 @@ def split_at_random(
         path: File of the examples, for the message.
         strata: Arrays of shape ``[count]``, such as the client and the class of each example. The split is stratified: the
             test fraction is taken, up to rounding, from each combination of values, and from each value of the last array.
-            None: the split is not stratified.
+            Empty: the split is not stratified.
 
     Returns:
         The sorted indices of the training examples and of the test examples.
@@ -102,35 +100,16 @@ def split_at_random(
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
-        why = f"{test} of {count} examples leaves no example for training or for testing"
-        raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
+        raise UserError(f"{path}: dataset.test={test} leaves no example to train on or to test on; change it")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out
-    if strata is not None:
-        order, tests = _stratified(order, held_out, rng, strata)
+    if strata:
+        # Systematic sampling: sort the examples by stratum (by the last array first, the strata in random order), and take
+        # every (count / held_out)-th example
+        ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
+        order = np.lexsort([order, *(rng.permutation(rank.max() + 1)[rank] for rank in ranks)])
+        tests = np.diff(np.arange(count + 1) * held_out // count) > 0
     return np.sort(order[~tests]), np.sort(order[tests])
-
-
-def _stratified(
-    order: np.ndarray, held_out: int, rng: np.random.Generator, strata: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return an order of the examples and which positions in this order are for testing.
-
-    Systematic sampling: sort the examples by stratum (the last array of ``strata`` first, the strata in random order), then
-    take every (count / held_out)-th example. Within a stratum, examples keep the relative order given by ``order``.
-
-    Args:
-        order: A random permutation of the examples, ``[count]``.
-        held_out: Number of test examples.
-        rng: Generator that orders the strata.
-        strata: Arrays of shape ``[count]`` whose values define the strata.
-
-    Returns:
-        The order, ``[count]``, and a boolean array ``[count]`` that is true at the positions of test examples.
-    """
-    ranks = [np.unique(stratum, return_inverse=True)[1] for stratum in strata]
-    places = [rng.permutation(rank.max() + 1)[rank] for rank in ranks]
-    return np.lexsort([order, *places]), np.diff(np.arange(len(order) + 1) * held_out // len(order)) > 0
 
 
 def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -144,7 +123,7 @@ def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) ->
         The arrays by name, such as ``x_train`` and ``x_test``.
     """
     splits = list(zip(("train", "test"), rows, strict=True))
-    return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
+    return {f"{key}_{split}": values[its] for key, values in columns.items() for split, its in splits}
 
 
 def checked(
@@ -153,7 +132,6 @@ def checked(
     channels: Channels | None = None,
     tokens: bool = False,
     class_names: tuple[str, ...] = (),
-    features: tuple[str, ...] = (),
     allow_nan: bool = False,
 ) -> LabelledData:
     """Validate arrays that are named as in an .npz file and return them as `LabelledData`.
@@ -167,7 +145,6 @@ def checked(
         channels: Position of the channel axis of colour images, ``"first"`` or ``"last"``. None: last.
         tokens: Whether ``x`` contains token ids.
         class_names: The names of the classes, if ``y`` already contains class indices.
-        features: The column names of a table.
         allow_nan: Whether features may be nan (missing), to be filled in later by `LabelledData.filled`.
 
     Returns:
@@ -179,8 +156,7 @@ def checked(
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         of_train, of_test = (f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test))
-        advice = "give both the same shape, and make both uint8 or neither"
-        raise UserError(f"{path}: x_train has examples {of_train}, and x_test {of_test}; {advice}")
+        raise UserError(f"{path}: x_train has examples {of_train}, x_test {of_test}; make type and shape the same")
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]
@@ -195,33 +171,28 @@ def checked(
         if not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
             raise UserError(f"{path}: {VALIDATES} must contain true and false, and no other values")
         validates = validates.astype(bool)
-    y, y_test, class_names = _labels(arrays["y_train"], arrays["y_test"], class_names, path)
+    (y, y_test), class_names = _labels([arrays["y_train"], arrays["y_test"]], class_names, path)
     notes = _class_notes(y, y_test, class_names, path) if y.dtype.kind != "f" else ()
-    data = LabelledData(
-        x, y, x_test, y_test, validates=validates, class_names=class_names, feature_names=features, notes=notes
-    )
+    data = LabelledData(x, y, x_test, y_test, validates=validates, class_names=class_names, notes=notes)
     return with_owners(data, f"{path}: client", *map(arrays.get, CLIENTS))
 
 
-def with_owners(
-    data: LabelledData, where: str, owners: np.ndarray | None, owners_test: np.ndarray | None
-) -> LabelledData:
+def with_owners(data: LabelledData, where: str, owners: np.ndarray | None, test: np.ndarray | None) -> LabelledData:
     """Return the data with the client that owns each example.
 
     Args:
         data: The data. Owners that it already has are replaced, or removed if ``owners`` is None.
         where: Where the names come from, for messages.
         owners: Client names or numbers of the training examples, ``[n]``. They are normalised by `identifiers`.
-        owners_test: Client names or numbers of the test examples, ``[n_test]``. None: test examples have no owners.
+        test: Client names or numbers of the test examples, ``[n_test]``. None: the owners of test examples are not known.
 
     Raises:
         UserError: `identifiers` rejects a name.
     """
     if owners is None:
         return replace(data, owners=None, owners_test=None)
-    names = identifiers(owners if owners_test is None else np.concatenate([owners, owners_test]), where)
-    of_test = None if owners_test is None else names[len(owners) :]
-    return replace(data, owners=names[: len(owners)], owners_test=of_test)
+    names = identifiers(owners if test is None else np.concatenate([owners, test]), where)
+    return replace(data, owners=names[: len(owners)], owners_test=None if test is None else names[len(owners) :])
 
 
 def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path) -> tuple[str, ...]:
@@ -239,46 +210,41 @@ def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...]
     counts = np.bincount(y, minlength=max(y.max(), y_test.max()) + 1)
     shown = np.array(class_names or range(len(counts)))
     if np.count_nonzero(counts) < 2:
-        why = f"all training examples are of the class {shown[y[0]]}"
-        raise UserError(f"{path}: {why}; give examples of two or more classes")
+        raise UserError(f"{path}: all training examples are of the class {shown[y[0]]}; give examples of other classes")
     if counts.all():
         return ()
     return (f"no training example is of the class {joined(shown[counts == 0], SHOWN)}",)
 
 
-def _labels(
-    y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _labels(labels: list[np.ndarray], names: tuple[str, ...], path: Path) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Convert labels to class indices (int64) or regression targets (float64).
 
     Args:
-        y: Labels of the training examples, as stored in the file.
-        y_test: Labels of the test examples, as stored in the file.
-        class_names: The names of the classes, if the labels are indices of named classes.
+        labels: The labels of the training examples and of the test examples, as stored in the file.
+        names: The names of the classes, if the labels are indices of named classes.
         path: The file, for messages.
 
     Returns:
-        The converted training labels, the converted test labels, and the names of the classes.
+        The converted labels of the training examples and of the test examples, and the names of the classes.
 
     Raises:
         UserError: The labels are not texts, integers or finite floating-point numbers.
     """
-    labels = [y, y_test]
-    kinds = {part.dtype.kind for part in labels}
+    kinds = {y.dtype.kind for y in labels}
     if kinds == {"U"}:
-        numbers, class_names = numbered(np.concatenate(labels), f"{path}: y")
-        return numbers[: len(y)], numbers[len(y) :], class_names
+        numbers, names = numbered(np.concatenate(labels), f"{path}: y")
+        return np.split(numbers, [len(labels[0])]), names
     if kinds <= {*"iub"}:
-        least, most = min(part.min() for part in labels), max(part.max() for part in labels)
+        least, most = min(y.min() for y in labels), max(y.max() for y in labels)
         if least < 0 or most >= MOST_CLASSES:
             raise UserError(f"{path}: y is {least} to {most}; number the classes from 0 to at most {MOST_CLASSES - 1}")
-        return y.astype(np.int64), y_test.astype(np.int64), class_names
+        return [y.astype(np.int64) for y in labels], names
     if not kinds <= {*"iuf"}:
-        wanted = "give texts or whole numbers for classes, or floating-point numbers as targets"
-        raise UserError(f"{path}: y_train is {y.dtype}, and y_test {y_test.dtype}; {wanted}")
-    if not all((np.abs(part) <= MOST_MAGNITUDE).all() for part in labels):
+        types = " and ".join(str(y.dtype) for y in labels)
+        raise UserError(f"{path}: y is {types}; give texts or whole numbers for classes, or floating-point targets")
+    if not all((np.abs(y) <= MOST_MAGNITUDE).all() for y in labels):
         raise UserError(f"{path}: y has values that are not finite, or larger than {MOST_MAGNITUDE:g}; correct them")
-    return y.astype(np.float64), y_test.astype(np.float64), class_names
+    return [y.astype(np.float64) for y in labels], names
 
 
 def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool, allow_nan: bool) -> np.ndarray:
@@ -311,8 +277,7 @@ def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool
         known = np.nan_to_num(x) if allow_nan else x  # nan becomes 0; inf stays too large
         if (wrong := ~(np.abs(known) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
-            why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"
-            raise UserError(f"{where}: {which} {why}; remove or correct them")
+            raise UserError(f"{where}: {which} have values that are not finite, or above {MOST_MAGNITUDE:g}; fix them")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
         raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first or last")
     if tokens:

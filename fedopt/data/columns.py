@@ -9,7 +9,6 @@ import pandas as pd
 from fedopt.data.labelled import LabelledData
 from fedopt.errors import MOST_NAMED, UserError, joined
 
-MOST_VALUES = 20  # largest number of different texts for which one-hot encoding is suggested
 LEAST_ROWS = 30  # with fewer rows, a column is not examined
 MOST_ROWS = 10_000  # largest number of rows that are compared with the labels
 LEAST_OF_CLASS = 5
@@ -45,17 +44,14 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
         UserError: Some cells are not finite numbers. The message lists all such columns and explains how to encode texts.
     """
     found = table.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-    listed, encoded = list[str](), list[str]()
+    listed = list[str]()
     for name, values in zip(table.columns, found.T, strict=True):
         wrong = table[name][~np.isfinite(values) & table[name].notna()]
         texts = [*map(str, wrong.unique())]
         if texts:
             listed.append(f"{name} ({joined(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
-            if len(wrong) == table[name].count() and len(texts) <= MOST_VALUES:
-                encoded.append(name)
     if listed:
-        how = f"correct these cells, encode texts first (pandas.get_dummies(table, columns={encoded}, dtype=int)), "
-        how += "name the clients' column with dataset.client, or leave columns out with dataset.drop=[...]"
+        how = "correct them, encode texts (pandas.get_dummies), name the clients' column with dataset.client, or set dataset.drop"
         raise UserError(f"{path}: columns have cells that are not finite numbers: {joined(listed, MOST_NAMED)}; {how}")
     return found
 
@@ -71,11 +67,8 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
     empty = np.isnan(x)
     if empty.any():
         listed = joined([f"{names[c]} ({empty[:, c].sum():,})" for c in np.flatnonzero(empty.any(0))], MOST_NAMED)
-        raise UserError(
-            f"{path}: {empty.any(1).sum():,} of {len(x):,} rows have empty cells: {listed}; set dataset.missing=mean, which "
-            "fills in the mean of the client's own training rows, fill in values yourself, or leave columns out with "
-            "dataset.drop=[...]"
-        )
+        how = "set dataset.missing=mean (of the client's training rows), fill in values, or set dataset.drop=[...]"
+        raise UserError(f"{path}: {empty.any(1).sum():,} of {len(x):,} rows have empty cells: {listed}; {how}")
 
 
 def column_notes(data: LabelledData, label: str) -> list[str]:
@@ -117,8 +110,9 @@ def _identifies(values: np.ndarray) -> bool:
 def _determines(values: np.ndarray, labels: np.ndarray, real: bool) -> bool:
     """Return whether a feature nearly determines the label.
 
-    It does so for a regression if its correlation with the target (of values or of ranks) is close to 1 or -1, and for a
-    classification if a threshold separates any two classes.
+    For a classification, this means that a threshold on the feature separates any two classes. For a regression, it means
+    that the rank correlation with the target is close to 1 or -1, or, if the feature has two values, that a threshold on the
+    target separates them.
 
     Args:
         values: The feature, ``[n]``.
@@ -128,9 +122,7 @@ def _determines(values: np.ndarray, labels: np.ndarray, real: bool) -> bool:
     if real and len(np.unique(values)) == 2:
         return _separates(labels, values == values.max())
     if real:
-        ranks = pd.Series(values).rank(), pd.Series(labels).rank()
-        with np.errstate(invalid="ignore"):  # for constant labels
-            return max(abs(np.corrcoef(*pair)[0, 1]) for pair in ((values, labels), ranks)) > CORRELATION
+        return bool(abs(pd.Series(values).rank().corr(pd.Series(labels).rank())) > CORRELATION)
     pairs = combinations(np.unique(labels), 2)
     return all(_separates(values[of := np.isin(labels, pair)], labels[of] == pair[0]) for pair in pairs)
 

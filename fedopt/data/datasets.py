@@ -94,11 +94,9 @@ class Torchvision:
         except Exception as error:  # torchvision raises many different exceptions
             what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and cannot be downloaded"
             _, shape, source = DOWNLOADED[self.name]
-            raise UserError(
-                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); make {self.name}.npz from the files of "
-                f"{source} and put it there: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole "
-                "numbers. FEDOPT_DATA may name another folder. dataset=mnist and dataset=digits need no download"
-            ) from None
+            npz = f"{self.name}.npz from the files of {source}: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n]"
+            how = f"put {npz} there, set FEDOPT_DATA, or use dataset=mnist or dataset=digits"
+            raise UserError(f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); {how}") from None
         finally:
             socket.setdefaulttimeout(before)
         arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]
@@ -122,6 +120,7 @@ class Npz:
     tokens: StrictBool = False
 
     def load(self) -> LabelledData:
+        """Read the file and return the data. Raise UserError if the file is missing or broken (see `read_npz`)."""
         return replace(read_npz(expanded(self.path), self.channels, self.tokens), pixels=self.pixels)
 
 
@@ -138,4 +137,5 @@ class Digits:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
+        """Return the data."""
         return replace(read_npz(SHIPPED / "digits.npz"), pixels=self.pixels)

@@ -11,7 +11,7 @@ from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
 from fedopt.networks import Batch, Tuning, number
 
-PIECE = 2**22  # size of the pieces in which inputs are normalised
+CHUNK = 2**22  # numbers that are normalised together
 Logits = Callable[[Tensor], Tensor]  # function from inputs [B, features] to logits [B, classes]
 Batches = Mapping[str, Batch]  # a sample: one batch per split, by name
 
@@ -80,6 +80,7 @@ class Examples:
     Attributes:
         x: Inputs ``[n, features]``, normalised by the statistics of the training set, or token ids ``[n, length]``.
         y: Classes or regression targets, ``[n]``.
+        normalisation: Mean and standard deviation of each channel or column. None: the inputs are token ids.
 
     Args:
         x: Raw inputs, in the layout of `LabelledData`.
@@ -88,26 +89,23 @@ class Examples:
         world: Provides the device and the type.
     """
 
-    normalisation: (
-        tuple[np.ndarray, np.ndarray] | None
-    )  # mean and standard deviation of each channel or column; None for token ids
-
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         self.y = world.tensor(y) if data.real else torch.from_numpy(y).to(world.device)
-        self.shape, self.normalisation = x.shape[1:], None
-        if data.tokens:
+        self.shape = x.shape[1:]
+        self.normalisation = None if data.tokens else data.normalisation()
+        if self.normalisation is None:
             self.x = torch.from_numpy(x).to(world.device)
             return
-        self.normalisation = mean, std = data.normalisation()
+        mean, std = self.normalisation
         scale, ones = 1 / std, (1,) * (x.ndim - 2)
         factor, shift = (world.tensor(v).view(-1, *ones) for v in (scale, -mean * scale))
         self.x = torch.empty(x.shape, dtype=world.dtype, device=world.device)
-        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # process the examples in pieces, to bound memory
-        for part in (slice(start, start + step) for start in range(0, len(x), step)):
+        step = max(1, CHUNK // int(np.prod(x.shape[1:])))  # process the examples in chunks, to bound memory
+        for rows in (slice(start, start + step) for start in range(0, len(x), step)):
             if x.dtype == np.uint8:
-                self.x[part] = (world.tensor(x[part]) * factor).add_(shift)
+                self.x[rows] = (world.tensor(x[rows]) * factor).add_(shift)
             else:  # in double precision: a column's mean may be much larger than its deviation
-                self.x[part] = world.tensor((x[part] - mean.reshape(-1, *ones)) * scale.reshape(-1, *ones))
+                self.x[rows] = world.tensor((x[rows] - mean.reshape(-1, *ones)) * scale.reshape(-1, *ones))
         self.x = self.x.flatten(1)
 
     def __len__(self) -> int:
@@ -128,7 +126,7 @@ class Examples:
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
         """Return weighted means over examples.
 
-        Examples are processed in pieces of 2048, which bounds memory.
+        Examples are processed in chunks of 2048, which bounds memory.
 
         Args:
             values: Function of a `Batch` that returns a tuple of tensors ``[B]``, one number per example each.
@@ -142,10 +140,10 @@ class Examples:
         weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
         sums = list[Tensor]()
         for start in range(0, len(rows), 2048):
-            index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
-            of_piece = [value.double() @ weight for value in values(self.batch(index, weight))]
-            # Accumulate in place: keeping one small tensor per piece would fragment the memory of the activations
-            sums = [total.add_(more) for total, more in zip(sums, of_piece, strict=True)] if sums else of_piece
+            index, weight = (torch.from_numpy(a[start : start + 2048]).to(self.y.device) for a in (rows, weights))
+            of_chunk = [value.double() @ weight for value in values(self.batch(index, weight))]
+            # Accumulate in place: keeping one small tensor per chunk would fragment the memory of the activations
+            sums = [total.add_(more) for total, more in zip(sums, of_chunk, strict=True)] if sums else of_chunk
         return list(map(number, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:

@@ -45,16 +45,19 @@ class Folder:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
+        """Read all images and return the data.
+
+        Raises:
+            UserError: An image is damaged, images differ in size, or a folder is missing or empty.
+        """
         path = expanded(self.path)
         splits = {name: path / name for name in ("train", "val", "test") if (path / name).is_dir()}
         if "train" not in splits or len(splits) == 1:
             splits = {"train": path}
         labelled = [(file, split) for split, folder in splits.items() for file in _images(folder)]
         of_split = np.array([split for _, split in labelled])
-        columns = {
-            "x": self._read([file for file, _ in labelled], path),
-            "y": np.array([file.parent.name for file, _ in labelled]),
-        }
+        columns = {"x": self._read([file for file, _ in labelled], path)}
+        columns["y"] = np.array([file.parent.name for file, _ in labelled])
         if "test" in splits:
             rows = np.flatnonzero(of_split != "test"), np.flatnonzero(of_split == "test")
         else:
@@ -82,8 +85,8 @@ class Folder:
         images = [first, *map(self._open, files[1:])]
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:
-                other = f"{files[0]} has {first.height} x {first.width}; scale all with dataset.size=N"
-                raise UserError(f"{file}: has {image.height} x {image.width} pixels, and {other}")
+                sizes = f"{image.height} x {image.width} pixels, not {first.height} x {first.width}"
+                raise UserError(f"{file}: has {sizes} like {files[0]}; scale all images with dataset.size=N")
         mode = "RGB" if any(image.mode == "RGB" for image in images) else "L"
         return np.stack([np.asarray(image.convert(mode)) for image in images])
 

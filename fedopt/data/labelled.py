@@ -86,13 +86,15 @@ class LabelledData:
         """
         if self.validates is None:
             return self
-        rows, validation = np.flatnonzero(~self.validates), np.flatnonzero(self.validates)
-        (x, y, owners), others = (
-            (self.x_train[of], self.y_train[of], None if self.owners is None else self.owners[of])
-            for of in (rows, validation)
-        )
+
+        def examples(rows: np.ndarray) -> Validation:
+            owners = None if self.owners is None else self.owners[rows]
+            return Validation(self.x_train[rows], self.y_train[rows], owners)
+
+        rows, validation = np.flatnonzero(~self.validates), examples(np.flatnonzero(self.validates))
+        x, y, owners = examples(rows)
         kept = replace(self, x_train=x, y_train=y, owners=owners, validates=None, numbers=rows)
-        return replace(kept, left_out=len(validation), validation=Validation(*others))
+        return replace(kept, left_out=len(validation.y), validation=validation)
 
     def filled(self, by_owner: bool) -> "LabelledData":
         """Replace missing feature values by means and set ``fills``. Complete data are returned unchanged.
@@ -111,22 +113,23 @@ class LabelledData:
         import pandas as pd  # already imported by the reader of tables
 
         train = self.without_validation()
-        parts = [
-            (x, of.astype(str) if by_owner and of is not None else np.full(len(x), ""))
-            for x, of in ((train.x_train, train.owners), (self.x_train, self.owners), (self.x_test, self.owners_test))
-        ]
-        by_client = pd.DataFrame(parts[0][0]).groupby(parts[0][1])
+
+        def clients(owners: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+            return owners.astype(str) if by_owner and owners is not None else np.full(len(x), "")
+
+        by_client = pd.DataFrame(train.x_train).groupby(clients(train.owners, train.x_train))
         means = by_client.mean()
         weights = means.notna().mul(by_client.size(), axis=0)
         common = (means * weights).sum() / weights.sum()
         names = np.array(self.feature_names)
         if lacking := names[common.isna()].tolist():
-            why = f"no training row has a value of {joined(lacking, SHOWN)}; set dataset.drop=[{','.join(lacking)}]"
-            raise UserError(f"dataset.missing=mean: {why}")
+            drop = ",".join(lacking)
+            raise UserError(f"dataset.missing=mean: no training row has a value of {drop}; set dataset.drop=[{drop}]")
         means.loc[""] = common
         means = means.fillna(common)
-        x_train, x_test = (np.where(np.isnan(x), means.reindex(of).fillna(common), x) for x, of in parts[1:])
-        empty = sum(np.isnan(x).sum(0) for x, _ in parts[1:])
+        sets = ((self.x_train, self.owners), (self.x_test, self.owners_test))
+        x_train, x_test = (np.where(np.isnan(x), means.reindex(clients(of, x)).fillna(common), x) for x, of in sets)
+        empty = sum(np.isnan(x).sum(0) for x, _ in sets)
         of_rows = "the training rows of each client" if by_owner else "all training rows"
         told = f"{np.sum(empty):,} empty cells ({joined(names[empty > 0], SHOWN)}) are filled with means of {of_rows}"
         fills = {str(name): mean.to_numpy() for name, mean in means.iterrows()}
@@ -141,10 +144,10 @@ class LabelledData:
         """
         digest = sha256()
         derived = ("notes", "fills", "validation", "numbers")
-        for part in (name for name in self.__dataclass_fields__ if name not in derived):
-            array = np.asarray(getattr(self, part))
+        for name in (name for name in self.__dataclass_fields__ if name not in derived):
+            array = np.asarray(getattr(self, name))
             array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
-            digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()[:32]
 
@@ -195,9 +198,8 @@ class LabelledData:
         Rounding is judged by the magnitude of the column and by the widest range of all columns.
         """
         axes = (0, *range(2, self.x_train.ndim))
-        least, most = (
-            of(self.x_train, axes).astype(np.float64) for of in (np.fmin.reduce, np.fmax.reduce)
-        )  # fmin and fmax ignore nan
+        # fmin and fmax ignore nan
+        least, most = (of.reduce(self.x_train, axes).astype(np.float64) for of in (np.fmin, np.fmax))
         eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
         range_of = most - least
         own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
@@ -216,19 +218,16 @@ class LabelledData:
             UserError: Only one of the training and test sets names its clients, or missing values are filled in.
         """
         if self.fills is not None:
-            why = "dataset.missing=mean uses means of the data set's training rows, which would change"
-            raise UserError(f"problem.test={test}: {why}; use problem.test=null and dataset.test={test}")
+            raise UserError(f"problem.test={test}: is not possible with dataset.missing=mean; use dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            why = "only the training or only the test examples name their clients, so the two sets cannot be pooled"
-            raise UserError(f"problem.test={test}: {why}; use problem.test=null")
+            raise UserError(f"problem.test={test}: only x_train or only x_test names its clients; set it to null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         numbers = np.arange(len(y) + self.left_out)
         if self.numbers is not None:
             numbers = np.concatenate([self.numbers, numbers[-len(self.y_test) :]])
-        data = replace(
-            self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out], numbers=numbers[rest]
-        )
+        data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        data = replace(data, numbers=numbers[rest])
         if self.owners is None or self.owners_test is None:
             return data
         owners = np.concatenate([self.owners, self.owners_test])

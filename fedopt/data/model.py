@@ -189,7 +189,7 @@ class Model(Normalised):
         """Return the outputs of the network, ``[n, outputs]``, for a data frame or an array of examples."""
         x = torch.tensor(self._numbers(examples))
         with torch.no_grad():
-            return torch.cat([self(part) for part in x.split(AT_ONCE)])
+            return torch.cat([self(chunk) for chunk in x.split(AT_ONCE)])
 
     def _numbers(self, examples: Any) -> np.ndarray:
         """Convert examples to an array and fill in missing values.
@@ -211,9 +211,7 @@ class Model(Normalised):
         if (wrong := ~np.isfinite(x)).any():
             columns = np.flatnonzero(wrong.any(axis=0).reshape(-1)).tolist()
             which = joined((names[c] if names else c for c in columns), SHOWN)
-            raise UserError(
-                f"column {which}: has cells that are empty or not finite numbers; fill them in, or drop the rows"
-            )
+            raise UserError(f"column {which}: has cells that are empty or not finite; fill them in, or drop the rows")
         return x
 
 
@@ -337,9 +335,8 @@ def _built(card: Card, tensors: dict[str, Tensor]) -> Model:
     model.load_state_dict(tensors, assign=True)
     if any(values and len(values) != card.shape[0] for values in (card.features, card.fill)):
         raise ValueError("its feature names do not match the shape of an example")
-    if not all(tensor.isfinite().all() for tensor in tensors.values()) or (
-        "std" in tensors and tensors["std"].min() <= 0
-    ):
+    positive = "std" not in tensors or tensors["std"].min() > 0
+    if not positive or not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise ValueError("it contains numbers that are not finite, or standard deviations that are not positive")
     return model
 

@@ -66,7 +66,5 @@ def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...
     names = tuple(map(str, classes.tolist()))
     with suppress(ValueError):  # the names are texts
         if fractions := [name for name in names if not float(name).is_integer()]:
-            raise UserError(
-                f"{where} has fractions such as {fractions[0]}; it must hold classes: whole numbers or texts"
-            )
+            raise UserError(f"{where} has fractions such as {fractions[0]}; classes must be whole numbers or texts")
     return numbers, names

@@ -6,7 +6,6 @@ examples per client. It returns one array of indices per client; every example b
 
 import re
 from collections.abc import Sequence
-from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -24,7 +23,7 @@ from fedopt.files import expanded, read_text
 
 _config = ConfigDict(extra="forbid")
 Labels = np.ndarray | None  # class of each example, [count]
-Parts = list[np.ndarray]  # example indices of each client
+ByClient = list[np.ndarray]  # example indices of each client
 
 
 class Partitioner(Protocol):
@@ -41,32 +40,31 @@ class Partitioner(Protocol):
     @property
     def clients(self) -> int | None: ...
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient: ...
 
 
-def check_partition(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
-    """Raise UserError unless ``parts`` is a partition of the indices 0, ..., count - 1.
+def check_partition(partitioner: Partitioner, lists: Any, count: int, least: int) -> None:
+    """Raise UserError unless ``lists`` is a partition of the indices 0, ..., count - 1.
 
     Args:
         partitioner: The partitioner that returned it, for the message and the number of clients.
-        parts: The value it returned: one array of example indices per client.
+        lists: The value it returned: one array of example indices per client.
         count: Number of examples.
         least: Minimum number of examples that each client must have.
 
     Raises:
-        UserError: ``parts`` is not such a partition.
+        UserError: ``lists`` is not such a partition.
     """
     key = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
     clients = getattr(partitioner, "clients", None)
-    arrays = [np.asarray(part) for part in parts] if isinstance(parts, Sequence | np.ndarray) else []
+    arrays = [np.asarray(rows) for rows in lists] if isinstance(lists, Sequence | np.ndarray) else []
     if not arrays or any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
         raise UserError(f"{key}: must return a list with an array for each client, the indices of its examples")
     if clients is not None and len(arrays) != clients:
         raise UserError(f"{key}: returns {len(arrays)} clients, but partitioner.clients={clients}; return as many")
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
-        few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
-        raise UserError(f"{key}: gives {few}; give each client at least {least}")
+        raise UserError(f"{key}: client {sizes.argmin()} gets {sizes.min()} of {count} examples; give each {least}")
     rows = np.sort(np.concatenate(arrays))
     if not np.array_equal(rows, np.arange(count)):
         raise UserError(f"{key}: must return each index from 0 to {count - 1} exactly once, for one client")
@@ -81,22 +79,19 @@ def _check(clients: int, count: int, least: int) -> None:
         least: Minimum number of examples per client.
     """
     if count < clients * least:
-        few = f"{count} examples are too few for {least} per client"
-        raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")
+        raise UserError(f"partitioner.clients={clients}: too many for {count} examples; use at most {count // least}")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     """Return the labels. Raise UserError if they are None, because the partitioner needs classes."""
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # the name on the command line
-        raise UserError(
-            f"partitioner={name} partitions by class, and these data have no classes; use partitioner=iid, "
-            "or, in a custom problem, self.world.split(n, labels=CLASSES)"
-        )
+        how = "use partitioner=iid or, in a custom problem, self.world.split(n, labels=CLASSES)"
+        raise UserError(f"partitioner={name}: these data have no classes; {how}")
     return labels
 
 
-def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
+def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> ByClient:
     """Group the example indices by client.
 
     Args:
@@ -111,7 +106,7 @@ def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
 
 @dataclass(frozen=True, config=_config)
 class Iid:
-    """A uniformly random partition into parts whose sizes differ by at most one.
+    """A uniformly random partition, in which the sizes of the clients differ by at most one.
 
     Args:
         clients: Number of clients.
@@ -119,7 +114,7 @@ class Iid:
 
     clients: PositiveInt
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         _check(self.clients, count, least)
         return cut(rng.permutation(count), count // self.clients + (np.arange(self.clients) < count % self.clients))
 
@@ -136,7 +131,7 @@ class Proportions:
     clients: PositiveInt
     shares: Annotated[list[PositiveFloat], Field(min_length=1)]
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         _check(self.clients, count, least)
         shares = np.cumsum((self.shares + self.clients * self.shares[-1:])[: self.clients])
         return np.split(rng.permutation(count), np.rint(exact(count * shares[:-1] / shares[-1])).astype(int))
@@ -152,7 +147,7 @@ class Centralized:
 
     clients: Annotated[int, Field(ge=1, le=1)] = 1
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         _check(1, count, least)
         return [np.arange(count)]
 
@@ -201,7 +196,7 @@ class ByColumn:
         Raises:
             UserError: The file cannot be read, or has another number of lines.
         """
-        wanted = f"have a client's name on each line, {train} for the training examples, or {train + test} with the test examples"
+        wanted = f"have a client's name on each line, {train} or, with the test examples, {train + test} lines"
         try:
             names = read_text(path, LONGEST * (train + test), links=True).removesuffix("\n").split("\n")
             if len(names) not in (train, train + test):
@@ -211,7 +206,7 @@ class ByColumn:
             raise UserError(f"partitioner.file={path}: must {wanted} ({why})") from None
         return np.array(names)
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         """Return the indices of each client's examples.
 
         Args:
@@ -224,18 +219,13 @@ class ByColumn:
             UserError: A client has fewer than ``least`` examples, or the number of clients differs from ``clients``.
         """
         if labels is None:
-            raise UserError(
-                "partitioner=by_column: this problem does not name the client of each example; use partitioner=iid, or, in a "
-                "custom problem, self.world.split(n, owners=NAMES), such as self.world.load().owners"
-            )
+            how = "use partitioner=iid or, in a custom problem, self.world.split(n, owners=NAMES)"
+            raise UserError(f"partitioner=by_column: this problem does not name the client of each example; {how}")
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
-            raise UserError(
-                f"partitioner.clients={self.clients}: the data have {len(names)} clients; set partitioner.clients=null"
-            )
+            raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            few = f"client {names[sizes.argmin()]} has {sizes.min()} examples, and each client needs at least {least}"
-            raise UserError(f"partitioner=by_column: {few}; remove small clients from the data")
+            raise UserError(f"partitioner=by_column: client {names[sizes.argmin()]} needs {least} examples; remove it")
         return _by_owner(owner, sizes)
 
 
@@ -253,7 +243,7 @@ class Shards:
     clients: PositiveInt
     per_client: PositiveInt = 2
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         labels = _labels(labels, self)
         shard = -(-least // self.per_client)  # minimum size of a shard: a client may get only small ones
         _check(self.clients, count, shard * self.per_client)
@@ -279,7 +269,7 @@ class Dirichlet:
     alpha: PositiveFloat
     min_size: PositiveInt = 1
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         labels = _labels(labels, self)
         least = max(least, self.min_size)
         _check(self.clients, count, least)
@@ -289,16 +279,14 @@ class Dirichlet:
             cuts = np.cumsum(self._proportions(rng))[:-1] * len(rows)
             owner[rows] = np.searchsorted(np.round(cuts), np.arange(len(rows)), side="right")
         sizes = np.bincount(owner, minlength=self.clients)
-        parts = [rng.permutation(rows) for rows in _by_owner(owner, sizes)]
-        by_size = [(-len(part), j) for j, part in enumerate(parts)]
-        heapify(by_size)
-        for i in np.flatnonzero(sizes < least):
-            while len(parts[i]) < least:
-                richest = by_size[0][1]
-                take = min(least - len(parts[i]), max(1, len(parts[richest]) - least))
-                parts[i], parts[richest] = np.append(parts[i], parts[richest][:take]), parts[richest][take:]
-                heapreplace(by_size, (-len(parts[richest]), richest))
-        return parts
+        clients = [rng.permutation(rows) for rows in _by_owner(owner, sizes)]
+        for poor in np.flatnonzero(sizes < least):
+            while sizes[poor] < least:
+                rich = sizes.argmax()
+                taken = min(least - sizes[poor], max(1, sizes[rich] - least))
+                clients[poor], clients[rich] = np.append(clients[poor], clients[rich][:taken]), clients[rich][taken:]
+                sizes[[poor, rich]] += taken, -taken
+        return clients
 
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
         """Sample the clients' shares of one class, ``[clients]``, with sum 1."""
@@ -324,19 +312,17 @@ class QHeterogeneity:
     clients: PositiveInt
     q: Annotated[NonNegativeFloat, Field(le=1)]
 
-    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> ByClient:
         labels = _labels(labels, self)
         _check(self.clients, count, least)
         classes = np.unique(labels)
         C = len(classes)
         if self.clients % C:
-            raise UserError(
-                f"partitioner.clients={self.clients}: must be a multiple of the number of classes, which is {C}"
-            )
-        sizes = [len(part) for part in np.array_split(np.empty(count), C)]
+            raise UserError(f"partitioner.clients={self.clients}: must be a multiple of the number of classes, {C}")
+        sizes = [len(chunk) for chunk in np.array_split(np.empty(count), C)]
         own = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
         own = [mine[: round(exact(self.q * n))] for mine, n in zip(own, sizes, strict=True)]
         rest = rng.permutation(np.setdiff1d(np.arange(count), np.concatenate(own)))
         ends = np.cumsum([n - len(mine) for n, mine in zip(sizes, own, strict=True)])
         groups = [np.concatenate(pair) for pair in zip(own, np.split(rest, ends[:-1]), strict=True)]
-        return [part for group in groups for part in np.array_split(rng.permutation(group), self.clients // C)]
+        return [chunk for group in groups for chunk in np.array_split(rng.permutation(group), self.clients // C)]

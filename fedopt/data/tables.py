@@ -72,6 +72,11 @@ class Csv:
     stratify: bool = field(default=False, kw_only=True, metadata={"before": False})
 
     def load(self) -> LabelledData:
+        """Read the file and return the data.
+
+        Raises:
+            UserError: The file is not a table with column names, a column is missing, or a cell is not allowed.
+        """
         path = expanded(self.path)
         table, notes = self._read(path)
         features = self._features(table, path)
@@ -93,16 +98,16 @@ class Csv:
         if self.split is not None:
             split = table[self.split].map(clean_name).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
-                why = f"has {other[0]} in {path}; each row must have train, val or test"
-                raise UserError(f"dataset.split={self.split}: {why}")
+                raise UserError(f"dataset.split={self.split}: has {other[0]}; each row must have train, val or test")
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
             strata = [columns[key] for key in ("client", "y") if key in columns and not (key == "y" and self.real)]
-            rows = split_at_random(len(table), self.test, self.split_seed, path, strata if self.stratify else None)
+            rows = split_at_random(len(table), self.test, self.split_seed, path, strata if self.stratify else ())
         arrays = npz_arrays(columns, rows)
         if self.split is not None and (validates := split[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = checked(arrays, path, class_names=classes, features=tuple(features), allow_nan=self.missing == "mean")
+        data = checked(arrays, path, class_names=classes, allow_nan=self.missing == "mean")
+        data = replace(data, feature_names=tuple(features))
         notes += [*data.notes, *column_notes(data, self.label)]
         fills = dict[str, np.ndarray]() if self.missing == "mean" else None
         return replace(data, pixels=self.pixels, fills=fills, notes=tuple(notes))
@@ -127,8 +132,7 @@ class Csv:
         features = self.features or [column for column in table.columns if column not in roles.values()]
         features = [column for column in features if column not in dropped]
         if not features:
-            others = ", ".join([*roles.values(), *dropped])
-            raise UserError(f"{path}: has no columns except {others}; add feature columns")
+            raise UserError(f"{path}: has no columns except {', '.join([*roles.values(), *dropped])}; add features")
         named = [*roles.items(), *(("features", name) for name in features), *(("drop", name) for name in dropped)]
         used = [column for _, column in named]
         for key, column in named:
@@ -173,7 +177,7 @@ class Csv:
                 raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
             for number, row in enumerate(rows, 1):
                 if len(row) != len(names):
-                    has = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
+                    has = f"row {number} below the names has {len(row)} cells, not {len(names)}"
                     raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
             del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
@@ -182,11 +186,6 @@ class Csv:
         except (ValueError, csv.Error) as error:
             why = first_line(error)
             raise UserError(f"{path}: must be a CSV with column names, and rows of the same length ({why})") from None
-        if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
-            shown = ", ".join(names[:3])
-            notes.append(
-                f"the first line is read as column names, but looks like values ({shown}); if so, add column names"
-            )
         return table, notes
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
@@ -205,9 +204,7 @@ class Csv:
             content = read_bytes(path)
             content = gzip.decompress(content) if path.suffix == ".gz" else content
         except FileNotFoundError:
-            raise UserError(
-                f"{path}: there is no such file; give the path of a CSV with a line of column names"
-            ) from None
+            raise UserError(f"{path}: there is no such file; give the path of a CSV with column names") from None
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
         try:

@@ -10,10 +10,7 @@ from fedopt.data.partitioners import ByColumn, Partitioner, check_partition
 from fedopt.data.ragged import Ragged, cut
 from fedopt.decimals import exact
 from fedopt.errors import UserError
-from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
-
-BYTES_AN_EXAMPLE = 100  # minimum memory per example while a problem is built
 
 CPU = torch.device("cpu")
 
@@ -48,9 +45,7 @@ class World:
             UserError: The partitioner takes the number of clients from a data set, and there is none.
         """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
-            raise UserError(
-                "this problem generates its own data and needs a number of clients; use partitioner=iid partitioner.clients=N"
-            )
+            raise UserError("this problem generates its own data; set partitioner=iid partitioner.clients=N")
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
@@ -68,9 +63,8 @@ class World:
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """Convert an array to a tensor of type ``dtype`` on the device."""
-        return torch.from_numpy(np.require(array, requirements="W")).to(
-            self.device, self.dtype
-        )  # pandas returns read-only arrays
+        writable = np.require(array, requirements="W")  # pandas returns read-only arrays
+        return torch.from_numpy(writable).to(self.device, self.dtype)
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
         """Load the data set.
@@ -89,8 +83,7 @@ class World:
             raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
         if data.real and not real:
-            what = "y has floating-point numbers, but this problem needs class labels; use whole numbers or texts"
-            raise UserError(f"{getattr(self.dataset, 'path', 'dataset')}: {what}")
+            raise UserError(f"{getattr(self.dataset, 'path', 'dataset')}: y must have classes: whole numbers or texts")
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
@@ -123,31 +116,28 @@ class World:
         Raises:
             UserError: The partition omits or repeats examples, or leaves a client without examples in a split; an array does
                 not have one entry per example; or ``owners`` are missing.
-            MemoryError: There are more examples than fit in memory. It is raised before any work is done.
         """
-        if BYTES_AN_EXAMPLE * count > memory():
-            raise MemoryError(f"{count:,} examples")
         for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
             if isinstance(values, np.ndarray) and values.shape != (count,):
                 raise UserError(f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} rows")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):
-            parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
-        check_partition(self.partitioner, parts, count, least)
+            clients = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
+        check_partition(self.partitioner, clients, count, least)
         names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
-            return {"train": Ragged(parts, names)}
+            return {"train": Ragged(clients, names)}
         if isinstance(validation, np.ndarray):
             masks = {"train": ~validation, "val": validation}
-            splits = {name: [part[mask[part]] for part in parts] for name, mask in masks.items()}
-            for name, rows_of_clients in splits.items():
-                if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
+            splits = {name: [rows[mask[rows]] for rows in clients] for name, mask in masks.items()}
+            for name, lists in splits.items():
+                if lacking := [i for i, rows in enumerate(lists) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "which the data mark; give each client training and validation examples, or change the partitioner"
+                    why = "which the data mark; mark others, or change the partitioner"
                     raise UserError(f"client {client} has no examples in the split {name}, {why}")
-            return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
-        own = Ragged(parts)
+            return {name: Ragged(lists, names) for name, lists in splits.items()}
+        own = Ragged(clients)
         held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)
         if stratified is None:
             rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
@@ -160,5 +150,5 @@ class World:
                 rows[:] = rows[np.lexsort((places[rows], strata[rows]))]
                 every = ((np.arange(count_out) + 0.5) * len(rows) / count_out).astype(np.int64)
                 rows[:] = np.concatenate([rows[every], np.delete(rows, every)])
-        pieces = cut(own.rows, np.stack([held_out, own.sizes - held_out], 1).ravel())
-        return {"train": Ragged(pieces[1::2], names), "val": Ragged(pieces[::2], names)}
+        chunks = cut(own.rows, np.stack([held_out, own.sizes - held_out], 1).ravel())
+        return {"train": Ragged(chunks[1::2], names), "val": Ragged(chunks[::2], names)}

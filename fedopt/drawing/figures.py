@@ -43,7 +43,7 @@ STYLE: Any = {  # for the column of a paper, 3.4 inches wide
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 PAGE = 7.2  # inches: on a page, wider figures and their letters would be scaled down
-GAP = 0.06  # inches between the axes and the parts above and below them
+GAP = 0.06  # inches between the axes and what is above and below them
 FEW = 8  # a line with at most this many points may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "inside", "none")
@@ -122,9 +122,9 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
 
 
 def is_share(title: str, values: np.ndarray) -> bool:
-    """Return whether the finite values are percentages, that is, the title contains % and they are between 0 and 100.
+    """Return whether values are percentages: the title contains %, and all finite values are between 0 and 100.
 
-    Without finite values it is False.
+    The result is False if there are no finite values.
 
     Args:
         title: The title of the metric.
@@ -146,14 +146,14 @@ def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
 
 
 def look(j: int, rank: int | None = None) -> dict[str, Any]:
-    """Return the colour, dashes and marker of line j of a figure. No two lines share all three.
+    """Return the colour, dashes and marker of a line, as options of matplotlib's `plot`. No two lines share all three.
 
     The first `STRONG` lines of a picture have colours of the style, by default colours that colour-blind readers can tell
     apart. All other lines are grey.
 
     Args:
         j: The line's index among all lines of the figure.
-        rank: Its index among the lines of its picture. None: the same as j.
+        rank: The line's index among the lines of its picture. None: the same as j.
     """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
     marker = MARKERS[j % len(MARKERS)] if j < len(MARKERS) * len(DASHES) else f"${j}$"
@@ -229,21 +229,25 @@ def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str
     The range contains the means of the lines in which no run diverged, and the first values of the lines in which a run
     diverged. Bands, and later values of diverged lines, extend it by at most half of its size on either side. If a run
     diverged in every line, all means are contained.
+
+    Args:
+        axis: The axes of the picture, whose scale of the y axis is set.
+        lines: label -> line.
+        diverged: The labels of the lines in which a run diverged.
     """
     scale = axis.yaxis.get_transform()
 
     def ends(values: Sequence[np.ndarray | None]) -> np.ndarray:
-        every = np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in values if part is not None)])
+        every = np.concatenate([np.empty(0), *(np.atleast_1d(array) for array in values if array is not None)])
         every = every[np.isfinite(every) & ((every > 0) | (axis.get_yscale() != "log"))]
         return scale.transform(np.array([every.min(), every.max()])) if len(every) else np.array([np.inf, -np.inf])
 
     counted = dict.fromkeys(diverged, 1) if not {*lines} <= {*diverged} else {}
     low, high = core = ends([line.mean[: counted.get(label)] for label, line in lines.items()])
     margin = (high - low) / 2 or np.inf
-    every = ends([part for label, line in lines.items() for part in line[1 : 2 if label in diverged else 4]])
-    low, high = (
-        scale.inverted().transform(np.clip(every, low - margin, high + margin)) if np.isfinite(core).all() else core
-    )
+    every = ends([array for label, line in lines.items() for array in line[1 : 2 if label in diverged else 4]])
+    if np.isfinite(core).all():
+        low, high = scale.inverted().transform(np.clip(every, low - margin, high + margin))
     return float(low), float(high)
 
 
@@ -297,13 +301,11 @@ def pictures(
         save(figure, *paths, **written)
 
 
-def save(
-    figure: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True
-) -> None:
+def save(fig: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True) -> None:
     """Write a figure with its title, one legend without repeated labels, and a note below.
 
     Args:
-        figure: The figure. Its texts are broken into lines, and its height may grow, in place.
+        fig: The figure. Its texts are broken into lines, and its height may grow, in place.
         paths: The files; their endings choose the formats. Missing folders are created.
         title: A text above the pictures.
         note: A text below the pictures.
@@ -313,39 +315,38 @@ def save(
     Raises:
         UserError: The figure is too small for its axes.
     """
-    width, height = figure.get_size_inches()
-    cells: Any = figure.axes[0].get_gridspec()
-    layout: Any = figure.get_layout_engine()
+    width, height = fig.get_size_inches()
+    cells: Any = fig.axes[0].get_gridspec()
+    layout: Any = fig.get_layout_engine()
     handles: dict[str, Any] = {}
-    for axis in figure.axes:
+    for axis in fig.axes:
         handles |= {cut(label): handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
         for text, side in ((axis.title, width / cells.ncols), (axis.xaxis.label, width / cells.ncols)):
             _fit(text, 0.8 * side)
         _fit(axis.yaxis.label, 0.65 * height / cells.nrows)
-    parts: list[Any] = []
+    above: list[Any] = []
     if place == "inside":
-        figure.axes[0].legend(handles.values(), handles)
+        fig.axes[0].legend(handles.values(), handles)
     elif place == "above" and handles:
-        parts, title = [_legend(figure, handles, title)], ""
-    texts = [figure.suptitle(title)] if title else []
-    texts += [figure.supxlabel(note, fontsize=plt.rcParams["legend.fontsize"])] if note else []
+        above, title = [_legend(fig, handles, title)], ""
+    texts = [fig.suptitle(title)] if title else []
+    texts += [fig.supxlabel(note, fontsize=plt.rcParams["legend.fontsize"])] if note else []
     for text in texts:
         _fit(text, 0.96 * width)
     if grows:
-        heights = [part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts]]
-        figure.set_figheight(height + sum(heights))
+        heights = [item.get_window_extent().height / fig.dpi + GAP for item in [*above, *texts]]
+        fig.set_figheight(height + sum(heights))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
-            layout.execute(figure)
+            layout.execute(fig)
         except UserWarning:
-            size = f"{width:g} x {figure.get_figheight():.3g} inches"
-            why = f"a figure of {size} leaves no space for the axes"
-            raise UserError(f"{why}; make it larger, or the font smaller") from None
-        figure.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
+            size = f"{width:g} x {fig.get_figheight():.3g} inches"
+            raise UserError(f"no space for the axes in {size}; make the figure larger, or the font smaller") from None
+        fig.set_layout_engine(None)  # computed once for all formats, as it takes longer than drawing
         for path in paths:
             picture = BytesIO()
-            figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+            fig.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, picture.getvalue())
 
@@ -375,9 +376,13 @@ def _legend(figure: Any, handles: Mapping[str, Any], title: str) -> Legend:
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a matplotlib text, in place, into lines of at most this many inches.
+    """Break a matplotlib text into lines that are not wider than a limit. The text is changed in place.
 
     Text that cannot be broken, such as a formula, gets a smaller font.
+
+    Args:
+        text: The matplotlib text.
+        inches: The largest width; for a vertical text, the largest height.
     """
 
     def width() -> float:

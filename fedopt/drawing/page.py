@@ -79,10 +79,10 @@ class Page(NamedTuple):
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
-        parts = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self}
+        contents = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self}
         data = [{"chart": section.chart, "maps": section.maps} for section in self.sections]
         made = f"fedopt {fedopt.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        return template.render(parts, made=made, data=_packed(json.dumps(data)))
+        return template.render(contents, made=made, data=_packed(json.dumps(data)))
 
     def write(self, path: str | Path) -> Path:
         """Write the page to a file, and return the path of the file. Missing folders are created.
@@ -114,6 +114,7 @@ def _printable(value: object) -> object:
 
 
 def _file(name: str) -> str:
+    """Return the text of a file in the folder of this module."""
     return files("fedopt.drawing").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -124,6 +125,7 @@ def _packed(text: str) -> str:
 
 @cache
 def _plotly() -> str:
+    """Return the JavaScript code of plotly, compressed. Raise UserError if plotly is not installed."""
     need("a page of results", "plotly", "report")
     from plotly.offline import get_plotlyjs
 

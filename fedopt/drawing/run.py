@@ -1,13 +1,9 @@
-"""The pictures in a run's folder: the partition of the data, the availability of clients, the metrics of single clients, and
-the metrics of the run.
-"""
+"""The pictures in a run's folder: the partition of the data, the metrics of single clients, and the metrics of the run."""
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,11 +33,17 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         labels: The class of each example, by index.
         class_names: The names of the classes. Empty: their indices.
     """
-    clients = np.arange(0, len(split), -(-len(split) // COLUMNS))
-    n = int(labels[split.rows].max()) + 1
+    every, n = -(-len(split) // COLUMNS), int(labels[split.rows].max()) + 1
+    clients = np.arange(0, len(split), every)
     counts = np.stack([np.bincount(labels[split[int(i)]], minlength=n) for i in clients])
     names = [_short(name) for name in split.names] if len(split.names) <= NAMES else []
-    with _map(path, counts.T, len(split), label="training examples", cmap="cividis") as axes:
+    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
+        ends = (-0.5, len(split) - 0.5, n - 0.5, -0.5)
+        image = axes.imshow(counts.T, "cividis", aspect="auto", interpolation="nearest", extent=ends)
+        axes.figure.colorbar(image, label="training examples")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(f"client{f', one of {every:,} shown' if every > 1 else ''}")
         if max(counts.shape) <= NUMBERS:
             for (place, c), count in np.ndenumerate(counts):
                 colour = "black" if count > counts.max() / 2 else "white"
@@ -51,41 +53,15 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
             axes.set_yticks(range(n), [_short(name) for name in class_names] or [*map(str, range(n))])
         if names:
             axes.set_xticks(clients, names, rotation="vertical")
-        elif split.names:
-            axes.set_xlabel(f"{axes.get_xlabel()}; names are in run.json")
         sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
         axes.set_title(f"{len(split)} clients, {sizes} training examples each")
 
 
-@contextmanager
-def _map(path: Path, values: np.ndarray, clients: int, label: str = "", **look: Any) -> Iterator[Axes]:
-    """Draw a heat map, and yield its axes, so that the caller can add labels; write the file after the `with` block.
-
-    Args:
-        path: The file to write.
-        values: ``[rows, columns]``, with one column for each client or for each of some equally spaced clients.
-        clients: The number of clients.
-        label: The label of the colour bar. Empty: there is no colour bar.
-        look: Options of matplotlib's `imshow`.
-    """
-    every, (rows, _) = -(-clients // COLUMNS), values.shape
-    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
-        ends = (-0.5, clients - 0.5, rows - 0.5, -0.5)
-        image = axes.imshow(values, aspect="auto", interpolation="nearest", extent=ends, **look)
-        if label:
-            axes.figure.colorbar(image, label=label)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel(f"client{f', one of {every:,} shown' if every > 1 else ''}")
-        yield axes
-
-
 def clients(path: Path, table: Path, metric: Metric) -> None:
-    """Draw which clients gain: the test metric of each client with its own model (or the common model) and with another
-    model.
+    """Draw the test metric of each client with its own model (or else the common model), and with the other models.
 
-    The metric is drawn with its confidence interval, in a paler colour if the client has fewer than `FEW_ROWS` test
-    examples. If only one model was evaluated, only its metric is drawn.
+    The picture shows which clients gain. The metric has a confidence interval, in a paler colour if the client has fewer than
+    `FEW_ROWS` test examples. If only one model was evaluated, only its metric is drawn.
 
     Args:
         path: The file to write.
@@ -124,7 +100,7 @@ def clients(path: Path, table: Path, metric: Metric) -> None:
 
 
 def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.ndarray, label: str) -> None:
-    """Draw a dot for the value of each client, its confidence interval, and a line from the value of another model to the
+    """Draw a dot for the metric of each client, its confidence interval, and a line from the metric of another model to the
     dot.
 
     Args:
@@ -147,6 +123,7 @@ def _draw_clients(axes: Axes, values: np.ndarray, signs: np.ndarray, few: np.nda
 
 
 def _share(gains: np.ndarray) -> str:
+    """Return the percentage of positive numbers as text, such as '75 %'."""
     return f"{100 * np.mean(gains > 0):.0f} %"
 
 
@@ -165,9 +142,8 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
     continues = f"continues {source} after {rows[0]['round']} rounds" if source else ""
     with pictures([path], len(metrics), title="; ".join(filter(None, [title, continues]))) as all_axes:
         for axis, metric in zip(all_axes, metrics, strict=True):
-            costs, values = (
-                np.array([float(row[name] or "nan") for row in rows]) for name in ("comm_rounds", metric.name)
-            )
+            columns = [[float(row[name] or "nan") for row in rows] for name in ("comm_rounds", metric.name)]
+            costs, values = np.array(columns)
             axis.set_yscale(scale_of(metric, values))
             draw_lines(axis, {"": Line(costs, values)})
             describe(axis, "comm_rounds", metric.title)
@@ -176,4 +152,5 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
 
 
 def _short(name: str) -> str:
+    """Return a name for a figure: at most 18 characters, without unprintable characters and formulas."""
     return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")

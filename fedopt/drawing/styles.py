@@ -7,6 +7,7 @@ from pydantic.dataclasses import dataclass
 
 
 def _rising(limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the limits unchanged. Raise ValueError unless the first is smaller than the second."""
     if not limits[0] < limits[1]:
         raise ValueError("must have the lower end first")
     return limits

@@ -50,9 +50,8 @@ class Answers:
             return
         if self.apart:
             places = torch.from_numpy(members).to(leaves[0].device)
-            self.sums = [
-                total.index_copy(0, places, leaf.double()) for total, leaf in zip(self.sums, leaves, strict=True)
-            ]
+            pairs = zip(self.sums, leaves, strict=True)
+            self.sums = [total.index_copy(0, places, leaf.double()) for total, leaf in pairs]
             return
         sums = [weighted_sum(self.weights[members], leaf) for leaf in leaves]
         self.sums = [total + more for total, more in zip(self.sums, sums, strict=True)] if self.sums else sums
@@ -109,9 +108,8 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
     of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
     if not idle:
         of_all[mine.tolist()] = torch.stack(rows)
-    (total,) = ranks.total(
-        [of_all.flatten().view(torch.uint8)]
-    )  # as bytes, which are 0 on other ranks: exact in any dtype
+    # As bytes, which are 0 on other ranks, so that the sum is exact in any dtype
+    (total,) = ranks.total([of_all.flatten().view(torch.uint8)])
     return memory.replaced(cohort, list(total.view(of_all.dtype).view(of_all.shape)))
 
 

@@ -72,6 +72,11 @@ def _groups(pattern: Pattern | None, problem: Problem, seed: int) -> np.ndarray:
     """Return the index of each client's group, ``[M]``. Group sizes differ by at most 1, unless the pattern lists the groups.
 
     Without a pattern, and for a Markov pattern, each client is a group of its own.
+
+    Args:
+        pattern: The availability pattern. None: all clients are always available.
+        problem: The problem, which has the clients and their labels.
+        seed: The seed of the run.
     """
     M = problem.clients
     if pattern is None or isinstance(pattern, Markov):
@@ -87,10 +92,12 @@ def _groups(pattern: Pattern | None, problem: Problem, seed: int) -> np.ndarray:
 
 
 def _usual_labels(problem: Problem) -> np.ndarray:
-    """Return the most frequent label of each client, [M]."""
+    """Return the most frequent label of each client, [M].
+
+    Args:
+        problem: The problem, whose training examples have labels.
+    """
     labels = problem.labels
     if labels is None:
-        raise UserError(
-            "participation.pattern.by=label: this problem has no labels; use by: random, or list each client's group"
-        )
+        raise UserError("participation.pattern.by=label: this problem has no labels; use by=random, or list the groups")
     return np.array([np.bincount(labels[rows]).argmax() for rows in problem.splits["train"]])

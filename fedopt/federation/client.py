@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_structure
 
 from fedopt.errors import UserError, gives
 from fedopt.federation.counting import Calls
@@ -99,9 +99,11 @@ class Client(Oracles):
             name: The name of the draws.
 
         Raises:
-            UserError: The exchange has no draws of that name.
+            UserError: The exchange has no draws of that name, or the draws have no steps.
         """
-        return next(self.steps(name))
+        if self._samples.of(name).rising_steps[-1] < 1:
+            raise UserError(f"client.sample({name!r}): these draws have 0 steps; use Steps(1), or client.scan")
+        return self._of_step(name, 0)
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
         """Return the index of the fixed batch that was drawn, and the fraction of the client's examples that it contains.
@@ -267,6 +269,6 @@ def _cloned(value: Any) -> Any:
 
 
 def _carried_on(carry: Any, new: Any) -> bool:
-    """Return whether the new carry has as many leaves as the old one, and none of its leaves is None."""
-    leaves = tree_leaves(new)
-    return len(leaves) == len(tree_leaves(carry)) and all(leaf is not None for leaf in leaves)
+    """Return whether the new carry has the structure of the old one, and none of its leaves is None."""
+    leaves, structure = tree_flatten(new)
+    return structure == tree_structure(carry) and all(leaf is not None for leaf in leaves)

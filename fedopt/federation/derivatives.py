@@ -149,9 +149,8 @@ class Derivatives:
         if self._stacked:
             value, pull_back = torch.func.vjp(fn, *primals)[:2]
             return value, pull_back
-        nested = self._counter.depth > 0 or any(
-            p.requires_grad for p in primals
-        )  # another derivative is taken through this one
+        # Whether another derivative is taken through this one
+        nested = self._counter.depth > 0 or any(p.requires_grad for p in primals)
         primals = tuple(p if p.requires_grad else p.detach().requires_grad_() for p in primals)
         value = fn(*primals)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +24,9 @@ Splits = Mapping[str, Ragged]
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
 Samples = np.ndarray | list[np.ndarray]  # of a client, as positions among its examples
 Rngs = list[np.random.Generator]  # of some clients
+# A function that draws the next samples of several clients, as positions among the examples of each client. Its arguments are
+# the random generators of the clients, their numbers of examples, and the number of samples to draw for each client
+Sampler = Callable[[Rngs, list[int], list[int]], Sequence[Samples]]
 # `_by_choice` draws if B > WIDE, or if clients take fewer than FEW samples on average, since it is faster then; and if a client
 # has n > MANY examples, from which `Generator.choice` may draw by another algorithm than Floyd's
 WIDE, MANY, FEW = 64, 10_000, 3
@@ -60,8 +62,7 @@ class Steps:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if self.B is not None and self.B < 1:
-            raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
+        _check_batch_size(self.B)
         if self.replace and self.fixed:
             raise UserError("Steps(replace=True, fixed=True): these exclude each other; set at most one of them")
 
@@ -74,7 +75,7 @@ class Steps:
         """
         return np.ceil(exact(_of(self.steps, clients))).astype(np.int64)
 
-    def sampler(self, sizes: np.ndarray) -> "Sampler":
+    def sampler(self, sizes: np.ndarray) -> Sampler:
         """Return the sampler. It is `full` if every sample contains all examples of its client.
 
         Args:
@@ -102,6 +103,9 @@ class Epochs:
         split: The name of the split to draw from. None: all splits.
         over: The name of the split whose size determines the number of steps per pass. None: ``split``, or the first split if
             ``split`` is None too.
+
+    Raises:
+        UserError: B is less than 1.
     """
 
     epochs: Amount
@@ -109,6 +113,9 @@ class Epochs:
     samples: int | None = None
     split: str | None = None
     over: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_batch_size(self.B)
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """Return the number of local steps of each client, ``[clients]``, as whole numbers.
@@ -121,26 +128,13 @@ class Epochs:
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(exact(steps)).astype(np.int64)
 
-    def sampler(self, sizes: np.ndarray) -> "Sampler":
+    def sampler(self, sizes: np.ndarray) -> Sampler:
         """Return a new sampler.
 
         Args:
             sizes: The number of examples of each client, ``[clients]``.
         """
         return full if self.B is None else Shuffled(self.B)
-
-
-class Sampler(Protocol):
-    """A function that draws the next samples of several clients."""
-
-    def __call__(self, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-        """Return the samples of each client, as positions among its examples.
-
-        Args:
-            rngs: The random generator of each client.
-            sizes: The number of examples of each client.
-            counts: The number of samples to draw for each client.
-        """
 
 
 class Shuffled:
@@ -162,12 +156,25 @@ class Shuffled:
 
 
 def full(rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Return samples that each contain all examples of their client. This function is a `Sampler`."""
+    """Return samples that each contain all examples of their client. This function is a `Sampler`.
+
+    Args:
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
+    """
     return [[np.arange(n)] * count for n, count in zip(sizes, counts, strict=True)]
 
 
 def with_replacement(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence[Samples]:
-    """Draw the B examples of each sample with replacement. With B fixed, this function is a `Sampler`."""
+    """Draw the B examples of each sample with replacement. With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
+    """
     return [rng.integers(n, size=(count, B)) for rng, n, count in zip(rngs, sizes, counts, strict=True)]
 
 
@@ -175,6 +182,12 @@ def fixed_batches(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Se
     """Draw each sample from the client's fixed batches of B examples: the batch that contains a uniformly random example.
 
     With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     drawn = list[Samples]()
     for rng, n, count in zip(rngs, sizes, counts, strict=True):
@@ -187,6 +200,12 @@ def uniform(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequence
     """Draw the B examples of each sample without replacement. A client with at most B examples uses all of them.
 
     With B fixed, this function is a `Sampler`.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     if min(sizes) > B:
         return _different(B, rngs, sizes, counts)
@@ -201,6 +220,12 @@ def _different(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Seque
 
     `_by_choice` and `_by_floyd` consume the same random numbers and return the same samples, so the result does not depend on
     which of the two draws (test_batches_are_those_of_choice).
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     by_choice = B > WIDE or max(sizes) > MANY or sum(counts) < FEW * len(counts)
     return (_by_choice if by_choice else _by_floyd)(B, rngs, sizes, counts)
@@ -217,6 +242,12 @@ def _by_floyd(B: int, rngs: Rngs, sizes: list[int], counts: list[int]) -> Sequen
 
     The i-th example of a sample, i = 0, 1, ..., B - 1, is drawn from the first n - B + i + 1 of the client's n examples. If the
     sample already contains it, it is replaced with the last of these examples, whose index is n - B + i.
+
+    Args:
+        B: The batch size.
+        rngs: The random generator of each client.
+        sizes: The number of examples of each client.
+        counts: The number of samples to draw for each client.
     """
     last = np.array(sizes)[:, None] - B + np.arange(B)  # [clients, B]
     of_clients = zip(rngs, last, counts, strict=True)
@@ -439,6 +470,12 @@ def _width(wanted: Steps | Epochs, n: int) -> int:
     """Return the largest number of examples in a sample of a client that has n examples. wanted: the requested draws."""
     B = wanted.B or n
     return B if isinstance(wanted, Steps) and wanted.replace else min(B, n)
+
+
+def _check_batch_size(B: int | None) -> None:
+    """Raise UserError if a batch size is less than 1. None stands for all examples of a client."""
+    if B is not None and B < 1:
+        raise UserError(f"B={B}: must be at least 1, or null for all of a client's examples")
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:

@@ -79,6 +79,11 @@ def _drawn(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.n
     """Estimate the result of `_enumerated`, which has the same arguments, by sampling.
 
     In each sample, the available clients are shuffled and cut into sets. The set S of a client is the set that contains it.
+
+    Args:
+        q: The weights of the clients, ``[M]``.
+        chances: The probability of each client to be available, ``[M]``, for each round of a period.
+        who: The participation settings: cohort and dropout.
     """
     rng, total = np.random.default_rng(0), np.zeros_like(q)
     draws = -(-DRAWS // sum(map(np.count_nonzero, chances)))
@@ -89,9 +94,8 @@ def _drawn(q: np.ndarray, chances: list[np.ndarray], who: Participation) -> np.n
         size = np.maximum(rng.binomial(np.minimum(who.cohort or len(q), available), 1 - who.dropout), 1)
         order = np.argsort(np.where(present, rng.random(present.shape), 2), axis=1)  # unavailable clients come last
         sums = np.pad(q[able][order].cumsum(1), ((0, 0), (1, 0)))
-        end = np.clip(
-            (ranks // size + 1) * size, size, np.maximum(available, size)
-        )  # the last set overlaps the one before
+        # The last set overlaps the one before
+        end = np.clip((ranks // size + 1) * size, size, np.maximum(available, size))
         mass = np.take_along_axis(sums, end, 1) - np.take_along_axis(sums, end - size, 1)
         found = np.where(ranks < available, size / np.maximum(available, 1) / np.maximum(mass, 1e-300), 0)
         mean = np.bincount(order.ravel(), found.ravel(), len(able)) / np.maximum(present.sum(0), 1)

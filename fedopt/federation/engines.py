@@ -93,7 +93,11 @@ Engine = OneByOne | Vectorised
 
 
 def largest_stack(message_bytes: int) -> int:
-    """Return how many messages of so many bytes are computed at once at most."""
+    """Return the largest number of clients, or of configurations, that are computed together.
+
+    Args:
+        message_bytes: The size of a message to one client, in bytes.
+    """
     return min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
 
 
@@ -126,10 +130,8 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
         UserError: ``engine`` is ``vectorised``, and the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.one_by_one:
-        raise UserError(
-            f"hardware.engine=vectorised: torch.vmap cannot run this problem ({problem.one_by_one}); use "
-            f"hardware.engine=one_by_one"
-        )
+        why = f"torch.vmap cannot run this problem ({problem.one_by_one})"
+        raise UserError(f"hardware.engine=vectorised: {why}; use hardware.engine=one_by_one")
     if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
         return OneByOne()
     return Vectorised(stack)

@@ -39,16 +39,12 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
     for name, value in variables(client_fn):
         if carries(value, set()):
             function = getattr(client_fn, "__name__", "of the exchange")
-            raise UserError(
-                f"the client function {function} uses data of the server through the variable {name}; send them in the "
-                f"message. The client's "
-                "data, draws and memory are attributes of its first argument"
-            )
+            why = f"the client function {function} uses data of the server through the variable {name}"
+            own = "The client's data, draws and memory are attributes of its first argument"
+            raise UserError(f"{why}; send them in the message. {own}")
     if any(not isinstance(leaf, torch.Tensor) and carries(leaf, set()) for leaf in tree_leaves(message)):
-        raise UserError(
-            "a message must be a tensor or a (nested) tuple of tensors, since the bytes of other objects "
-            "are not counted; convert them to tensors"
-        )
+        why = "since the bytes of other objects are not counted; convert them to tensors"
+        raise UserError(f"a message must be a tensor or a (nested) tuple of tensors, {why}")
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
@@ -102,7 +98,11 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain."""
+    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain.
+
+    Args:
+        kind: The type.
+    """
     if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

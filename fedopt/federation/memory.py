@@ -78,19 +78,16 @@ class Memory:
 
     def _refuse_others(self, rows: Sequence[Tensor] | Tensor) -> None:
         """Raise UserError if a row has a different shape or dtype than the memory's rows."""
-        some = rows[:1] if isinstance(rows, Tensor) else rows  # all rows of one tensor have the same shape and dtype
-        for shape, dtype in {(row.shape, row.dtype) for row in some} - {(self._like.shape, self.dtype)}:
-            raise UserError(
-                f"a Memory's rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}; {EXAMPLE}"
-            )
+        checked = rows[:1] if isinstance(rows, Tensor) else rows  # all rows of one tensor have the same shape and dtype
+        for shape, dtype in {(row.shape, row.dtype) for row in checked} - {(self._like.shape, self.dtype)}:
+            why = f"rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}"
+            raise UserError(f"a Memory's {why}; {EXAMPLE}")
 
     def _check(self, clients: np.ndarray) -> None:
         last = np.max(clients, initial=-1)
         if last >= len(self):
-            raise UserError(
-                f"client {last} has no row in a Memory of {len(self)} rows; make it with a row for each "
-                f"client, problem.clients in all"
-            )
+            why = f"client {last} has no row in a Memory of {len(self)} rows"
+            raise UserError(f"{why}; make it with a row for each client, problem.clients in all")
 
     def changed(self, since: "Memory") -> np.ndarray:
         """Return the sorted indices of the clients whose rows were replaced after ``since``.
@@ -109,7 +106,12 @@ class Memory:
 
 
 def _from_leaves(leaves: Iterable[Any], context: None) -> Any:
-    """Return the per-client state with these rows. torch.func.vmap replaces tensors by numbers, which are returned as they are."""
+    """Return the per-client state with these rows, for PyTorch's tree functions.
+
+    Args:
+        leaves: One tensor that contains all rows. torch.func.vmap replaces it with a number, which is returned as it is.
+        context: Not used.
+    """
     (rows,) = leaves
     return Memory(rows) if isinstance(rows, Tensor) else rows
 

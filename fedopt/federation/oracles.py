@@ -495,7 +495,6 @@ class Oracles(Derivatives):
             return
         kind, wanted = class_of(self._problem), " or ".join(class_name(c) for c in CLASSES if issubclass(c, classes))
         names = ", ".join(f"client.{name}" for name in offered(type(self), kind)) or "no special oracles"
-        raise UserError(
-            f"client.{oracle} needs a {wanted} problem, and {type(getattr(self._problem, 'original', self._problem)).__name__} is "
-            f"{class_name(kind)} here, which offers {names}"
-        )
+        problem = type(getattr(self._problem, "original", self._problem)).__name__
+        here = f"{problem} is {class_name(kind)} here, which offers {names}"
+        raise UserError(f"client.{oracle} needs a {wanted} problem, and {here}")

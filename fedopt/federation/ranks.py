@@ -51,9 +51,7 @@ def start() -> None:
         _left = end_with(lambda: os.getppid() == fedopt.PARENT)
     elif "MASTER_ADDR" in os.environ:
         console.speaks = True  # rank 0, which usually prints, may not have been started
-        note(
-            f"WORLD_SIZE={size}: waiting for the other processes at {os.environ['MASTER_ADDR']}; unset WORLD_SIZE to run alone"
-        )
+        note(f"WORLD_SIZE={size}: waiting for processes at {os.environ['MASTER_ADDR']}; unset WORLD_SIZE to run alone")
         console.speaks = number_of("RANK", 0) == 0
     _first = None
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -88,17 +86,13 @@ def _reaching_others() -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # a variable that torchrun sets is missing
-        raise UserError(
-            f"the other processes cannot be reached ({first_line(error)}); check MASTER_ADDR and "
-            f"MASTER_PORT, or unset WORLD_SIZE to run a single process"
-        ) from error
+        check = "check MASTER_ADDR and MASTER_PORT, or unset WORLD_SIZE to run a single process"
+        raise UserError(f"the other processes cannot be reached ({first_line(error)}); {check}") from error
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise  # out of memory, or a delayed error of a GPU
-        raise UserError(
-            "another process of the run ended or cannot be reached; resume with the same command and resume=true; nothing "
-            "recorded is lost"
-        ) from error
+        resume = "resume with the same command and resume=true; nothing recorded is lost"
+        raise UserError(f"another process of the run ended or cannot be reached; {resume}") from error
 
 
 def first() -> bool:
@@ -176,9 +170,7 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
         if len(values := dict.fromkeys(of_rank.get(key, "none") for of_rank in gathered)) > 1:
             told.append(f"{key} ({', '.join(values)})")
     if told:
-        raise UserError(
-            f"the processes of this run differ in {joined(told, MOST_TOLD)}; start all with the same arguments, data and versions"
-        )
+        raise UserError(f"the processes differ in {joined(told, MOST_TOLD)}; use the same arguments, data and versions")
 
 
 def from_main(decide: Callable[[], T]) -> T:

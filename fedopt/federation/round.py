@@ -403,10 +403,8 @@ class Round:
         sampled = any(S is cohort for S, _ in self._shares) and (weights is None or self._asked)
         if self._by_weight and not sampled and len(cohort) < self.problem.clients:
             remedy = "pass fed.cohort() unchanged with fed.weights(cohort), or set participation.sampling=uniform"
-            raise WrongFunction(
-                client_fn,
-                f"uses a cohort or weights= that ignore how often each client was drawn; {remedy}",
-            )
+            why = "uses a cohort or weights= that ignore how often each client was drawn"
+            raise WrongFunction(client_fn, f"{why}; {remedy}")
         if not isinstance(memory, Memory | None):
             remedy = "create one, such as Memory(x.new_zeros(problem.clients, d))"
             raise WrongFunction(client_fn, f"is exchanged with a memory= that is not a fedopt.Memory; {remedy}")
@@ -494,16 +492,13 @@ class Round:
         for members in self._federation.engine.stacks(mine, steps, size_in_bytes(message)):
             clients = exchange.cohort[members]
             whole, drawn = draw(exchange.draws, problem.splits, clients, rng_of, like)
+            uneven = {name: of_name.steps for name, of_name in drawn.items() if np.ptp(of_name.steps)}
             share = Share(
                 client=torch.from_numpy(clients).to(like.device),
                 place=torch.arange(len(clients), device=like.device),
                 whole=whole,
                 positions={name: of_name.positions for name, of_name in drawn.items()},
-                steps={
-                    name: torch.from_numpy(of_name.steps).to(like.device)
-                    for name, of_name in drawn.items()
-                    if np.ptp(of_name.steps)
-                },
+                steps={name: torch.from_numpy(steps).to(like.device) for name, steps in uneven.items()},
                 memory=None if memory is None else memory.rows(clients),
                 own=None if own is None else own[members.tolist()],
                 key=self._keys(exchange.number, clients).to(like.device) if problem.random else None,

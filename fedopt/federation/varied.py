@@ -1,7 +1,7 @@
 """Real hyperparameters of several configurations that torch.func.vmap computes together."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
@@ -61,6 +61,16 @@ class Varied:
         self.values, self.place = values, place
 
     def _with(self, operation: Callable[[Any, Any], Any], other: Any, swap: bool = False) -> Any:
+        """Return ``operation(self, other)``: a scalar tensor, a `Varied`, or the answer to a comparison.
+
+        Args:
+            operation: The operation, such as `operator.mul`.
+            other: A tensor, a number or a `Varied`.
+            swap: Whether the arguments of the operation are exchanged.
+
+        Raises:
+            Separate: The answers to a comparison differ between configurations.
+        """
         if isinstance(other, Tensor):
             mine = self.place.of(self.values, other)
             return operation(other, mine) if swap else operation(mine, other)
@@ -85,9 +95,7 @@ class Varied:
         return float(self.values[0])
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 

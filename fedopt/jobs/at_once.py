@@ -37,14 +37,11 @@ class AtOnce(Local):
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         from fedopt.running import at_once
 
-        def move(share: float) -> None:
-            bar.move(share)
-
         left = dict.fromkeys(jobs)
         begun = {job for job in jobs if RunFolder(job.folder).used or job.composed.nodes["keep"] == "best"}
         for group in alike({job: job.composed for job in jobs if job not in begun}):
             started = monotonic()
-            done = at_once([job.composed for job in group], move, fallback=False) if len(group) > 1 else []
+            done = at_once([job.composed for job in group], bar.move, fallback=False) if len(group) > 1 else []
             together = {job: one for job, one in zip(group, done, strict=bool(done)) if one.at_end}
             seconds = (monotonic() - started) / max(len(together), 1)
             for job, one in together.items():

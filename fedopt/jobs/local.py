@@ -87,7 +87,12 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
 
 
 def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-    """Run jobs in this process, one after another."""
+    """Run jobs in this process, one after another.
+
+    Args:
+        jobs: The jobs.
+        bar: The progress bar.
+    """
     for job in jobs:
         began = time.monotonic()
         outcome = job.do(processes=1, bar=bar)
@@ -117,7 +122,12 @@ class _Worker:
 
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
-    """Run jobs in several processes, each of which runs one job after another. A process that was killed is replaced."""
+    """Run jobs in several processes, each of which runs one job after another. A process that was killed is replaced.
+
+    Args:
+        jobs: The jobs.
+        at_once: The largest number of processes.
+    """
     waiting, at_once = deque(jobs), min(at_once, len(jobs))
     resource_tracker.ensure_running()  # must start before Ctrl-C is blocked, since it unblocks Ctrl-C
     places, workers = deque(range(at_once)), list[_Worker]()  # the indices of processes to start; the running processes

@@ -81,9 +81,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], launche
     sweeps = [plan(overrides, folders, taken) for overrides in commands]
     bad = _do(sweeps, launcher)
     runs = [*dict.fromkeys(job.folder for planned in sweeps for job in planned.jobs)]
-    failed = {
-        job for job, (status, _) in bad.items() if status == "failed" and RunFolder(job.folder).status() == status
-    }
+    failed = {job for job in bad if bad[job].status == RunFolder(job.folder).status() == "failed"}
     if lost := [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]:
         raise UserError(f"{len(lost)} of {len(runs)} runs could not be started; the first one is {lost[0]}")
     return runs
@@ -123,7 +121,11 @@ def _do(sweeps: Sequence[Sweep], launcher: Launcher) -> dict[Job, Outcome]:
 
 
 def _head(planned: Sweep) -> list[str]:
-    """Return the lines to print before a sweep: methods and problems, tuned values, clients and data, and the folder."""
+    """Return the lines to print before a sweep: methods and problems, tuned values, clients and data, and the folder.
+
+    Args:
+        planned: The sweep.
+    """
     methods = dict[str, dict[str, None]]()
     tuned, data = dict[str, None](), dict[str, None]()
     for one in (job.composed for job in planned.jobs):
@@ -170,9 +172,7 @@ def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Comp
             check_parts(one)
     places = {one.settings.output_dir for one in configs}
     if len(places) > 1:
-        raise UserError(
-            f"output_dir={','.join(map(str, places))}: a sweep needs a single output_dir, in which each run gets a folder"
-        )
+        raise UserError(f"output_dir={','.join(map(str, places))}: a sweep needs one output_dir for all its runs")
     keys = {key_of(override) for override in swept}
     if warning := differences(configs, keys):
         note(warning)
@@ -217,9 +217,8 @@ def _combinations(alternatives: Sequence[list[str]]) -> Iterable[tuple[str, ...]
     """
     runs = prod(map(len, alternatives))
     if runs not in range(1, MOST_RUNS + 1):
-        raise UserError(
-            f"this sweep has {f'more than {MOST_RUNS:,} runs; use fewer values' if runs else 'no runs; add values'}"
-        )
+        amount = f"more than {MOST_RUNS:,} runs; use fewer values" if runs else "no runs; add values"
+        raise UserError(f"this sweep has {amount}")
     return product(*alternatives)
 
 
@@ -227,8 +226,6 @@ def _alternatives(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
     if isinstance(override.value(), Glob | IntervalSweep):
-        raise UserError(
-            f"{override.input_line}: glob and interval are not supported; list the values, separated by commas"
-        )
+        raise UserError(f"{override.input_line}: glob and interval are not supported; list the values with commas")
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]

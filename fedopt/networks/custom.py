@@ -45,9 +45,7 @@ def build(
     module = made()
     with torch.random.fork_rng(devices=[]), user_errors(key):
         if not any(p.requires_grad for p in module.parameters()) or any(p.is_complex() for p in module.parameters()):
-            raise UserError(
-                f"{key}: has no trainable parameters, or complex ones; it must have real parameters with requires_grad"
-            )
+            raise UserError(f"{key}: must have trainable parameters (requires_grad), and none that are complex numbers")
         with user_errors(f"{key}: cannot be copied; use torch.nn.utils.parametrizations in place of hooks"):
             deepcopy(module)  # `Result.model` returns a copy
         net = FlatModule(module, input_shape, autocast)
@@ -102,7 +100,5 @@ def _factory(path: Any, key: str) -> Callable[..., Any]:
         with user_errors(f"{key}: its annotations"):
             kind = get_type_hints(make).get("return")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise UserError(
-            f"{key}: must be a subclass of torch.nn.Module, or a function annotated with `-> torch.nn.Module`"
-        )
+        raise UserError(f"{key}: must be a subclass of torch.nn.Module, or a function annotated `-> torch.nn.Module`")
     return make

@@ -159,7 +159,7 @@ class Dense:
         layers = self._by_layer(flat)
         *a, logits = self._outputs(layers, batch)
         if tuning is not None:
-            scale, shift = (part.unsqueeze(-1) for part in tuning)
+            scale, shift = (values.unsqueeze(-1) for values in tuning)
             logits = logits * scale + shift
         weight = batch.weight.unsqueeze(-2)
         d = torch.softmax(logits, -2) * weight  # minus weight at y, below: d = weight (softmax - onehot(y))
@@ -192,8 +192,8 @@ class Dense:
 
     def _by_layer(self, flat: Tensor) -> list[Layer]:
         """Split a parameter vector ``[dim]`` into views of the weights and biases of each layer."""
-        pieces = flat.split_with_sizes(self.sizes, -1)
-        views = [piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self._columns, strict=True)]
+        chunks = flat.split_with_sizes(self.sizes, -1)
+        views = [chunk.view(*chunk.shape[:-1], *shape) for chunk, shape in zip(chunks, self._columns, strict=True)]
         if not self._biases:
             return [Layer(W, None) for W in views]
         return [Layer(W, b) for W, b in zip(views[::2], views[1::2], strict=True)]
@@ -212,8 +212,8 @@ def _difference(one: Pass, other: Pass) -> Pass:
         one: The pass whose layers are kept.
         other: The pass whose gradient is subtracted.
     """
-    a = [torch.cat([mine, its], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
-    d = [torch.cat([mine, -its], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
+    a = [torch.cat([mine, its.expand_as(mine)], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]
+    d = [torch.cat([mine, -its.expand_as(mine)], -1) for mine, its in zip(one.d[1:], other.d[1:], strict=True)]
     return one._replace(a=[one.a[0], *a], d=[one.d[0] - other.d[0], *d])
 
 

@@ -1,7 +1,7 @@
 """Dropout whose masks are determined by a key."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,13 @@ class Dropout(TorchFunctionMode):
         key: Integer tensor (int64), a scalar. Only `kept` also accepts several keys, ``[...]``.
 
     Attributes:
-        drawn: Number of masks generated so far.
+        sampled: Number of masks sampled so far.
     """
 
     def __init__(self, key: Tensor):
-        self.key, self.drawn = key, 0
-        self._keyed: dict[Any, Callable[..., Any]] = {
-            F.dropout: self.of_numbers,
-            **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), self.of_channels),
-        }
+        self.key, self.sampled = key, 0
+        self._keyed: dict[Any, Any] = dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), self.of_channels)
+        self._keyed[F.dropout] = self.of_numbers
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._keyed.get(function, function)(*args, **(kwargs or {}))
@@ -56,9 +54,9 @@ class Dropout(TorchFunctionMode):
         Returns:
             The mask, or one mask per key, ``[..., *shape]``, if there are several keys.
         """
-        self.drawn += 1
+        self.sampled += 1
         places = torch.arange(math.prod(shape), device=device) * GOLDEN
-        start = mixed(mixed(self.key) + self.drawn)[..., None]
+        start = mixed(mixed(self.key) + self.sampled)[..., None]
         uniform = (mixed(places + start) >> 40) & 0xFFFFFF
         return (uniform >= p * 2**24).view(*self.key.shape, *shape)
 

@@ -16,6 +16,8 @@ from fedopt.networks.dense import Dense
 from fedopt.networks.dropout import Dropout
 from fedopt.randomness import Purpose, torch_seed
 
+Normalisation = tuple[np.ndarray, np.ndarray] | None  # shift and scale of the inputs, [channels] or [features] each
+
 
 class FlatModel(Dense):
     """A chain of layers as a function of one flat parameter vector, in the order of `nn.Module.parameters()`.
@@ -51,15 +53,12 @@ class FlatModel(Dense):
         dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
         super().__init__(self._shapes, dropped)
         self.initial = torch.cat([p.reshape(-1) for p in trained.values()])
-        biases = [
-            p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()
-        ]  # PyTorch's naming of biases
-        of_each = zip(self.sizes, biases, strict=True)
-        self.penalised = torch.cat([torch.full((size,), float(not bias)) for size, bias in of_each])
+        # PyTorch's names of biases begin with "bias"
+        biases = {name: p.ndim == 1 and name.rpartition(".")[2].startswith("bias") for name, p in trained.items()}
+        self.penalised = torch.cat([torch.full((p.numel(),), float(not biases[name])) for name, p in trained.items()])
         self.flattens = not self.convolutional  # takes [B, features] for examples of any shape
-        self.dense = autocast is None and all(
-            isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
-        )
+        kinds = nn.Linear | nn.ReLU | nn.Dropout
+        self.dense = autocast is None and all(isinstance(layer, kinds) for layer in self._layers)
         self.random = dropped > 0
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -69,9 +68,7 @@ class FlatModel(Dense):
             UserError: The network has only one layer.
         """
         if len(self._layers) == 1:
-            raise UserError(
-                "problem.model: linear and softmax have no hidden layers, which are needed here; use mlp, cnn or vgg11"
-            )
+            raise UserError("problem.model: this problem needs a network with hidden layers; use mlp, cnn or vgg11")
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
@@ -89,6 +86,7 @@ class FlatModel(Dense):
             return self._forward(flat, x, key).to(flat.dtype)
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        """Return the logits, without autocast; the arguments are those of `__call__`."""
         parameters = iter(self.views(flat))
         dropout = None if key is None else Dropout(key)
         if self.convolutional:
@@ -130,8 +128,8 @@ class FlatModel(Dense):
         Args:
             flat: Parameters, ``[dim]``.
         """
-        pieces = torch.split_with_sizes(flat, self.sizes)
-        return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
+        chunks = torch.split_with_sizes(flat, self.sizes)
+        return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(chunks, self._shapes, strict=True)]
 
 
 class Normalised(nn.Module):
@@ -142,9 +140,7 @@ class Normalised(nn.Module):
     returns logits ``[B, classes]``.
     """
 
-    def __init__(
-        self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]
-    ):
+    def __init__(self, network: nn.Module, normalisation: Normalisation, input_shape: Sequence[int]):
         """Wrap a trained network.
 
         Args:
@@ -174,9 +170,7 @@ class Normalised(nn.Module):
             raise TypeError(f"the network takes a tensor, not {type(x).__name__}; use torch.as_tensor(x)")
         shape = self.input_shape
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
-            raise ValueError(
-                f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}; reshape x"
-            )
+            raise ValueError(f"the network takes a batch of examples {list(shape)}, not {list(x.shape)}; reshape x")
         x, mean, std = x.reshape(-1, *shape), self.mean, self.std
         if mean is not None and std is not None:
             x = ((x - mean) / std).to(next(self.network.parameters()).dtype)
@@ -215,9 +209,8 @@ def build(
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
     if min(height, width) < least:
-        needs = f"images of {least} x {least} pixels or more"
         raise UserError(
-            f"problem.model={name} needs {needs}, but these examples are {list(input_shape)}; use mlp or linear"
+            f"problem.model={name} needs {least} x {least} pixels or more, not {list(input_shape)}; use mlp"
         )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
@@ -239,6 +232,6 @@ def build(
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
-            names = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name}: there is no such model; use {names}, or a custom PACKAGE.CLASS")
+            known = "linear, softmax, mlp, cnn, vgg11 or a custom PACKAGE.CLASS"
+            raise UserError(f"problem.model={name}: there is no such model; use {known}")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -31,12 +31,13 @@ class FlatModule(FlatModel):
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)
         self.dense = self.flattens = False
-        self.module, self._parts = module.eval(), [*module.modules()]
+        self.module, self._inner = module.eval(), [*module.modules()]
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
         self._constants = {**dict(frozen), **dict(module.named_buffers())}
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        """Return the logits, without autocast; the arguments are those of `__call__`."""
         return self.at(self.views(flat), x, key)
 
     def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
@@ -50,7 +51,7 @@ class FlatModule(FlatModel):
         like, values = parameters[0], dict(zip(self.names, parameters, strict=True))
         for name, value in self._constants.items():
             values[name] = value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
-        if any(part.training != (key is not None) for part in self._parts):
+        if any(inner.training != (key is not None) for inner in self._inner):
             self.module.train(key is not None)
         with differentiable(self.module), nullcontext() if key is None or not self.random else Dropout(key):
             return torch.func.functional_call(self.module, values, (x.reshape(-1, *self.input_shape),))
@@ -63,10 +64,7 @@ class FlatModule(FlatModel):
         """
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
-            raise UserError(
-                "problem.model: must be an nn.Sequential of two or more layers that ends with nn.Linear, since this problem "
-                "separates the last one"
-            )
+            raise UserError("problem.model: must be an nn.Sequential of two or more layers that ends with nn.Linear")
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random
         return body, head

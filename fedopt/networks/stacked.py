@@ -61,19 +61,26 @@ def differs_by_client(tensor: Tensor) -> bool:
 
 
 def depth() -> int:
-    """Return how many vmaps and other transformations of torch.func the caller is in; 0 if this torch does not tell."""
+    """Return the number of nested vmaps and other transformations of torch.func around the caller; 0 if torch cannot tell."""
     return maybe_current_level() or 0 if READS_VMAP else 0
 
 
 def number(scalar: Tensor | float) -> Any:
-    """Return a scalar tensor as a Python number; under vmap, if its value differs, the tensor itself."""
+    """Return a scalar tensor as a Python number, or unchanged if, under vmap, its value differs between clients."""
     return scalar if isinstance(scalar, Tensor) and differs_by_client(scalar) else float(scalar)
 
 
 def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict[str, Any]:
-    """Return what a function says of a tensor. Under vmap it is called for one value of the tensor after the other.
+    """Apply a function to a tensor. Under vmap, apply it to the tensor of each client, one client after the other.
 
-    The function may do what vmap cannot, such as use NumPy.
+    The function may therefore do what vmap does not support, such as use NumPy.
+
+    Args:
+        function: A function from a tensor to named numbers.
+        tensor: The tensor.
+
+    Returns:
+        The named numbers; under vmap, one tensor per name that has the number of each client.
     """
     if not differs_by_client(tensor):
         return function(tensor)
@@ -88,8 +95,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+        for item in value:
+            yield from _tensors(item)
 
 
 def _level(tensor: Tensor) -> int:
@@ -115,8 +122,8 @@ def _unbatched(value: Any, level: int) -> Any:
         dim, value = maybe_get_bdim(value), get_unwrapped(value)
         return value.movedim(dim, 0) if dim else value
     if isinstance(value, list | tuple):
-        parts = [_unbatched(part, level) for part in value]
-        return value._make(parts) if hasattr(value, "_make") else parts
+        items = [_unbatched(item, level) for item in value]
+        return value._make(items) if hasattr(value, "_make") else items
     return value
 
 
@@ -130,4 +137,4 @@ def _batched(value: Any, level: int, n: int) -> Any:
     """
     if isinstance(value, Tensor):
         return _add_batch_dim(value if len(value) == n else value.expand(n, *value.shape[1:]), 0, level)
-    return tuple(_batched(part, level, n) for part in value) if isinstance(value, list | tuple) else value
+    return tuple(_batched(item, level, n) for item in value) if isinstance(value, list | tuple) else value

@@ -68,15 +68,15 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
             examples, or on randomness other than dropout.
     """
     state = {**dict(probe.named_parameters()), **dict(probe.named_buffers())}
-    before, drawn = {name: value.clone() for name, value in state.items()}, 0
+    before, sampled = {name: value.clone() for name, value in state.items()}, 0
 
     def logits(rows: list[int], training: bool) -> Tensor:
-        nonlocal drawn
+        nonlocal sampled
         given, wanted, dropout = x[rows], [len(rows), classes], Dropout(KEY)
         guarded, inside = user_errors(f"{key} on a batch {list(given.shape)}"), dropout if training else nullcontext()
         with torch.no_grad(), differentiable(probe), untouched(key, given, DROPPING), guarded, inside:
             out = probe.train(training)(given)
-        drawn += dropout.drawn
+        sampled += dropout.sampled
         if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise UserError(f"{key}: returns {shape}; it must return the logits of the {classes} classes, {wanted}")
@@ -85,16 +85,12 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
     for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # dropout masks may depend on the batch size
         out, again, other = (logits(rows, training) for rows in ([0, 1], [0, 1], others))
         if not torch.equal(out, again):
-            raise UserError(
-                f"{key}: returns different logits when it is called again, so it has state or is random; {REMEDY}"
-            )
+            raise UserError(f"{key}: returns other logits when called again, so it has state or is random; {REMEDY}")
         if changed := [name for name, value in state.items() if not torch.equal(value, before[name])]:
             raise UserError(f"{key}: {changed[0]} changes when it is called; {REMEDY}")
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
-            raise UserError(
-                f"{key}: the logits of an example depend on the other examples of its batch, or are random; {REMEDY}"
-            )
-    return drawn > 0, bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2))
+            raise UserError(f"{key}: the logits of an example depend on the rest of the batch, or are random; {REMEDY}")
+    return sampled > 0, bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2))
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
@@ -108,14 +104,12 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     Raises:
         UserError: No gradient reaches any parameter.
     """
-    pieces = [piece.detach().requires_grad_() for piece in net.views(net.initial.float())]
-    out = net.at(pieces, x, KEY).sum()
-    gradients = torch.autograd.grad(out, pieces, allow_unused=True) if out.requires_grad else [None] * len(pieces)
+    views = [view.detach().requires_grad_() for view in net.views(net.initial.float())]
+    out = net.at(views, x, KEY).sum()
+    gradients = torch.autograd.grad(out, views, allow_unused=True) if out.requires_grad else [None] * len(views)
     idle = [name for name, gradient in zip(net.names, gradients, strict=True) if gradient is None]
-    if len(idle) == len(pieces):
-        raise UserError(
-            f"{key}: no gradient reaches its parameters, so nothing would be trained; remove detach() or no_grad()"
-        )
+    if len(idle) == len(views):
+        raise UserError(f"{key}: no gradient reaches its parameters; remove detach() or no_grad() from its forward()")
     return [f"no gradient reaches {joined(idle, SHOWN)}, so this is not trained"] if idle else []
 
 

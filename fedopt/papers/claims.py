@@ -75,21 +75,20 @@ class Claim:
     def _one_bound(self) -> "Claim":
         if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
             raise ValueError("must have exactly one of at_least, at_most, within, equals")
-        if self.of and self.within is None:
-            raise ValueError("of: is the middle of a band; give within too, or remove it")
         return self
 
     @property
     def bound(self) -> str:
+        """Return the bound as text, such as '>= 0.5' or 'within 0.7 of 91.5'."""
         if self.within is not None:
             return f"within {self.within:g} of {self.of:g}"
         bounds = {">=": self.at_least, "<=": self.at_most, "=": self.equals}
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """Return the distance of a value from the bound, which is negative if the value violates the bound.
+        """Return by how much a value satisfies the bound; the number is negative if the value violates the bound.
 
-        For the bound `equals` it is inf or -inf.
+        For the bound `equals`, the result is inf or -inf.
         """
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT) else -math.inf
@@ -102,7 +101,7 @@ class Claim:
 
         Args:
             mean: The mean of the measure over seeds. nan: the verdict is `UNMEASURED`.
-            std: The standard deviation over seeds.
+            std: The standard deviation of the measure over seeds.
             n: The number of seeds. With one seed, the claim is undecided.
         """
         if math.isnan(mean):
@@ -163,13 +162,13 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a line to print that says how many claims of papers have each verdict, from rows of claims.csv."""
+    """Return a line that counts the paper's claims by their verdict, from rows of claims.csv."""
     counts = Counter(re.sub(r" with \d.*", "", row["holds"]) for row in rows if row["kind"] == "paper")
     return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Return a line to print about the claim in a row of claims.csv."""
+    """Return a line about one claim, with its verdict, its measured value and its bound, from a row of claims.csv."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
     value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"
@@ -180,7 +179,10 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows of claims.csv as a table of texts. The column for the kind is left out if all claims are the paper's."""
+    """Return rows of claims.csv as a table for readers, one row per claim.
+
+    The column kind is left out if all claims are the paper's, and the column reason if no claim has one.
+    """
     cells = []
     for row in rows:
         measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""

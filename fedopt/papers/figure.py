@@ -23,15 +23,15 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
     """Return the points of all lines of the figure, one row per point.
 
-    The columns are `CURVES`, then the x, mean, low and high of the point. In `CURVES`, title is the title of the metric,
-    scale is log or linear, seeds is the number of runs, and diverged tells whether a run diverged. A line whose runs lack
-    the metric has no points.
+    The columns are `CURVES`, then the x, mean, low and high of the point. Among `CURVES`, ``title`` is the title of the
+    metric, ``scale`` is the scale of the y axis (log or linear), ``seeds`` is the number of runs, and ``diverged`` tells
+    whether a run diverged. A line whose runs lack the metric has no points.
 
     Args:
         published: The experiment.
         lines: label -> runs of the line.
     """
-    parts = []
+    points = []
     for metric in published.y:
         groups = {label: its for label, runs in lines.items() if (its := _with_values(published, runs, metric))}
         if not groups:
@@ -41,26 +41,31 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
             runs = groups[label]
             title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
             facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)
-            parts.append(pd.DataFrame(dict(zip((*CURVES, published.x, *BAND), (*facts, *line), strict=True))))
-    return pd.concat(parts) if parts else pd.DataFrame(columns=[*CURVES, published.x, *BAND])
+            points.append(pd.DataFrame(dict(zip((*CURVES, published.x, *BAND), (*facts, *line), strict=True))))
+    return pd.concat(points) if points else pd.DataFrame(columns=[*CURVES, published.x, *BAND])
 
 
 def draw(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw the points of an experiment if it draws points, else its curves.
+    """Draw the figure of an experiment, which shows points if the experiment defines ``points``, else curves.
+
+    Nothing is written if there is nothing to draw.
 
     Args:
         paths: The files to write.
         published: The experiment.
         table: The points or the curves, as stored in curves.csv.
     """
-    (draw_points if published.points else draw_curves)(paths, published, table)
+    if published.points:
+        table = table.groupby(["series", "x"]).filter(lambda seeds: np.isfinite(seeds["y"]).all())
+    if np.isfinite(table["y" if published.points else "mean"].astype(float)).any():
+        (draw_points if published.points else draw_curves)(paths, published, table)
 
 
 def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
     """Draw one picture for each panel and metric. With several metrics and at most four panels, each panel has a row of
     pictures.
 
-    A line has the same colour in all pictures. It is named by the parts of its label that differ within its panel.
+    A line has the same colour in all pictures. Its name consists of the items of its label that differ within its panel.
 
     Args:
         paths: The files to write.
@@ -70,17 +75,17 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
     panels, metrics = published.panels or {"": list(published.lines)}, published.y
     row_is_panel = len(metrics) > 1 and len(panels) <= 4
     if row_is_panel:
-        parts, columns = [(panel, metric) for panel in panels for metric in metrics], len(metrics)
+        shown, columns = [(panel, metric) for panel in panels for metric in metrics], len(metrics)
     else:
-        parts = [(panel, metric) for metric in metrics for panel in panels]
+        shown = [(panel, metric) for metric in metrics for panel in panels]
         columns = 2 if len(panels) == 4 else min(len(panels), 3)
     names = {panel: _names(panel, labels) for panel, labels in panels.items()}
     slots = {name: j for j, name in enumerate(dict.fromkeys(chain(*(of.values() for of in names.values()))))}
     how: Any = {"shared": {"sharex": True, "sharey": "col" if row_is_panel else "row"}, "note": _note(published, table)}
     limits: list[tuple[Axes, float, bool]] = []
     ends: list[tuple[Axes, float, float, str]] = []
-    with pictures(paths, len(parts), columns, title=f"{published.paper}: {published.title}", **how) as axes:
-        for k, (axis, (panel, metric)) in enumerate(zip(axes, parts, strict=True)):
+    with pictures(paths, len(shown), columns, title=f"{published.paper}: {published.title}", **how) as axes:
+        for k, (axis, (panel, metric)) in enumerate(zip(axes, shown, strict=True)):
             rows = table[(table["metric"] == metric) & table["line"].isin(panels[panel])]
             title = next(iter(rows["title"]), metric)
             share = is_share(title, rows["mean"].to_numpy(dtype=float))
@@ -97,7 +102,7 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             x_label, y_label = (_label(label, panel) for label in (published.x_label, published.y_label))
             title += ", squared" if published.transform == "square" else ""
             describe(axis, x_label or published.x, y_label or title, panel)
-            is_lowest, is_first = k + columns >= len(parts), row_is_panel or k % columns == 0
+            is_lowest, is_first = k + columns >= len(shown), row_is_panel or k % columns == 0
             axis.tick_params(labelbottom=is_lowest)
             axis.set_xlabel(axis.get_xlabel() if is_lowest else "")
             axis.set_ylabel(axis.get_ylabel() if is_first else "")
@@ -115,6 +120,7 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
+    """Return the line with these points (rows of `curves`). If it shows percentages, its band is clipped to 0 to 100."""
     line = Line(*points[[published.x, *BAND]].to_numpy(dtype=float).T)
     return line.clipped() if share else line
 
@@ -134,23 +140,23 @@ def _note(published: Published, table: pd.DataFrame) -> str:
 
 
 def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
-    """Return label -> name of the line in its panel.
+    """Return a mapping from the label of each line to the line's name in its panel.
 
-    A label consists of parts separated by commas. The parts that all labels share are left out of the names; if the title of
-    the panel contains some of these parts, only the contained parts are left out.
+    A label consists of items separated by commas. The items that all labels share are left out of the names; if the title of
+    the panel contains some of these items, only these are left out.
 
     Args:
         panel: The title of the panel.
         labels: The labels of its lines.
     """
-    parts = {label: label.split(", ") for label in labels}
-    shared = set.intersection(*map(set, parts.values())) if panel else set()
-    shared = {part for part in shared if part in panel} or (shared if len(parts) > 1 else set())
-    return {label: ", ".join(part for part in words if part not in shared) or label for label, words in parts.items()}
+    every = {label: label.split(", ") for label in labels}
+    shared = set.intersection(*map(set, every.values())) if panel else set()
+    shared = {item for item in shared if item in panel} or (shared if len(every) > 1 else set())
+    return {label: ", ".join(item for item in items if item not in shared) or label for label, items in every.items()}
 
 
 def _with_values(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric, with its values transformed by the experiment's function `transform`."""
+    """Return the runs that have the metric; its values are squared if the experiment's ``transform`` is square."""
     runs = [run for run in runs if metric in run.table]
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
@@ -158,33 +164,31 @@ def _with_values(published: Published, runs: Sequence[Recorded], metric: str) ->
 
 
 def _label(label: str | Mapping[str, str], panel: str) -> str:
+    """Return the label of an axis of a panel, from one text for all panels or a mapping from panels to texts."""
     return label if isinstance(label, str) else label.get(panel, "")
 
 
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
     """Draw the mean and the standard deviation over seeds at each point. On a logarithmic axis, logarithms are averaged.
 
-    A point at which some seed has no finite value is left out.
-
     Args:
         paths: The files to write.
         published: The experiment.
-        table: One row per point and seed, with the columns series, x, seed and y.
+        table: One row per point and seed, with the columns series, x, seed and y. All y are finite.
     """
     panels = published.panels or {"": list(published.points)}
-    finite = table.groupby(["series", "x"]).filter(lambda seeds: np.isfinite(seeds["y"]).all())
-    parts = {panel: finite[finite["series"].isin(series)] for panel, series in panels.items()}
-    counts = set(finite.groupby(["series", "x"])["seed"].nunique()) or {1}
-    note = explained(counts, {_is_log(published, part["y"]) for part in parts.values()})
+    of_panels = {panel: table[table["series"].isin(series)] for panel, series in panels.items()}
+    counts = set(table.groupby(["series", "x"])["seed"].nunique())
+    note = explained(counts, {_is_log(published, points["y"]) for points in of_panels.values()})
     note = note.replace("lines:", "points:").replace("bands:", "bars:")
     names = {name: shown for panel, series in panels.items() for name, shown in _names(panel, series).items()}
     slots = {name: j for j, name in enumerate(dict.fromkeys(names.values()))}
     title = f"{published.paper}: {published.title}"
     with pictures(paths, len(panels), len(panels), title=title, note=note) as axes:
-        for axis, (panel, part) in zip(axes, parts.items(), strict=True):
-            log = {name: _is_log(published, part[name]) for name in "xy"}
+        for axis, (panel, points) in zip(axes, of_panels.items(), strict=True):
+            log = {name: _is_log(published, points[name]) for name in "xy"}
             for name in panels[panel]:
-                seeds = part[part["series"] == name].pivot_table(index="seed", columns="x", values="y")
+                seeds = points[points["series"] == name].pivot_table(index="seed", columns="x", values="y")
                 values = np.ma.masked_invalid(seeds.to_numpy())
                 x, mean, low, high = mean_line(seeds.columns.to_numpy(), values, log["y"])
                 style = look(slots[names[name]])
@@ -192,14 +196,14 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
             describe(axis, _label(published.x_label, panel), _label(published.y_label, panel), panel)
             axis.set(**{f"{name}scale": "log" if log[name] else "linear" for name in "xy"})
             if log["x"]:
-                axis.set_xticks(part["x"].unique(), [f"{x:.4g}" for x in part["x"].unique()])
+                axis.set_xticks(points["x"].unique(), [f"{x:.4g}" for x in points["x"].unique()])
                 axis.xaxis.minorticks_off()
 
 
 def _is_log(published: Published, values: pd.Series) -> bool:
     """Return whether an axis of a figure of points is logarithmic.
 
-    With the experiment's scale auto, it is if all values are positive and span a decade.
+    If the experiment's scale is auto, the axis is logarithmic if all values are positive and span a decade.
 
     Args:
         published: The experiment.

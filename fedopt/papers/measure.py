@@ -8,7 +8,6 @@ evaluates the expression with unknown values (nan), so that an invalid expressio
 import ast
 import inspect
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,31 +15,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import PlainValidator, ValidationInfo
-from simpleeval import FunctionNotDefined, InvalidExpression, SimpleEval
+from simpleeval import DEFAULT_OPERATORS, FunctionNotDefined, InvalidExpression, SimpleEval
 
 from fedopt.errors import UserError, first_line, nearest
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
+Functions = Mapping[str, Callable[..., float]]  # by name
 METHODS = {name: method for name, method in vars(SeedRuns).items() if inspect.isfunction(method) and name[0] != "_"}
-FUNCTIONS: dict[str, Callable[..., float]] = {
+FUNCTIONS: Functions = {
     "abs": abs,
     "min": lambda *values: min(values),
     "max": lambda *values: max(values),
     "sum": lambda *values: sum(values),
     "log10": np.log10,
 }
-OPERATORS: dict[type, Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: lambda a, b: operator.mul(0.0 + a, b),  # only numbers: a text times a number could take all memory
-    ast.Div: operator.truediv,
-    ast.Pow: math.pow,  # a float, which always takes the same memory
-    ast.USub: operator.neg,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+SIGNS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+OPERATORS = {sign: DEFAULT_OPERATORS[sign] for sign in SIGNS} | {ast.Pow: math.pow}  # a float, whose size is bounded
 NODES = (ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call, ast.keyword)
 FAILURES = (ArithmeticError, TypeError, ValueError, RecursionError)
 
@@ -50,7 +40,8 @@ class Call(NamedTuple):
 
     Attributes:
         name: The name of the method.
-        label: The label of the line (or series) to which it is applied. None: the line being measured, called ``line``.
+        label: The label of the line (or series) to which it is applied. None: the expression uses the name ``line``, which
+            stands for the line being measured.
         arguments: The other arguments, by name.
     """
 
@@ -131,9 +122,15 @@ class Measure:
             raise Unmeasurable(str(error)) from None
 
 
-def _evaluate(
-    text: str, tree: ast.expr, methods: Mapping[str, Callable[..., float]], names: Mapping[str, str | float | None]
-) -> float:
+def _evaluate(text: str, tree: ast.expr, methods: Functions, names: Mapping[str, str | float | None]) -> float:
+    """Evaluate an expression.
+
+    Args:
+        text: The expression as text.
+        tree: Its syntax tree.
+        methods: The functions that the expression may call in addition to `FUNCTIONS`.
+        names: The values of the names in the expression.
+    """
     evaluator = SimpleEval(operators=OPERATORS, functions={**methods, **FUNCTIONS}, names=names)
     evaluator.nodes = {node: evaluator.nodes[node] for node in NODES}
     with np.errstate(all="ignore"):
@@ -141,7 +138,7 @@ def _evaluate(
 
 
 def parsed(*names: str) -> PlainValidator:
-    """Return a pydantic validator that parses a text, a number or {min: [text, ...]} as a measure.
+    """Return a pydantic validator that turns a text, a number or a mapping such as {min: [text, ...]} into a `Measure`.
 
     Args:
         names: Which of the names `line` and `x` are allowed in the expression.

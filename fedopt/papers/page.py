@@ -28,10 +28,8 @@ from fedopt.papers.claims import COLUMNS, LARGEST, REMEDY, RUNS, claims_shown, r
 from fedopt.papers.published import load
 
 RESULTS = {"claims.csv", "runs.csv"}  # each folder of results of a published experiment contains one of these files
-PICTURES = {  # the type of each format, and the first bytes of its files
-    "figure.svg": ("image/svg+xml", b"<svg"),
-    "figure.png": ("image/png", b"\x89PNG"),
-}
+# The type of each picture, and the first bytes of the file
+PICTURES = {"figure.svg": ("image/svg+xml", b"<svg"), "figure.png": ("image/png", b"\x89PNG")}
 LARGEST_PICTURE = 2**24  # bytes
 X = "comm_rounds"
 
@@ -39,7 +37,7 @@ X = "comm_rounds"
 def page(paths: Sequence[Path]) -> Page:
     """Return a page with the published experiments and all other runs in some folders.
 
-    If the folders hold neither, the page has no section.
+    A page of folders without experiments and runs has no section.
 
     Args:
         paths: The folders, which are searched at any depth.
@@ -70,22 +68,27 @@ def page(paths: Sequence[Path]) -> Page:
 
 
 def _results(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders of results of published experiments in some folders, at any depth, in sorted order."""
     return sorted({file.parent for path in paths for file in path.rglob("*.csv") if file.name in RESULTS})
 
 
 def _runs_of(results: Path) -> Path | None:
-    """Return the nearest folder named `runs` next to a folder of results or next to one of its parents; None if there is
-    none.
+    """Return the folder that contains the runs of an experiment; None if there is none.
+
+    It is the nearest folder named `runs` in one of the parent folders.
+
+    Args:
+        results: The folder of the experiment's results.
     """
     return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
 
 
 def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
-    """Return the page sections of an experiment, with its results and its runs.
+    """Return the page sections of an experiment: one with its results, and one per problem with its runs.
 
     Args:
         folder: The folder of the experiment's results.
-        taken: The folders of runs that are already on the page. The experiment's runs are added in place.
+        taken: The folders of runs that belong to an experiment. The folders of this experiment's runs are added in place.
     """
     name = title = "/".join(folder.resolve().parts[-2:])
     with suppress(UserError):  # the experiment may be in another user's config folder
@@ -113,15 +116,20 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
     for file in (folder / name for name in PICTURES if not picture):
         with noting(file), suppress(FileNotFoundError):
             picture = _picture(file)
-    parts = [Section(title, facts, picture, tables=tables)]
+    of_experiment = [Section(title, facts, picture, tables=tables)]
     with noting(folder / "runs.csv"):
         if metric := first_metric(runs):
-            parts += sections(Comparison(default_keys(runs), groups, metric, X), name)
-    return parts
+            of_experiment += sections(Comparison(default_keys(runs), groups, metric, X), name)
+    return of_experiment
 
 
 def _picture(file: Path) -> str:
-    """Return a picture as a data URI. Raise OSError if the file cannot be read, and UserError if it is not a picture."""
+    """Return a picture file, figure.svg or figure.png, as a data URI.
+
+    Raises:
+        OSError: The file cannot be read.
+        UserError: The file is not a picture.
+    """
     (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
     if mark not in content[:1000]:
         raise UserError(f"{file}: is not a picture; run the experiment again")

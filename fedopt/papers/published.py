@@ -24,11 +24,11 @@ Words = Annotated[list[str], Splits]
 
 
 def _each_series(point: Any, info: ValidationInfo) -> Any:
+    """Return a mapping from each series to its measure; a single measure is used for all series."""
     return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
 
 EachSeries = BeforeValidator(_each_series)
-OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line may set
 Cell = tuple[str, float | None]
 
 
@@ -163,7 +163,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Put the name of a file before the message of a UserError that is raised in the `with` block."""
+    """Return a context that puts ``where``, such as a file's name, before the message of a UserError."""
     try:
         yield
     except UserError as error:
@@ -243,7 +243,7 @@ def tasks(
         if lines is not None and line not in lines:
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
-            if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
+            if taken := [o for o in words if key_of(o) in ("seed", "output_dir", "resume", "from", "experiment")]:
                 raise UserError(f"{taken[0]}: must not be set by a line; fedopt reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}

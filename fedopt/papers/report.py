@@ -26,7 +26,7 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 @dataclass(kw_only=True)
 class Plan:
-    """A published experiment as one command runs it, with the runs that it needs and the folder of its results.
+    """A published experiment as `fedopt reproduce` executes it: the runs that it needs and the folder of its results.
 
     Args:
         name: <paper>/<name>.
@@ -35,7 +35,7 @@ class Plan:
         overrides: Overrides that take precedence over the overrides of the lines.
         seeds: The number of seeds of each line. None: the number in the experiment's file, and more for the lines of
             undecided claims.
-        quick: Whether each line runs only a few rounds with one seed. Claims are not judged then.
+        quick: Whether the runs of each line have only a few rounds and one seed. Claims are then not judged.
 
     Attributes:
         published: The experiment.
@@ -97,7 +97,7 @@ class Plan:
         return self.add(MOST_SEEDS, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
-        """Return seed -> the runs that have ended, for all seeds of the tasks.
+        """Return a mapping from each seed of the tasks to the runs of this seed that have ended.
 
         A run that cannot be read is left out, and a note names it.
         """
@@ -115,7 +115,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
 
     The claims are written to claims.csv, unless the plan is `quick`. For an experiment with a table, table.csv is written.
     For any other experiment, the points or the lines of the figure are written to curves.csv, and the figure is drawn if
-    there are measured values.
+    there is something to draw.
 
     Args:
         plan: The plan, whose runs have been executed.
@@ -137,8 +137,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     lines = {label: [of.runs[label] for of in seeds.values() if label in of.runs] for label in published.lines}
     drawn = _points(published, seeds) if published.points else curves(published, lines)
     write_table(plan.results / "curves.csv", drawn)
-    if np.isfinite(drawn["y" if published.points else "mean"].astype(float)).any():
-        draw([plan.results / f"figure.{name}" for name in formats], published, drawn)
+    draw([plan.results / f"figure.{name}" for name in formats], published, drawn)
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
@@ -159,8 +158,12 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the columns `MADE` of claims.csv, which say when, by which commit and on which machine the runs in some folders
-    were made.
+    """Return the date, the commit and the machine of the runs in some folders, as the columns `MADE` of claims.csv.
+
+    The date is the latest day on which one of the runs began. Several commits or machines are separated by commas.
+
+    Args:
+        folders: The folders of the runs.
     """
     cards = [RunFolder(folder).card() for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
@@ -172,7 +175,7 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
-    """Return the value of a measure on the runs of one seed; nan if it has none.
+    """Return the value of a measure on the runs of one seed; nan if the measure has no value.
 
     Args:
         measure: The measure.
@@ -185,8 +188,8 @@ def _value(measure: Measure, runs: SeedRuns, **names: str | float) -> float:
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return one row, with series, x, seed and y, for each point and each seed whose run has ended. y is nan if it cannot be
-    measured.
+    """Return the points of the figure: one row, with the columns series, x, seed and y, for each point and each seed whose run
+    has ended. y is nan if it cannot be measured.
 
     Args:
         published: The experiment.
@@ -202,8 +205,8 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 
 
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return one row per cell of the paper's table, with the number in the paper, and fedopt's mean and standard deviation
-    over the seeds that can be measured.
+    """Return the content of table.csv, with one row per cell of the paper's table: the number in the paper, and fedopt's mean
+    and standard deviation over the seeds that can be measured.
 
     Args:
         published: The experiment.
@@ -212,7 +215,6 @@ def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():
-            values = np.array([_value(published.cell, runs, line=label) for runs in seeds.values()])
-            values = values[~np.isnan(values)]
+            values = [v for runs in seeds.values() if not np.isnan(v := _value(published.cell, runs, line=label))]
             rows.append((row, column, paper, *moments(values), len(values)))
     return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])

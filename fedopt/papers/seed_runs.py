@@ -20,10 +20,10 @@ class Unmeasurable(Exception):
 class SeedRuns:
     """The finished runs of one seed. The public methods are the functions that a measure may call.
 
-    The first argument of each method is the label of a line, except for `fit`, whose argument is a series. The argument
-    ``metric`` of a method is a column of metrics.csv (empty: the figure's first y), and ``x`` is a cost axis (empty: the
-    figure's cost axis). Values that are not finite count as infinitely bad. Each method raises Unmeasurable if it has no
-    value.
+    The first argument of each method is the label of a line, except for `fit`, whose argument is the name of a series. The
+    argument ``metric`` of a method is a column of metrics.csv (empty: the figure's first y), and ``x`` is a cost axis (empty:
+    the figure's cost axis). Values that are not finite count as infinitely bad. A method that has no value raises
+    Unmeasurable.
 
     Args:
         runs: label -> run.
@@ -48,7 +48,7 @@ class SeedRuns:
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
-        """Return the value at the last evaluation whose cost on the axis `x` is at most `where`.
+        """Return the value of the metric at the last evaluation whose cost is at most `where`.
 
         Args:
             label: The label of the line.
@@ -58,28 +58,26 @@ class SeedRuns:
         """
         return float(self._values(label, metric, where, x)[-1])
 
-    def first(
-        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
-    ) -> float:
-        """Return the cost at which the mean of the latest n evaluations first reaches the target.
+    def first(self, label: str, value: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1) -> float:
+        """Return the cost at which the mean of the latest n evaluations first reaches a value.
 
-        If it never reaches the target, return inf or, with `or_end`, the cost at the end of the run. The cost at the end is
-        a lower bound, so a claim that the run is slow is judged conservatively.
+        If the mean never reaches the value, the result is inf or, with `or_end`, the cost at the end of the run. The cost at
+        the end is a lower bound, so a claim that the run is slow is judged conservatively.
 
         Args:
             label: The label of the line.
-            target: The value of the metric to reach.
+            value: The value of the metric to reach.
             metric: A column of metrics.csv. Empty: the figure's first y.
             x: The cost axis. Empty: the figure's cost axis.
-            or_end: Whether to return the cost at the end of the run if the target is not reached.
+            or_end: Whether to return the cost at the end of the run if the value is not reached.
             n: The number of evaluations that are averaged.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
-        hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
+        hits = [j >= n and reached(np.mean(values[j - n : j]), value) for j in range(1, len(values) + 1)]
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """Return the mean of the metric over the last evaluations.
+        """Return the mean of the metric over the last n evaluations.
 
         Args:
             label: The label of the line.
@@ -90,7 +88,7 @@ class SeedRuns:
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """Return the standard deviation of the differences between successive evaluations, among the last n evaluations.
+        """Return the standard deviation of the differences between successive values, over the last n evaluations.
 
         Args:
             label: The label of the line.
@@ -107,31 +105,32 @@ class SeedRuns:
         return float(np.std(np.diff(last), ddof=1))
 
     def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
-        """Return the least-squares slope of log10(value) against cost, over the evaluations with cost from `start` to `end`."""
+        """Return the least-squares slope of log10(metric) against cost, over the evaluations with costs from `start` to `end`."""
         x, values = self._spent(label, ""), self._values(label, metric)
         within = (start <= x) & (x <= end)
         if np.count_nonzero(within) < 2:
             raise Unmeasurable(f"{label} has fewer than two evaluations from {start:g} to {end:g}")
         return float(np.polyfit(x[within], np.log10(values[within]), 1)[0])
 
-    def first_mean_square(
-        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
-    ) -> float:
-        """Return the cost at which the mean of the squares of all values so far is at most the target for the first time.
+    def first_mean_square(self, label: str, value: float, metric: str = "") -> float:
+        """Return the cost at which the mean of the squares of all evaluations so far is first at most a value; inf if it never
+        is.
 
-        If it never is, return inf or, with `or_end`, the cost at the end of the run. label: the label of the line. metric: empty
-        for the figure's first y. x: the cost axis; empty for the figure's.
+        Args:
+            label: The label of the line.
+            value: The value to reach.
+            metric: A column of metrics.csv. Empty: the figure's first y.
         """
         squares = self._values(label, metric) ** 2
-        hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
-        return self._first(label, hits.tolist(), x, or_end)
+        hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= value
+        return self._first(label, hits.tolist(), "", or_end=False)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """Return the mean of the squares of the last n evaluations. n = 0: the last fifth of them, at least 3."""
+        """Return the mean of the squares of the last n evaluations; with n = 0, of the last fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
-        """Return the last value of a column divided by the number of the last round."""
+        """Return the last value of a column of metrics.csv, divided by the number of the last round."""
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
@@ -146,26 +145,32 @@ class SeedRuns:
         return float(keys[key])
 
     def fit(self, series: str) -> float:
-        """Return the least-squares slope of log y against log x over the points (x, y) of a series."""
+        """Return the least-squares slope of log(y) against log(x) over the points (x, y) of a series of the figure."""
         points = self.points[series].items()
         y = [self.point[series].value(self, x=x, line=label) for x, label in points]
         return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
 
     def _first(self, label: str, hits: list[bool], x: str, or_end: bool) -> float:
+        """Return the cost of the first evaluation that is True in ``hits``; if there is none, inf or the cost at the end."""
         spent = self._spent(label, x)
         return float(spent[hits.index(True)] if any(hits) else spent[-1] if or_end else math.inf)
 
     def _run(self, label: str) -> Recorded:
+        """Return the run of a line. Raise Unmeasurable if there is none."""
         if label not in self.runs:
             raise Unmeasurable(f"{label} has no run that ended")
         return self.runs[label]
 
     def _described(self, label: str, metric: str) -> Metric:
+        """Return the description of a metric; an empty name stands for the figure's first y."""
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
-        """Return the values of a metric at the evaluations whose cost is at most `until`. Raise Unmeasurable if there are
-        none.
+        """Return the values of a metric at the evaluations whose cost is at most `until`; values that are not finite are
+        replaced with the worst value.
+
+        Raises:
+            Unmeasurable: The run lacks the metric, or has no such evaluation.
         """
         run, name = self._run(label), metric or self.metric
         if name not in run.table:
@@ -177,10 +182,12 @@ class SeedRuns:
         return values
 
     def _last(self, label: str, n: int, metric: str, until: float = math.inf) -> np.ndarray:
+        """Return the last n values with a cost of at most `until`; with n = 0, the last fifth of them, at least 3."""
         values = self._values(label, metric, until)
         return values[-(n or max(3, len(values) // 5)) :]
 
     def _spent(self, label: str, x: str) -> np.ndarray:
+        """Return the cumulative cost at each evaluation; an empty `x` stands for the figure's cost axis."""
         if (x or self.x) not in COSTS:
             raise Unmeasurable(f"x={x}: must be one of {', '.join(COSTS)}")
         return self._run(label).cost(x or self.x)

@@ -51,8 +51,15 @@ def filled(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(where: Any) -> Rows:
-    """Return one row for each combination of the values of the axes. A name without a value for a combination is not in its
-    row.
+    """Return the table `where`, with one row (name -> value) for each combination of the values of the axes.
+
+    A name that has no value for a combination is not in the row of this combination.
+
+    Args:
+        where: The node `where` as it is written in the file.
+
+    Raises:
+        UserError: The node is not a table of names.
     """
     try:
         axes = {name: [str(value) for value in values] for name, values in where.items() if "(" not in name}
@@ -66,17 +73,15 @@ def _table(where: Any) -> Rows:
             if value != {}:
                 row[name] = "" if value is None else str(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"where: cannot be read ({error}); write each axis with a list of values, such as K: [1, 5], and each dependent "
-            f"value as NAME(AXIS): {{VALUE: value, ...}}, with one value for each value of AXIS"
-        ) from None
+        how = "write an axis as K: [1, 5], and a name that depends on it as eta(K): [0.1, 0.02], with one value for each K"
+        raise UserError(f"where: cannot be read ({error}); {how}") from None
     if not rows or not all(isinstance(where[axis], list) for axis in axes):
         raise UserError("where: an axis has no list of values; write it as AXIS: [VALUE, VALUE]")
     return rows
 
 
 def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
-    """Yield, for each combination of the values of the names, the rows with these values, in the order of the rows."""
+    """Group rows by the values of some names, and yield the rows of each group, in the order of the rows."""
     groups: dict[tuple[str | None, ...], Rows] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
@@ -84,15 +89,18 @@ def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
 
 
 def _filled(node: Any, rows: Rows) -> Any:
-    """Return the node with names replaced by values in all keys and texts."""
+    """Return the node with names replaced by values in all keys and texts.
+
+    Args:
+        node: A mapping, a list, a text or another value, which is returned unchanged.
+        rows: The rows of the table `where` that apply to the node.
+    """
     if isinstance(node, dict):
         result = {}
         for key, value in node.items():
             for group in _groups(_IN_TEXT.findall(str(key)), rows):
                 if (text := _text(str(key), group)) in result:
-                    raise UserError(
-                        f"{key}: gives the key {text} twice; remove one, or add a name that tells them apart"
-                    )
+                    raise UserError(f"{key}: gives the key {text} twice; remove one, or add a name to the key")
                 result[text] = _filled(value, group)
         return result
     if isinstance(node, list):
@@ -101,8 +109,14 @@ def _filled(node: Any, rows: Rows) -> Any:
 
 
 def _text(template: str, rows: Rows) -> str:
-    """Return the template with names replaced by values. Raise UserError if a name does not have exactly one value in the
-    rows.
+    """Return a text in which each name in curly brackets is replaced by its value in the rows.
+
+    Args:
+        template: The text.
+        rows: The rows of the table `where` that apply to the text.
+
+    Raises:
+        UserError: A name does not have exactly one value in these rows.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -145,17 +159,18 @@ def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:
 
     Args:
         axes: Axis -> one allowed value, a list of allowed values, or None for all values.
-        rows: The rows.
+        rows: The rows of the table `where`.
+
+    Raises:
+        UserError: There is no such axis, or an axis has no such value.
     """
-    for axis, values in axes.items():
+    for axis, allowed in axes.items():
         known = list(dict.fromkeys(row[axis] for row in rows if axis in row))
-        chosen = (
-            known if values is None else [str(value) for value in (values if isinstance(values, list) else [values])]
-        )
+        if not known:
+            raise UserError(f"for.{axis}: there is no such axis{nearest(str(axis), [*rows[0]])}")
+        values = allowed if isinstance(allowed, list) else [allowed]
+        chosen = known if allowed is None else [str(value) for value in values]
         if not chosen or not {*chosen} <= {*known}:
-            allowed = (
-                f"choose from {', '.join(known)}" if known else f"there is no such axis{nearest(str(axis), [*rows[0]])}"
-            )
-            raise UserError(f"for.{axis}={values}: {allowed}")
+            raise UserError(f"for.{axis}={allowed}: choose from {', '.join(known)}")
         rows = [row for row in rows if row.get(axis) in chosen]
     return rows

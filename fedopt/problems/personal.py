@@ -161,7 +161,7 @@ class ScoresModels(Problem):
             model: Any = common if client < 0 else partial(self.predicted, own[client])
             outputs += [model(of.examples.x[of.at(chunk)]) for chunk in np.split(rows, range(PIECE, len(rows), PIECE))]
         found = torch.cat(outputs)
-        return torch.empty_like(found).index_copy_(0, torch.from_numpy(order).to(found.device), found)
+        return found[torch.from_numpy(np.argsort(order)).to(found.device)]  # in the order of the examples
 
     @torch.no_grad()
     def test_metrics(self, common: Logits | None, own: Tensor | None = None, tuning: Tuning = None) -> dict[str, float]:

@@ -34,15 +34,14 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 
 def how(composed: Composed) -> Node:
-    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures."""
-    chosen, tuned = dict(composed.chosen), asdict(composed.tuned)
-    entries = {
-        "overrides": list(composed.overrides),
-        "chosen": chosen,
-        "folders": list(composed.folders),
-        "tuned": tuned,
-    }
-    return {**entries, "departures": composed.departures, "seed": composed.settings.seed}
+    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures.
+
+    Args:
+        composed: The config.
+    """
+    command = {"overrides": [*composed.overrides], "chosen": {**composed.chosen}, "folders": [*composed.folders]}
+    values = {"tuned": asdict(composed.tuned), "departures": composed.departures, "seed": composed.settings.seed}
+    return command | values
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -> Node:
@@ -56,11 +55,8 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
         problem: The problem.
         data: The hashes of the data, from `Experiment.data`, and the clients' `effective_weights`.
     """
-    names = {
-        "clients": problem.splits["train"].names,
-        "classes": problem.class_names,
-        "features": problem.feature_names,
-    }
+    clients = problem.splits["train"].names
+    names = {"clients": clients, "classes": problem.class_names, "features": problem.feature_names}
     return {
         "command": shlex.join(sys.argv),
         "directory": os.getcwd(),
@@ -114,7 +110,11 @@ def say_changed(folder: RunFolder, config: Mapping[str, object]) -> None:
 
 
 def division(problem: Problem) -> str:
-    """Return a hash of the partition: the examples of each client, and the classes of the examples."""
+    """Return a hash of the partition: the examples of each client, and the classes of the examples.
+
+    Args:
+        problem: The problem, whose splits list the examples of each client.
+    """
     digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:

@@ -66,9 +66,8 @@ class Checkpoint:
         if _kinds(state) != _kinds(self._initial):
             raise UserError("the algorithm's step must return a state with the structure, shapes and dtypes of init's")
         start = _flat(self._initial)[0]
-        changed = {
-            name: leaf.changed(start[name]) for name, leaf in _flat(state)[0].items() if isinstance(leaf, Memory)
-        }
+        now = _flat(state)[0].items()
+        changed = {name: leaf.changed(start[name]) for name, leaf in now if isinstance(leaf, Memory)}
         tensors, initial = _tensors(state, changed), _tensors(self._initial, changed)
         if any(_lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
@@ -111,6 +110,9 @@ class Checkpoint:
 def read(path: Path) -> Stored:
     """Return all tensors of a checkpoint by name, and the progress of the run loop.
 
+    Args:
+        path: The checkpoint.
+
     Raises:
         UserError: The file is damaged, or was written by an incompatible version of fedopt.
     """
@@ -135,9 +137,7 @@ def refuse_foreign(path: Path, metadata: Mapping[str, object], run: str) -> None
         run: The fingerprint of the expected run, from `identity.stamp`.
     """
     if metadata.get("run") != run:
-        raise UserError(
-            f"{path}: belongs to a different run; restore this run's checkpoint, or delete it to start the run again"
-        )
+        raise UserError(f"{path}: belongs to another run; restore this run's checkpoint, or delete it to start again")
 
 
 def _flat(state: object) -> tuple[Node, TreeSpec]:
@@ -170,10 +170,8 @@ def _tensors(state: object, clients: Mapping[str, np.ndarray]) -> dict[str, Tens
                 # torch's default dtype may have too few digits for a float
                 tensors[name] = torch.as_tensor(np.float64(leaf) if isinstance(leaf, float) else leaf).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the algorithm's state must contain only tensors and numbers ({first_line(error)}); change what "
-            f"init and step return"
-        ) from None
+        only = f"the algorithm's state must contain only tensors and numbers ({first_line(error)})"
+        raise UserError(f"{only}; change what init and step return") from None
     return tensors
 
 
@@ -181,6 +179,10 @@ def _lost(initial: Tensor, now: Tensor) -> bool:
     """Return whether an entry that was finite at the start is no longer finite.
 
     Entries that are infinite at the start, such as a best value so far, may stay infinite.
+
+    Args:
+        initial: The tensor before the first round.
+        now: The same tensor of the state.
     """
     return not bool(now.isfinite().all()) and bool((initial.isfinite() & ~now.isfinite()).any())
 
@@ -198,7 +200,13 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def _restored(name: str, like: Any, stored: Mapping[str, Tensor]) -> object:
-    """Return a stored leaf of a state: a tensor, a number or a Memory, like the leaf ``like`` of the initial state."""
+    """Return a stored leaf of a state: a tensor, a number or a Memory, like the leaf ``like`` of the initial state.
+
+    Args:
+        name: The name of the leaf.
+        like: The leaf of the initial state.
+        stored: All tensors of the checkpoint, by name.
+    """
     if isinstance(like, Memory):
         rows = stored[f"{ROWS}{name}"].to(like.rows(np.zeros(1, dtype=np.int64)).device)
         return like.replaced(stored[f"{CLIENTS}{name}"].numpy(), rows)
@@ -211,7 +219,11 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a hash of all names, dtypes, shapes and values, as a tensor of 32 bytes."""
+    """Return a hash of all names, dtypes, shapes and values, as a tensor of 32 bytes.
+
+    Args:
+        tensors: The tensors by name, on the CPU.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

@@ -68,13 +68,12 @@ CARD = {
 
 
 def numbers_of(part: Values | None) -> dict[str, float]:
-    """Return the finite values of an entry of summary.json such as `final`, by metric."""
+    """Return the finite values of an entry of summary.json such as `final`, by metric.
+
+    Args:
+        part: The values by metric. None: there are none.
+    """
     return {name: value for name, value in (part or {}).items() if value is not None}
-
-
-def described(folder: Path) -> list[Metric]:
-    """Return the metrics of the run in a folder, from run.json; [] if there are none."""
-    return list(RunFolder(folder).card().get("metrics", ()))
 
 
 class RunFolder:
@@ -110,9 +109,8 @@ class RunFolder:
                 self._lock.acquire()
             except Timeout:  # a process that reads `alive` holds a shared lock for a moment; try again
                 if self.alive:
-                    raise UserError(
-                        f"{self.path}: another run is writing here; wait for it, or choose another output_dir"
-                    ) from None
+                    busy = "another run is writing here; wait for it, or choose another output_dir"
+                    raise UserError(f"{self.path}: {busy}") from None
         for unfinished in self.path.glob(f"*{PART}"):
             unfinished.unlink(missing_ok=True)
 
@@ -215,7 +213,7 @@ class RunFolder:
         from fedopt.files import read_table
 
         rows = read_table(self.metrics, growing=True).apply(pd.to_numeric, errors="coerce")
-        metrics = [metric for metric in described(self.path) if metric.name in rows and len(rows)]
+        metrics = [metric for metric in self.card().get("metrics", ()) if metric.name in rows and len(rows)]
         values = {m.name: float(rows[m.name].iloc[-1] if name == "final" else m.best(rows[m.name])) for m in metrics}
         return {key: value for key, value in values.items() if math.isfinite(value)}
 
@@ -224,6 +222,9 @@ class RunFolder:
 
         It is nan if the value is not finite, or if the run diverged or failed. `fedopt.analysis.Recorded.last` returns the
         same number.
+
+        Args:
+            metric: The name of the metric.
 
         Raises:
             UserError: metrics.csv is needed and cannot be read.

@@ -25,9 +25,7 @@ def numbers(config: Mapping[str, object]) -> Node:
     it then determines the rounds of the evaluations.
     """
     values = identity(config)
-    return (
-        values if values.get("eval.points") else {key: values[key] for key in values if key.partition(".")[0] != LENGTH}
-    )
+    return values if values.get("eval.points") else {k: v for k, v in values.items() if k.partition(".")[0] != LENGTH}
 
 
 def identity(config: Mapping[str, object]) -> Node:
@@ -47,11 +45,12 @@ def _later(config: Mapping[str, object]) -> Node:
     """Return the keys that configs of older runs may lack, with the values that reproduce these runs.
 
     Such keys exist in the nodes budget, eval and participation, and in fedopt's algorithms, problems and data sets.
+
+    Args:
+        config: The config of the run.
     """
-    nodes = {"budget": Budget, "eval": Evaluation}
-    later = {
-        f"{node}.{f.name}": f.default for node, cls in nodes.items() for f in fields(cls) if f.default is not MISSING
-    }
+    settings = [(node, f) for node, cls in (("budget", Budget), ("eval", Evaluation)) for f in fields(cls)]
+    later = {f"{node}.{f.name}": f.default for node, f in settings if f.default is not MISSING}
     later |= {f"participation.{f.name}": f.default for f in fields(Participation) if "before" in f.metadata}
     for group in ("algo", "problem", "dataset"):
         path = str(node.get("_target_")) if isinstance(node := config.get(group), Mapping) else ""

@@ -70,10 +70,8 @@ class MetricsFile:
         ours, present = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
         same = present is not None and os.path.samestat(ours, present) and present.st_size == self.written
         if not same or rows_hash(self.path, self.written) != self.hash:
-            raise UserError(
-                f"{self.path}: another program changed or replaced this file during the run; start a new run "
-                f"in another output_dir"
-            )
+            changed = "another program changed this file during the run; start a new run in another output_dir"
+            raise UserError(f"{self.path}: {changed}")
 
     @property
     def hash(self) -> str:
@@ -91,6 +89,10 @@ def cell(value: object) -> str:
 
 def rows_hash(path: Path, size: int) -> str:
     """Return the hash of the first ``size`` bytes of a file.
+
+    Args:
+        path: The file.
+        size: The number of bytes.
 
     Raises:
         OSError: The file cannot be opened.

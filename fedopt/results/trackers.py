@@ -100,15 +100,9 @@ class WandB:
         mode = self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
             raise UserError("logger=wandb: you are not logged in; run wandb login, or set logger.wandb.mode=offline")
-        run = wandb.init(
-            project=self.project,
-            name=folder.name,
-            id=recorded.card().get("id"),
-            resume="allow",
-            dir=folder,
-            mode=mode,
-            config=flat(recorded.config()),
-            settings=wandb.Settings(silent=True, console="off", save_code=False),
-        )
+        settings = wandb.Settings(silent=True, console="off", save_code=False)
+        names = {"project": self.project, "name": folder.name, "id": recorded.card().get("id")}
+        where = {"dir": folder, "mode": mode, "resume": "allow", "settings": settings}
+        run = wandb.init(**names, **where, config=flat(recorded.config()))
         run.define_metric("*", step_metric="round")
         return Tracker(lambda row, step: run.log({**row, "round": step}), run.finish)

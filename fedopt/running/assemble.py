@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,10 +71,9 @@ def check_parts(composed: Composed) -> None:
     """
     try:
         participation_of(composed)
-    except UserError:
-        raise
-    except Exception:  # from the user's code; the run reports the line
-        return
+    except Exception as error:
+        if isinstance(error, UserError):
+            raise
 
 
 def participation_of(composed: Composed, clients: int | None = None) -> Participation:
@@ -130,10 +130,8 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             lacking = f"{type(algorithm).__name__} has no common model; metrics are computed at the mean of its clients' models"
             original.notes = [*original.notes, lacking]
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
-        raise UserError(
-            f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) with one "
-            f"Metric for each value that evaluate returns"
-        )
+        declare = "does not declare its metrics; write metrics = (Metric(...),) with each value that evaluate returns"
+        raise UserError(f"{type(original).__name__} {declare}")
     check(original)
     if not projects(type(original), algorithm):
         raise UserError(
@@ -153,17 +151,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     if hardware.engine == "auto" and problem.one_by_one:
-        original.notes = [
-            *original.notes,
-            f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})",
-        ]
-    federation = Federation(
-        problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)
-    )
+        why = f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})"
+        original.notes = [*original.notes, why]
+    fed = Federation(problem, engine, settings.seed, participation, getattr(algorithm, "first_order", False))
     read = "+".join(sorted(world.read)) or None
-    return Experiment(
-        algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, read
-    )
+    return Experiment(algorithm, original, problem, fed, settings.budget, evaluation, settings.keep, device, read)
 
 
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -209,10 +201,11 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         if not hasattr(algorithm, key):
             what = f"sets uneven = {key!r}, but has no field {key}; name the field with its amount of local work"
             raise WrongFunction(type(algorithm), what)
-    for refusal in (
-        *_refused_clients(participation, algorithm, clients),
-        *_refused_work(participation, algorithm, clients, keys),
-    ):
+    refused = (
+        _refused_clients(participation, algorithm, clients),
+        _refused_work(participation, algorithm, clients, keys),
+    )
+    for refusal in chain(*refused):
         raise UserError(refusal)
 
 

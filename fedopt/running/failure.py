@@ -67,6 +67,10 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
 
 
 def reason(error: Exception) -> str:
-    """Return the line that says what failed."""
+    """Return the line that says what failed.
+
+    Args:
+        error: The exception.
+    """
     known = first_line(error) if isinstance(error, UserError) else mistake(error)
     return known or f"{type(error).__name__}: {first_line(error)}"

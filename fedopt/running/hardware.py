@@ -84,9 +84,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         count = torch.cuda.device_count()
         index = device.index if device.index is not None else _in_turn(count)
         if index >= count:
-            raise UserError(
-                f"hardware.device=cuda:{index}: this machine has {count} GPUs; use a smaller index, counted from 0"
-            )
+            raise UserError(f"hardware.device=cuda:{index}: there are {count} GPUs; use an index from 0 to {count - 1}")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))
@@ -125,9 +123,7 @@ def refuse_changed(who: str) -> None:
         who: The code that may have changed the mode, as the subject of the message.
     """
     if changed := [name for get, _, name, value in MODES if get() != value]:
-        raise UserError(
-            f"{who} sets {changed[0]} for the whole process, which would change the run's numbers; remove it"
-        )
+        raise UserError(f"{who} sets {changed[0]} for the whole process, which changes the run's numbers; remove it")
 
 
 def _in_turn(count: int) -> int:

@@ -111,9 +111,7 @@ def _recorded(run: "Run") -> Iterator[None]:
         if not run.writing:  # a refused run changes nothing in the folder of another run
             raise
         if not path.is_dir():
-            raise UserError(
-                f"{path}: another program moved or removed this folder during the run; start the run again"
-            ) from error
+            raise UserError(f"{path}: another program removed this folder during the run; start it again") from error
         # If the first round fails, the corrected command can use this folder
         record_failure(run.folder, error, run.composed, run.progress.round == 0 and not isinstance(error, OSError))
         if not isinstance(error, OSError):

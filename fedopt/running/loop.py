@@ -161,23 +161,32 @@ def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:
     if not point or not isinstance(e.problem, Nested) or round < MOVED_BY:
         return ""
     start = e.problem.start()[0]
-    moved = float((point[0] - start).abs().max())
-    if moved > STILL * max(1.0, float(start.abs().max())):
+    distance = float((point[0] - start).abs().max())
+    if distance > STILL * max(1.0, float(start.abs().max())):
         return ""
-    return (
-        f"x has hardly moved in {round} rounds (at most {moved:.2g}); try a larger step size of x, or, where the method has them, "
-        "a smaller algo.l or a larger algo.N"
-    )
+    instead = "try a larger step size of x, or, where the method has them, a smaller algo.l or a larger algo.N"
+    return f"x has hardly moved in {round} rounds (at most {distance:.2g}); {instead}"
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool, tuple[Any, ...]]:
-    """Compute the metrics, update ``progress`` in place, and return what `noted` returns, followed by the variables."""
+    """Compute the metrics, update ``progress`` in place, and return what `noted` returns, followed by the variables.
+
+    Args:
+        e: The objects of the run.
+        state: The algorithm's state.
+        progress: The progress of the run.
+    """
     point = point_of(e, state, progress.round)
     return *noted(e, progress, measured(e.problem, e.original, measured_at(e, point))), point
 
 
 def measured_at(e: Experiment, point: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the variables at which the metrics of the problem are computed, for all variables from `point_of`."""
+    """Return the variables at which the metrics of the problem are computed, for all variables from `point_of`.
+
+    Args:
+        e: The objects of the run.
+        point: All variables, with the clients' own models at the end if the algorithm trains any.
+    """
     return point if e.problem.own_models or not e.own else point[:-1]
 
 
@@ -219,6 +228,10 @@ def _divergence(e: Experiment, progress: Progress) -> str:
     A run diverges if a metric is not finite, or if the magnitude of a metric with ``Metric.bounds`` exceeds this limit::
 
         eval.diverged * max(1, magnitude of the metric at the start)
+
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run, with the first and the last metrics.
     """
     for metric in e.problem.metrics:
         name, value, most = metric.name, progress.final[metric.name], e.evaluation.diverged
@@ -233,6 +246,10 @@ def _divergence(e: Experiment, progress: Progress) -> str:
 def share_spent(e: Experiment, progress: Progress) -> float:
     """Return the fraction of the budget used. The run ends at 1.
 
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run.
+
     Raises:
         UserError: If many rounds use nothing of the budget, so that the run would never end.
     """
@@ -243,11 +260,21 @@ def share_spent(e: Experiment, progress: Progress) -> float:
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, float]:
-    """Return the costs of the run so far, keyed by the names in `COSTS`."""
+    """Return the costs of the run so far, keyed by the names in `COSTS`.
+
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run.
+    """
     counts = _counts(e, progress)
     return {name: round(cost.of(counts), 3) for name, cost in COSTS.items()}
 
 
 def _counts(e: Experiment, progress: Progress) -> Row:
-    """Return the costs of the run so far, keyed by column of metrics.csv."""
+    """Return the costs of the run so far, keyed by column of metrics.csv.
+
+    Args:
+        e: The objects of the run.
+        progress: The progress of the run.
+    """
     return {"round": progress.round, **e.federation.ledger.columns(), "train_seconds": progress.seconds}

@@ -36,7 +36,11 @@ def draw(folder: RunFolder, e: Experiment, source: str | None) -> None:
 
 
 def _title(folder: RunFolder) -> str:
-    """Return the title of a run's figure: its method, problem and seed, and the other overrides of its command."""
+    """Return the title of a run's figure: its method, problem and seed, and the other overrides of its command.
+
+    Args:
+        folder: The run's folder.
+    """
     card, config = folder.card(), folder.config()
     method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
     placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")

@@ -64,7 +64,12 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
 
 
 def _same_run(path: Path, composed: Composed) -> bool:
-    """Return whether the run in a folder was started with the same overrides, or has the same config values."""
+    """Return whether the run in a folder was started with the same overrides, or has the same config values.
+
+    Args:
+        path: The folder.
+        composed: The config of the run that starts.
+    """
     recorded, asked = (
         {override for override in overrides if key_of(override) not in PLACED}
         for overrides in (RunFolder(path).card().get("overrides", ["?"]), composed.overrides)

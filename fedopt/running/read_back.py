@@ -83,10 +83,8 @@ def read_back(path: Path, best: bool) -> Trained:
     variables = named(e.problem, point_of(e, state, progress_of(metadata).round), e.own)
     if best:
         if not checkpoint.best:
-            raise UserError(
-                f"{path}: the variables at the best evaluation were not stored; run again with "
-                f"keep=best, or load the run without which=best"
-            )
+            why = "the variables at the best evaluation were not stored"
+            raise UserError(f"{path}: {why}; run again with keep=best, or load the run without which=best")
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     point, train = [*variables.values()], e.problem.splits["train"]

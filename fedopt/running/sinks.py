@@ -160,7 +160,11 @@ class Keeper:
             self._next = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
     def end(self, moment: Moment) -> None:
-        """Write the last checkpoint: of the last state or, if the run diverged, of the last evaluation before the divergence."""
+        """Write the last checkpoint: of the last state or, if the run diverged, of the last evaluation before the divergence.
+
+        Args:
+            moment: The last moment of the run.
+        """
         if moment.status != "diverged":
             self._store(*self._content(moment.state))
         elif self._good is not None:  # otherwise the checkpoint on the disk is the right one

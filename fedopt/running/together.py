@@ -90,7 +90,7 @@ class Outcome:
 
 def at_once(
     configs: Sequence[Composed],
-    heard: Callable[[float], None] = lambda share: None,
+    heard: Callable[[float], object] = lambda share: None,
     outcomes: list[Outcome] | None = None,
     processes: int = 1,
     fallback: bool = True,
@@ -168,7 +168,11 @@ def run(
 
 
 def _cannot(e: Experiment) -> str:
-    """Return why configurations of an experiment cannot be computed together; empty if they may be."""
+    """Return why configurations of an experiment cannot be computed together; empty if they may be.
+
+    Args:
+        e: The experiment.
+    """
     if e.problem.one_by_one:
         return f"torch.vmap cannot run this problem ({e.problem.one_by_one})"
     if not e.federation.participation.punctual:
@@ -191,7 +195,12 @@ def mapped(function: Callable[[float], Any], value: Any) -> Any:
 
 
 def merged(algorithms: Sequence[Algorithm], place: Place) -> Any:
-    """Return one algorithm with a `Varied` in place of each real number that differs. Nothing else may differ."""
+    """Return one algorithm with a `Varied` in place of each real number that differs. Nothing else may differ.
+
+    Args:
+        algorithms: The configurations of the algorithm.
+        place: The index of the configuration that is computed, under vmap.
+    """
     numbers: list[list[float]] = [[] for _ in algorithms]
     for algorithm, found in zip(algorithms, numbers, strict=True):
         mapped(found.append, algorithm)
@@ -239,13 +248,21 @@ class _Stack:
         return [n for n, outcome in enumerate(self.outcomes) if not outcome.status]
 
     def only(self, numbers: Sequence[int]) -> "_Stack":
-        """Return a stack of those of these configurations that have not ended."""
+        """Return a stack of those of these configurations that have not ended.
+
+        Args:
+            numbers: The indices of the configurations in this stack.
+        """
         going = [n for n in self.going if n in numbers]
         parts: list[Any] = [[part[n] for n in going] for part in (self.algorithms, self.outcomes, self.progress)]
         return _Stack(self.e, parts[0], parts[1], parts[2], tree_map(lambda leaf: leaf[going], self.state))
 
     def of(self, n: int) -> Any:
-        """Return the state of one configuration."""
+        """Return the state of one configuration.
+
+        Args:
+            n: The index of the configuration in this stack.
+        """
         return tree_map(lambda leaf: leaf[n], self.state)
 
     def computed(self, call: Callable[[Algorithm, Any], Any], at_once: int | None = None) -> Any:
@@ -298,7 +315,11 @@ class _Stack:
             raise Alone("each configuration is faster alone")
 
     def _timed(self, call: Callable[[Algorithm, Any], Any]) -> None:
-        """Set the state to what ``call(algorithm, state)`` returns, and note the seconds that it takes."""
+        """Set the state to what ``call(algorithm, state)`` returns, and note the seconds that it takes.
+
+        Args:
+            call: A function of the algorithm and the state of one configuration, which returns the new state.
+        """
         started = time.perf_counter()
         self.state = self.computed(call)
         seconds = time.perf_counter() - started
@@ -320,7 +341,12 @@ class _Stack:
                 self._end(n, "diverged")
 
     def _end(self, n: int, status: str) -> None:
-        """Note how a configuration ended, and where."""
+        """Note how a configuration ended, and where.
+
+        Args:
+            n: The index of the configuration in this stack.
+            status: finished or diverged.
+        """
         outcome = self.outcomes[n]
         outcome.status, outcome.done, outcome.others = status, 1.0, len(self.outcomes) - 1
         outcome.at_end = self.of(n), copy(self.progress[n]), self.e.federation.ledger
@@ -343,7 +369,11 @@ class _Stack:
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
     def alone(self, heard: Callable[[], object]) -> None:
-        """Run the one configuration of this stack by itself, from where it is."""
+        """Run the one configuration of this stack by itself, from where it is.
+
+        Args:
+            heard: A function that is called after each round.
+        """
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         try:
             state, progress = (self.of(0), self.progress[0]) if self.state else begin(e)

@@ -105,7 +105,7 @@ def test_chosen_groups(tmp_path, command):
         (["--target", "high"], "--target: invalid number value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
         (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW, where OLD is one of FedMSA"),
-        (["--columns", "to_target"], "status, spent, final, best; to_target and reached need --target"),
+        (["--columns", "to_target"], "status, spent, final, best (to_target needs --target)"),
         (
             ["--columns", "finl"],
             "runs, seeds, status, spent, final, test, best, test_at_best, to_target, reached, did you mean",
@@ -198,7 +198,7 @@ def test_problems_are_not_pooled(tmp_path, command):
                 better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
                 record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
     _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
-    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it as well\n"
+    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it\n"
     assert csv["runs"].tolist() == [3] * 4
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]
@@ -252,7 +252,7 @@ def test_runs_that_lack_rows_for_validation_are_named(tmp_path, command):
     validated(tmp_path / "runs" / "b", [(10, 20), (80, 61)], algo=FEDAVG)
     _, csv, _, err = command(tmp_path / "runs")
     assert csv["final_val_accuracy_mean"].tolist() == [80]
-    assert "has no metric val_accuracy, only test_accuracy, train_loss" in err
+    assert "no metric val_accuracy" in err
     assert command(tmp_path / "runs", "--columns", "test", "--metric", "test_accuracy")[0] == 2
 
 
@@ -296,7 +296,7 @@ def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
     assert "best_weight_mean" not in csv
     assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
     for asked, said in (
-        ("--columns=best", "runs, seeds, status, spent, final;"),
+        ("--columns=best", "runs, seeds, status, spent, final ("),
         ("--target=2", "weight cannot be optimised"),
     ):
         code, _, _, err = command(tmp_path / "runs", *asked.split("="))

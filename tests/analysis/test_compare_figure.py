@@ -101,7 +101,7 @@ def test_sizes_of_a_picture(tmp_path, command, drawn):
     for options in (["--width", "0"], ["--height", "1e9"], ["--font", "nan"], ["--width", "1", "--font", "40"]):
         code, _, _, err = command(tmp_path / "runs", *options)
         assert (code, err.count("\n")) == (2, 1)
-    assert "a figure of 1 x" in err
+    assert "no space for the axes in 1 x" in err
 
 
 @pytest.mark.pictures
@@ -270,7 +270,7 @@ def test_colours_stay_with_names(tmp_path, command, drawn):
             named(tmp_path / "runs" / f"{algo}{K}", algo, 1, 2, algo={**FEDMSA, "K": K})
     names = ["--names", "c=C", "--names", "gone=G", "--names", "b=B"]
     _, _, _, err = command(tmp_path / "runs", "--group-by", "algo,algo.K", *names)
-    assert "--names=gone=G: no line has this name; there are a, algo.K=1" in err
+    assert "--names=gone=G: no line has this name; choose from a, algo.K=1" in err
     lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines}
     colours = figures.OKABE_ITO
     assert lines["C, algo.K=1"] == (colours[0], "-")

@@ -83,7 +83,7 @@ def test_runs_are_paired_by_all_that_differs_within_groups(tmp_path, command, ke
     _, csv, out, err = command(tmp_path / "runs", *(["--group-by", "algo"] if "B" in keys[0] else []))
     assert list(csv["runs"]) == [6, 6]
     assert f"last values, paired by {by} (6); two-sided" in " ".join(out.split())
-    assert ("use --group-by algo,algo.B to separate them" in err) is ("B" in keys[0])
+    assert ("separate them with --group-by algo,algo.B" in err) is ("B" in keys[0])
     (row,) = pd.read_csv(tmp_path / "out" / "compare_tests.csv").to_dict("records")
     p = scipy.stats.ttest_rel(*zip(*ENDS, strict=True)).pvalue
     assert (row["pairs"], row["paired by"], row["p"]) == (6, by, pytest.approx(p, rel=1e-6))

@@ -1,6 +1,8 @@
 """Trials that are computed together: their table, trials that fail or diverge, and the values of standalone runs."""
 
+import errno
 import gzip
+import os
 import re
 import shutil
 import sys
@@ -98,7 +100,7 @@ def test_a_damaged_table_is_one_line(damage, monkeypatch, capsys, searched, sear
     assert tune(monkeypatch, *WORDS, "--out", str(search)) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"fedopt: {path}: cannot be read (")
-    assert err.endswith("); delete it, and repeat the command to run its trials again\n")
+    assert err.endswith("); delete it, and repeat the command\n")
     path.unlink()
     assert tune(monkeypatch, *WORDS, "--out", str(search)) == 0
     assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
@@ -147,6 +149,41 @@ def test_trials_that_diverge_have_no_value(monkeypatch, capsys, tmp_path):
     assert (table["status"].eq("diverged") == np.isinf(table["loss"])).all()
     assert 0 < table["status"].eq("diverged").sum() < 7
     assert capsys.readouterr().err == ""
+
+
+def test_if_all_trials_diverge_one_line_says_so(monkeypatch, capsys, tmp_path):
+    """Nothing is run again when the command is repeated."""
+    words = [*WORDS, "algo.gamma=1e9", "eval.diverged=10", "eval.every=1", "--out", str(tmp_path)]
+    none = "fedopt: fedavg on quadratic_minimisation: none of 7 trials has a value (diverged); try smaller step sizes"
+    for _ in range(2):
+        assert tune(monkeypatch, *words) == 1
+        out, err = capsys.readouterr()
+        assert err == f"{none} or a longer budget\n"
+    assert "[" not in out
+    assert len({(row["trial"], row["seed"]) for row in curves.read_rows(tmp_path / "fedavg" / "curves.csv.gz")}) == 12
+
+
+def test_a_full_disk_is_one_line_and_loses_no_trial(monkeypatch, capsys, searched, tmp_path):
+    """The trials with the first seed are kept; the repeated command runs the others."""
+    write, calls = curves.write_atomically, []
+
+    def full(path, content):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(curves, "write_atomically", full)
+        assert tune(patch, *WORDS, "--out", str(tmp_path)) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "No space left on device" in err
+    assert "1 run did not finish; repeat the command to resume" in err
+    seeds = [row["seed"] for row in curves.read_rows(tmp_path / "fedavg" / "curves.csv.gz")]
+    assert {*seeds} == {str(FIRST_SEED)}
+    assert tune(monkeypatch, *WORDS, "--out", str(tmp_path)) == 0
+    assert (tmp_path / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
 
 
 def test_trials_that_ran_alone_are_counted_and_kept_as_they_end(monkeypatch, capsys, tmp_path):

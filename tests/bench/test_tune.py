@@ -637,9 +637,9 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
         (
             ["algo=mine", "problem=quadratic_minimisation", "--config-dir", "conf"],
             "mine: no comment in conf/algo/mine.yaml says what a key is tuned as; write one, such as "
-            "'eta: 0.1 # step size; tuned as a step'",
+            "'eta: 0.1 # step size; tuned as a step size'",
         ),
-        (["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"], "algo.eta=0: a step is tuned"),
+        (["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"], "algo.eta=0: a step size is tuned"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
@@ -647,7 +647,7 @@ def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
     Path("conf/algo").mkdir(parents=True)
     head = "_target_: fedopt.algorithms.fedavg.FedAvg\ngamma: 1\nmomentum: 0\ntau: 1\nB: null\nmu: 0\n"
     Path("conf/algo/mine.yaml").write_text(f"{head}eta: 0.2 # how far\n")
-    Path("conf/algo/still.yaml").write_text(f"{head}eta: 0 # how far; tuned as a step\n")
+    Path("conf/algo/still.yaml").write_text(f"{head}eta: 0 # how far; tuned as a step size\n")
     assert tune(monkeypatch, *words, "--out", str(tmp_path / "out")) == 2
     err = capsys.readouterr().err
     assert line in err

@@ -683,7 +683,7 @@ def test_a_folder_that_another_program_takes_away(how, monkeypatch, capsys, tmp_
     monkeypatch.setattr(MetricsFile, "append", meddled)
     result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={folder}")
     assert result.code == 2
-    assert "moved or removed" in result.err.splitlines()[-1]
+    assert "removed this folder" in result.err.splitlines()[-1]
     assert not folder.exists()
     monkeypatch.setattr(MetricsFile, "append", append)
     if how == "moved":

@@ -154,9 +154,7 @@ def test_real_targets_are_for_problems_that_ask_for_them(saved):
     assert data.real
     assert data.y_train.tolist() == y.tolist()
     assert data.y_test.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(
-        UserError, match=rf"{path}: y has floating-point numbers, but .* class labels; use whole numbers"
-    ):
+    with pytest.raises(UserError, match=rf"{path}: y must have classes: whole numbers"):
         world.load()
 
 
@@ -236,7 +234,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS.replace(",", ":"), {"client": "hospital"}, "age:city"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, r"hospital \(h0, h1, h2; first in row 1 below.*columns=\['hospital'\].*dataset\.client"),
+        (ROWS, {}, r"hospital \(h0, h1, h2; first in row 1 below.*dataset\.client"),
         (
             ROWS.replace("24,0,", ",0,"),
             {"client": "hospital"},
@@ -254,7 +252,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ),
         (ROWS, {"client": "hospital", "real": True}, r"row 1 .*column label: b .*leave out dataset\.real=true"),
         (ROWS, {"client": "hospital", "split": "city"}, r"dataset\.split=city.*0"),
-        (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01.*20 examples"),
+        (ROWS, {"client": "hospital", "test": 0.01}, r"dataset\.test=0\.01 leaves no example"),
         ("label\na\nb\n", {}, "columns except label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "CSV"),
@@ -301,7 +299,7 @@ def test_all_columns_with_texts_or_empty_cells_are_listed(tmp_path):
     text = ROWS.replace("age,", "sex,age,").replace("\n2", "\nf,2").replace("\n3", "\nm,3")
     with pytest.raises(
         UserError,
-        match=r"sex \(f, m; first in row 1 .*, hospital \(h0, h1, h2; first in row 1 below.*columns=\['sex', 'hospital'\]",
+        match=r"sex \(f, m; first in row 1 .*, hospital \(h0, h1, h2; first in row 1 below",
     ):
         csv(tmp_path, text).load()
     text = ROWS.replace("23,3,", ",3,").replace(",16,", ",,").replace("\n29,1,", "\n29,,").replace("\n21,1,", "\n,,")
@@ -494,7 +492,7 @@ def test_folders_for_training_and_testing(tmp_path):
 def test_images_of_several_sizes(tmp_path):
     pictures(tmp_path)
     pictures(tmp_path, ("fox",), 2, (8, 8), True)
-    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels.* 4 x 6; .*dataset.size"):
+    with pytest.raises(UserError, match=r"fox/0\.png.*8 x 8 pixels, not 4 x 6 like .*dataset.size"):
         Folder(str(tmp_path)).load()
     assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
     assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
@@ -563,13 +561,13 @@ def test_constant_images_normalise_without_a_warning():
             "x_test: 2 examples.*3",
         ),
         ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train is .* must be .*n, h, w"),
-        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "same shape"),
+        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "make type and shape the same"),
         ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, r"x_train.*\[12, 4, 0\]"),
         ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y is 0 to 9223372036854775808"),
-        ({"y_test": np.array(["a"] * 5)}, "y_train is int64, and y_test <U1; give texts or whole numbers"),
+        ({"y_test": np.array(["a"] * 5)}, "y is int64 and <U1; give texts or whole numbers"),
         ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "not finite"),
         ({"x_train": np.full((12, 4, 3), 1e300)}, r"x_train: 12 examples.*1e\+15"),
-        ({"x_test": np.zeros((5, 4, 3))}, "x_train.*uint8.*x_test float64.*same shape, and make both uint8 or neither"),
+        ({"x_test": np.zeros((5, 4, 3))}, "x_train.*uint8.*x_test float64.*make type and shape the same"),
         ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train \[12, 3, 8, 6\].*dataset.channels=first"),
         ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64 .*dataset.tokens=true"),
         ({"client_train": np.zeros(11, int)}, "client_train"),
@@ -696,7 +694,7 @@ def test_missing_data_without_network(offline, tmp_path, name, shape):
 
 def test_a_data_folder_that_cannot_be_made(offline, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.* may name another"):
+    with pytest.raises(UserError, match=r"file/sets, and cannot be downloaded .*Not a directory.*FEDOPT_DATA"):
         Torchvision("cifar10", root=str(tmp_path / "file" / "sets")).load()
 
 

@@ -195,7 +195,7 @@ def test_frames_by_name_and_missing_cells():
     frame = pd.DataFrame({"id": ["x", "y"], "b ": [20.0, None], "a": [1, 1]})
     with pytest.raises(UserError, match=r"column b: has cells that are empty"):
         model_of().predict(frame)
-    with pytest.raises(UserError, match=r"column b: has cells that are empty or not finite numbers"):
+    with pytest.raises(UserError, match=r"column b: has cells that are empty or not finite"):
         model_of({"": np.zeros(2)}).predict(frame.assign(**{"b ": "20 mg"}))
     with pytest.raises(UserError, match=r"column a, b: must occur exactly once, did you mean A\?"):
         model_of().predict(frame[["id"]].assign(A=1))

@@ -89,7 +89,7 @@ def test_another_seed_divides_otherwise(kind):
 
 @pytest.mark.parametrize("kind", KINDS[1:-1])
 def test_division_by_class_needs_labels(kind):
-    with pytest.raises(UserError, match=f"partitioner={kind} partitions by class"):
+    with pytest.raises(UserError, match=f"partitioner={kind}: these data have no classes"):
         example(kind)(100, None, np.random.default_rng(0))
 
 
@@ -349,7 +349,7 @@ class Given:
     [
         ([range(5), range(5, 8), range(8, 11)], "must return each index from 0 to 11 exactly once"),
         ([range(6), range(5, 8), range(8, 12)], "must return each index from 0 to 11"),
-        ([range(6), [], range(6, 12)], "gives client 1 only 0.*12 examples.*1"),
+        ([range(6), [], range(6, 12)], "client 1 gets 0 of 12 examples.*1"),
         ([range(6), range(6, 12)], r"returns 2 clients.*partitioner\.clients=3"),
         ([range(6), range(6, 11), [12]], "must return each index from 0 to 11"),
         ([range(6), range(6, 11), [11.0]], "must return a list with an array"),
@@ -378,7 +378,7 @@ def test_an_own_division_of_any_number_of_clients():
     for clients in (2, None):
         split = World(0, Given(parts, clients)).split(5)["train"]
         assert [rows.tolist() for rows in split] == [[3, 1], [0, 2, 4]]
-    with pytest.raises(UserError, match=r"gives client 1 only 1.*5 examples.*2"):
+    with pytest.raises(UserError, match=r"client 1 gets 1 of 5 examples.*2"):
         World(0, Given([np.arange(4), np.array([4])], None)).split(5, None, 0.5)
 
 
@@ -390,7 +390,7 @@ def test_by_column():
     assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
     both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
     assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
-    with pytest.raises(UserError, match=r"client cy.*1 example.*needs.*2"):
+    with pytest.raises(UserError, match=r"client cy needs 2 examples"):
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)
@@ -411,7 +411,7 @@ def test_by_a_file(numbers, ends, tmp_path):
     parts = world.split(12, data.y_train, None, data.owners)["train"]
     order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
     assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
-    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples name their clients"):
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*only x_train or only x_test names its clients"):
         data.resplit(0.5, np.random.default_rng(0))
     path.write_text("\n".join([*names, *"abab"]))
     whole = world.load().resplit(0.5, np.random.default_rng(0))
@@ -433,7 +433,7 @@ def test_by_a_column_that_is_not_there():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, r"self.world.split\(n, owners=NAMES\), such as self.world.load\(\).owners"),
+        ({}, r"self.world.split\(n, owners=NAMES\)"),
         ({"owners": np.array([1, 2, 2])}, r"owners have shape \[3\]; give one for each of 4 rows"),
         ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels have shape \[4, 1\]; "),
         ({"owners": np.arange(4), "validation": np.array([True])}, r"validation have shape \[1\]; "),

@@ -131,7 +131,7 @@ def test_what_is_no_name(names, said):
 
 @pytest.mark.parametrize("make", SOURCES)
 def test_one_class_is_refused(make, tmp_path):
-    with pytest.raises(UserError, match=r"all training examples are of the class a; give .* two or more classes"):
+    with pytest.raises(UserError, match=r"all training examples are of the class a; give examples of other classes"):
         make(tmp_path / "d", ["u", "v"] * 6, ["a"] * 8 + ["b"] * 4).load()
 
 

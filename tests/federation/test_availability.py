@@ -265,7 +265,7 @@ MISTAKES = {
     "{kind: cyclic, groups: [0,1]}": "a list with an entry for each of the 10 clients",
     "{kind: cyclic, groups: [0,2,0,2,0,2,0,2,0,2]}": "groups must be numbered 0, 1, ..., and each group needs a client",
     "{kind: cyclic, groups: [0,1,0,1,0,1,0,1,0,1], by: label}": "by=label and a list of groups cannot be combined",
-    "{kind: cyclic, groups: 2, by: label}": "this problem has no labels; use by: random",
+    "{kind: cyclic, groups: 2, by: label}": "this problem has no labels; use by=random",
     "{kind: markov, on: 0.2}": "participation.pattern.off: is missing",
     "{kind: markov, on: 0, off: 0.2}": "participation.pattern.on=0: must be greater than 0",
     "{kind: markov, on: [0.1,0.2], off: 0.2}": "participation.pattern.on=[0.1, 0.2]: must be a list with an entry for each",

@@ -819,3 +819,24 @@ def test_engine_on_a_gpu(convolutional, parameters, wins):
     start = (torch.zeros(parameters, device="meta"),)
     problem = SimpleNamespace(one_by_one="", convolutional=convolutional, start=lambda: start)
     assert isinstance(choose("auto", None, problem, 10), Vectorised if wins else OneByOne)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_draws_without_examples_or_steps_and_other_carries_are_refused(engine):
+    e = small("fedavg", "quadratic_minimisation")
+    e.federation.engine = engine
+    fed, x = e.federation.at(0), e.problem.start()[0]
+
+    def first(client, x):
+        return client.gradient(x, client.sample("xi"))
+
+    def other(client, x):
+        return client.scan("xi", lambda carry, xi: (carry[0], (carry[1],)), (x, x))[0]
+
+    for draws_of in (Steps, Epochs):
+        with pytest.raises(UserError, match=r"B=0: must be at least 1, or null for all of a client's examples"):
+            draws_of(1, B=0)
+    with pytest.raises(UserError, match=r"client.sample\('xi'\): these draws have 0 steps"):
+        fed.exchange(first, x, fed.everyone(), xi=Steps(0))
+    with pytest.raises(UserError, match="the next carry, of the same structure"):
+        fed.exchange(other, x, fed.everyone(), xi=Steps(2))

@@ -14,7 +14,7 @@ from fedopt.config.build import build
 from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.papers import published
-from fedopt.papers.figure import curves, draw_curves, draw_points
+from fedopt.papers.figure import curves, draw, draw_curves, draw_points
 
 
 def test_curves(tmp_path, made):
@@ -180,6 +180,8 @@ def test_a_point_of_which_a_seed_has_no_value_is_left_out(tmp_path, made):
     described = published.load("fedmsa/theorem31")
     table = pd.read_csv(ROOT / "docs/results/fedmsa/theorem31/curves.csv")
     lost = (table["series"] == "homogeneous clients") & (table["x"] == 1) & (table["seed"] == 0)
-    draw_points([tmp_path / "a.png"], described, table.assign(y=table["y"].where(~lost, np.inf)))
+    draw([tmp_path / "a.png"], described, table.assign(y=table["y"].where(~lost, np.inf)))
     x = made[0].axes[0].containers[list(described.points).index("homogeneous clients")].lines[0].get_xdata()
     assert sorted(x) == sorted(set(table[table["series"] == "homogeneous clients"]["x"]) - {1})
+    draw([tmp_path / "b.png"], described, table.assign(y=table["y"].where(table["seed"] > 0, np.inf)))
+    assert not (tmp_path / "b.png").exists()

@@ -304,7 +304,7 @@ def test_the_last_good_state_is_that_of_the_last_good_row(monkeypatch, capsys, t
     arguments = [*words, "algo.eta_x=0.9", "algo.eta_y=0.9", "budget.rounds=50"]
     result = fedopt(monkeypatch, capsys, *arguments, f"output_dir={tmp_path / 'run'}")
     assert result.code == 3
-    assert f"from={tmp_path / 'run'}, a new output_dir" in result.out
+    assert f"from={tmp_path / 'run'} and a new output_dir" in result.out
     rounds = pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist()
     progress = checkpoint.read(tmp_path / "run" / "checkpoint.safetensors")[1]
     assert progress["round"] == rounds[-2] > 0

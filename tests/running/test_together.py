@@ -149,9 +149,19 @@ def test_slower_stacks_run_alone(monkeypatch):
         while time.process_time() < end:
             pass
 
+    steps, step = [], FedAvg.step
+    monkeypatch.setattr(
+        FedAvg, "step", lambda self, s, problem, fed: steps.append(fed.r) or step(self, s, problem, fed)
+    )
     monkeypatch.setattr(together, "TRIED", 1)
     monkeypatch.setattr(_Stack, "_timed", slow)
     found = outcomes(e, algorithms)
+    assert steps == [
+        0,
+        1,
+        1,
+        *[2, 3, 4, 5] * 3,
+    ]  # two rounds together, one of them also by one configuration, then alone
     assert {one.alone for one in found} == {"each configuration is faster alone"}
     assert_equal(found, expected)
 
