@@ -81,10 +81,11 @@ class FedSgm:
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
             x, v = message
+            v_i = client.h_weighted(v)[0]  # so that the mean of the h_i'v_i is H'v
 
             def step(x_i: Tensor, xi: Sample) -> Tensor:
                 direction = (1 - v.sum()) * client.gradient(x_i, xi) if of_f else torch.zeros_like(x_i)
-                direction = direction + client.h_vjp(x_i, v, xi) if of_h else direction
+                direction = direction + client.h_vjp(x_i, v_i, xi) if of_h else direction
                 return client.project_x(moved(x_i, direction, eta))
 
             return client.scan("local", step, x)

@@ -251,6 +251,7 @@ def test_constraints_with_weights_are_ratios_in_the_reduction():
     torch.testing.assert_close(found[0], a - y * c, rtol=0, atol=1e-9)
     algorithm = FedSgm(const(0.01), const(1.0), local(1), None, 1e-3, None)
     found = rounds(algorithm, problem, 800)[1][-1].x  # whose mean comes later
+    assert (problem.start()[0] - (a - y * c)).norm() > 0.5
     assert (found - (a - y * c)).norm() < 0.05
 
 
