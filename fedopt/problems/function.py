@@ -125,7 +125,7 @@ def scales(problem: Any, name: str) -> Tensor | None:
         name: The name of a function that it marks with `oracle`, such as h.
     """
     n = problem.per_client.get(f"{name}_weights")
-    return None if n is None else n / n.sum(0) / torch.from_numpy(problem.weights).to(n)[:, None]
+    return None if n is None else n / n.sum(0).clamp(min=1e-30) / torch.from_numpy(problem.weights).to(n)[:, None]
 
 
 class written_for:
