@@ -104,7 +104,7 @@ def marked(problem: Any) -> dict[str, int]:
     Args:
         problem: The problem.
     """
-    return {name: getattr(problem, K) if isinstance(K, str) else K for name, K in _marks(type(problem))}
+    return {name: getattr(problem, K) if isinstance(K, str) else K for name, K in _marks(problem.__class__)}
 
 
 @cache

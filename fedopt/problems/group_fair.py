@@ -36,6 +36,8 @@ class GroupLosses(Supervised):
     examples: PositiveInt | None
     weighting: Weighting
 
+    bound = 0.0
+
     def __post_init__(self) -> None:
         data = self.world.load()
         self.set_up(data, self.subset(data, self.examples))
@@ -48,8 +50,9 @@ class GroupLosses(Supervised):
         self.per_client = {"h_weights": self.world.tensor(counts)}
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS)
 
-    def group_losses(self, x: Tensor, sample: Batches) -> Tensor:
-        """Return the mean losses of the client's examples of each group, ``[C]``; unbiased for a minibatch, 0 for none.
+    @oracle("classes")
+    def h(self, x: Tensor, sample: Batches) -> Tensor:
+        """Return the mean loss of the client's examples of each group, ``[C]``, minus ``bound``. It is unbiased in a minibatch.
 
         Args:
             x: Parameters of the network.
@@ -58,7 +61,7 @@ class GroupLosses(Supervised):
         batch = sample["train"]
         of_examples = losses(self.net(x, batch.x, *batch.keys), batch)
         weighted = batch.weight * self._factors.gather(0, batch.rows) * of_examples
-        return weighted.new_zeros(self.classes).scatter_add(0, batch.y, weighted)
+        return weighted.new_zeros(self.classes).scatter_add(0, batch.y, weighted) - self.bound
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the value of each metric by name. ``worst_loss`` is the largest training loss of a group.
@@ -81,10 +84,6 @@ class GroupLosses(Supervised):
 class GroupFair(GroupLosses, MultiObjective):
     """Classification with the loss of each group as an objective."""
 
-    @oracle("classes")
-    def h(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.group_losses(x, sample)
-
 
 @dataclass(eq=False)
 class GroupBounds(GroupLosses, Constrained):
@@ -104,7 +103,3 @@ class GroupBounds(GroupLosses, Constrained):
         batch = sample["train"]
         assert self.ridges is not None  # since ridge is positive
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch) + 0.5 * self.ridges @ x**2
-
-    @oracle("classes")
-    def h(self, x: Tensor, sample: Batches) -> Tensor:
-        return self.group_losses(x, sample) - self.bound
