@@ -9,6 +9,7 @@ pages that they link to.
 import os
 import re
 import runpy
+import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
@@ -23,7 +24,8 @@ from sphinx.environment import BuildEnvironment
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 OUTSIDE = "_outside"  # folder of the pages of files outside of docs
-BENCH = "bench/2.0"  # folder of the benchmark's table and pages
+# Folder of the benchmark's pages and its latest table
+BENCH = max(DOCS.glob("bench/*/results.parquet")).parent.relative_to(DOCS).as_posix()
 GENERATED = "<!-- generated: "
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
@@ -82,14 +84,21 @@ html_show_copyright = False  # LICENSE names the authors
 
 def write_bench(app: Sphinx) -> None:
     """Write the pages of the benchmark, unless they are newer than its table and its code."""
-    from fedopt.bench import Entries, released, tasks, write_pages
+    from fedopt.bench import Entries, tasks, write_pages
+    from fedopt.bench.release import read_table
 
     index, used = DOCS / BENCH / "index.md", [DOCS / BENCH / "results.parquet", *(ROOT / "fedopt" / "bench").iterdir()]
     if index.exists() and index.stat().st_mtime > max(path.stat().st_mtime for path in used if path.is_file()):
         return
-    table = released(DOCS / BENCH)
+    table = read_table(DOCS / BENCH / "results.parquet")
     with redirect_stdout(StringIO()):
-        write_pages(table, tasks(sorted(table["task"].unique())), Entries(), DOCS / BENCH)
+        write_pages(table, [task for task in tasks([]) if task.name in set(table["task"])], Entries(), DOCS / BENCH)
+
+
+def copy_interactive(app: Sphinx, error: Exception | None) -> None:
+    """Copy the interactive file of the benchmark next to the page that links to it."""
+    if error is None and app.builder.format == "html":
+        shutil.copy(DOCS / BENCH / "interactive.html", Path(app.outdir) / BENCH)
 
 
 @cache
@@ -229,3 +238,4 @@ def setup(app: Sphinx) -> None:
     app.connect("env-get-outdated", outdated)
     app.connect("source-read", from_repository)
     app.connect("doctree-read", finish)
+    app.connect("build-finished", copy_interactive)

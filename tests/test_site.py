@@ -37,7 +37,7 @@ def name(page):
 
 def is_quick(page):
     """Return whether a page is tested by default. The blocks of others take seconds to generate."""
-    slow = ("choices", "exchanges", "gallery", "hours", "methods", "papers")
+    slow = ("choices", "exchanges", "gallery", "hours", "matrix", "methods", "papers", "rounds")
     text = page.read_text(encoding="utf-8")
     quick = page.parent == DOCS and not any(f"generated: {kind}" in text for kind in slow)
     return quick or name(page) in ("docs/algorithms/fedmsa.md", "docs/papers/pfedme.md", "docs/problems/mco.md")
@@ -132,8 +132,8 @@ def test_names_have_one_spelling():
 
 @pytest.mark.full
 def test_costs_of_a_round_in_the_text_are_those_of_the_table():
-    of_methods = tables("\n".join(SCRIPT["methods"]("./")))
-    rounds = [float(row[head.index("communication rounds")]) for head, *rows in of_methods for row in rows]
+    of_methods = tables("\n".join(SCRIPT["rounds"]("./")))
+    rounds = [float(row[head.index("rounds")]) for head, *rows in of_methods for row in rows]
     page = (DOCS / "choosing.md").read_text(encoding="utf-8")
     assert f"One round of a method takes {min(rounds):g} to {max(rounds):g} communication rounds" in page
 
@@ -199,7 +199,7 @@ def test_nothing_is_cut(site, browser):
 @pytest.mark.parametrize(
     ("page", "text"),
     [("algorithms/fedmsa", "type or values"), ("problems/mco", "problem.lam"), ("keys", "participation.cohort_from"),
-     ("methods", "communication rounds"), ("papers/fedmsa", "Reasons"), ("experiments", "subtracts the difference")],
+     ("costs", "gradients"), ("papers/fedmsa", "Reasons"), ("experiments", "subtracts the difference")],
 )  # fmt: skip
 def test_the_site_has_the_blocks_that_git_lacks(page, text, site):
     shown = (site / f"{page}.html").read_text(encoding="utf-8")

@@ -2,11 +2,12 @@
 """Measure the budgets, the smoothness and the targets of tasks of the benchmark, and write them into conf/bench: once, before
 any method is run.
 
-Communication rounds are fixed by hand. The other limits are what the median method of the task spends in so many rounds with its
-defaults; of calls half of that, so that runs with single local steps end. Lx and Ly are those of the problem where it knows
-them; else the largest curvatures at the start, by power iteration; where these are zero the file keeps what it has. Targets that
-are no shares of the start lie 50, 75, 90 and 100 % of the way from the start to the median of what methods of reference reach in
-these rounds: each with the best of 12 points of its pool, and then with five other seeds.
+Communication rounds are fixed by hand. The other limits are what the median method of the task spends in so many rounds with
+its defaults; of calls half of that, so that runs with single local steps end. Lx and Ly are those of the problem where it knows
+them; else the largest curvatures at the start, by power iteration; where these are zero the file keeps what it has. L of games
+is the norm of the Jacobian of their field, set by hand. Targets that are no shares of the start lie 50, 75, 90 and 100 % of the
+way from the start to the median of what methods of reference reach in these rounds: each with the best of 12 points of its
+pool, and then with five other seeds.
 """
 
 import argparse
@@ -20,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.bench.space import Point, overrides_of
+from fedopt.bench.space import Point
 from fedopt.bench.suite import Entries, Entry, Task, tasks
-from fedopt.config import CONF, compose
+from fedopt.config import CONF, Composed, compose, key_of
 from fedopt.metrics import COSTS
 from fedopt.problems import Nested
 from fedopt.running.assemble import assemble
@@ -53,16 +54,17 @@ def main() -> None:
     for task in tasks(given.tasks):
         path = paths[task.name]
         text, rounds = path.read_text(), int(task.budget["comm_rounds"])
-        of_each = [entries[name] for name in task.entries if not entries[name].reference]
+        of_each = [entries[name] for name in task.entries]
         costs = zip(*(_costs(task, entry, rounds) for entry in of_each), strict=True)
         spent = [f"{median(cost):.2g}" for cost in costs]
         names = ("bytes", "client_visits", "example_calls")
         limits = ", ".join(f"{name}: {float(limit):.0f}" for name, limit in zip(names, spent, strict=True))
         text = re.sub(r"(?m)^budget: .*$", f"budget: {{comm_rounds: {rounds}, {limits}}}", text)
         Lx, Ly = _smoothness(task, of_each[0])
+        of_both = f", L: {task.smoothness['L']:g}" if "L" in task.smoothness else ""
         text = re.sub(
             r"(?m)^smoothness: .*$",
-            f"smoothness: {{Lx: {Lx or task.smoothness['Lx']:.2g}, Ly: {Ly or task.smoothness['Ly']:.2g}}}",
+            f"smoothness: {{Lx: {Lx or task.smoothness['Lx']:.2g}, Ly: {Ly or task.smoothness['Ly']:.2g}{of_both}}}",
             text,
         )
         path.write_text(text)
@@ -76,16 +78,15 @@ def main() -> None:
         print(task.name, *re.findall(r"(?m)^(?:budget|smoothness|targets): .*$", text), sep="\n  ", flush=True)
 
 
+def _composed(task: Task, entry: Entry, point: Point, *words: str) -> Composed:
+    """The config of a run that is evaluated at its start and end only."""
+    words = (*task.command(entry, point), "eval.points=null", "eval.every=100000", *words)
+    return compose([*{key_of(word): word for word in words}.values()])
+
+
 def _costs(task: Task, entry: Entry, rounds: int) -> tuple[float, ...]:
     """What a method spends with its defaults: bytes, client visits, calls of one example."""
-    words = [
-        f"algo={entry.algo}",
-        *task.setting,
-        *entry.words,
-        f"budget.comm_rounds={ROUNDS}",
-        f"eval.every={10 * ROUNDS}",
-    ]
-    e = assemble(compose([*words, "eval.diverged=inf"]))
+    e = assemble(_composed(task, entry, {}, f"budget.comm_rounds={ROUNDS}", "eval.diverged=inf"))
     *_, _ = loop(e, *begin(e))
     counts = e.federation.ledger.columns()
     per_round = rounds / counts["comm_rounds"]
@@ -97,7 +98,7 @@ def _smoothness(task: Task, entry: Entry) -> tuple[float, float]:
     """Lx and Ly: the problem's constants, the median of three seeds, or the largest curvatures at its start."""
     found = []
     for seed in range(FIRST_SEED, FIRST_SEED + 3):
-        problem = assemble(compose([f"algo={entry.algo}", *task.setting, f"seed={seed}"])).problem
+        problem = assemble(_composed(task, entry, {}, f"seed={seed}")).problem
         if hasattr(problem, "constants"):
             constants = problem.constants()
             found.append((constants["L_x"], constants.get("L_y", constants["L_x"])))
@@ -154,8 +155,8 @@ def _ends(task: Task, references: Sequence[Entry], entries: Entries) -> tuple[fl
 
 def _run(task: Task, entry: Entry, point: Point, seed: int) -> tuple[str, float, float]:
     """Which values of the metric are better, its first value, and its last one."""
-    words = [f"algo={entry.algo}", *task.setting, *entry.words, *overrides_of(point), f"seed={seed}"]
-    e = assemble(compose([*words, f"budget.comm_rounds={task.budget['comm_rounds']:.0f}", "eval.every=100000"]))
+    rounds = f"budget.comm_rounds={task.budget['comm_rounds']:.0f}"
+    e = assemble(_composed(task, entry, point, f"seed={seed}", rounds))
     values = [moment.row[task.metric] for moment in loop(e, *begin(e)) if moment.row]
     return next(m.better for m in e.problem.metrics if m.name == task.metric), values[0], values[-1]
 

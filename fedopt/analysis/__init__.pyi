@@ -17,7 +17,6 @@ from fedopt.analysis.runs import noting as noting
 from fedopt.analysis.runs import read as read
 from fedopt.analysis.runs import usable as usable
 from fedopt.analysis.stats import half_width as half_width
-from fedopt.analysis.stats import holm as holm
 from fedopt.analysis.stats import moments as moments
 from fedopt.analysis.summary import COLUMNS as COLUMNS
 from fedopt.analysis.summary import paired_by as paired_by
@@ -26,7 +25,6 @@ from fedopt.analysis.summary import tests_shown as tests_shown
 from fedopt.analysis.sweeps import differences as differences
 from fedopt.analysis.sweeps import report as report
 from fedopt.analysis.tables import beside_paper as beside_paper
-from fedopt.analysis.tables import markdown as markdown
 from fedopt.analysis.tables import plus_minus as plus_minus
 from fedopt.analysis.tables import print_table as print_table
 from fedopt.analysis.tables import write_table as write_table

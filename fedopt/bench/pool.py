@@ -1,34 +1,36 @@
 """The runs of an entry on a task, and the table of all their evaluations that is kept.
 
-The sampled configurations of an entry are run with two seeds each. A tuning run is a random choice of `SEARCH` of them. The
-configurations that tuning runs select most often are run again with the seeds of a report.
+The sampled configurations of an entry are computed together, as the trials of `fedopt tune` are. The best of them are run again
+with other seeds, for a report.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from fedopt.bench.rank import SEARCH, chances, hits, values_of
-from fedopt.bench.release import COLUMNS, read_table, rounded, write_table
+from fedopt.bench.curves import TABLE, Stack, read_rows
+from fedopt.bench.rank import goals_of, hits, worth
+from fedopt.bench.release import COLUMNS, NAMES, read_table, rounded, write_table
 from fedopt.bench.space import Point, overrides_of
-from fedopt.bench.suite import COUNTS, CURRENCIES, VERSION, Entries, Entry, Task
-from fedopt.bench.trials import FIRST_SEED, ended
+from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
+from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
-from fedopt.config import compose, quoted
-from fedopt.console import note
+from fedopt.config import compose
+from fedopt.console import Bar, note
 from fedopt.errors import UserError
-from fedopt.files import read_json
-from fedopt.jobs import Job, Launcher, run_all
-from fedopt.results import OVER, RunFolder
+from fedopt.jobs import Launcher, Outcome, run_all
+from fedopt.machine import processor
 
-CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
-COVERED = 0.8  # fraction of tuning runs whose selected configuration is reported
+POOL, NULL, REPORT = (
+    "pool",
+    "null",
+    "report",
+)  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
+REPORTED = 8  # one of so many sampled configurations is reported: in 4 of 5 searches of 12, the best one is
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,13 @@ class Pools:
     Args:
         out: The folder.
         entries: All entries.
-        seeds: The number of seeds of a sampled configuration, of a report, and of the control with equal clients.
+        commit: The commit of the code, for the table.
         most: The largest number of sampled configurations of an entry, if it is smaller than the task's.
     """
 
     out: Path
     entries: Entries
-    seeds: tuple[int, int, int] = (2, 10, 5)
+    commit: str
     most: int = 10_000
 
     def kept(self, task: Task, name: str) -> Path:
@@ -60,39 +62,26 @@ class Pools:
             launcher: Does the runs.
 
         Raises:
-            UserError: An entry cannot run on the task, or a run is damaged.
+            UserError: An entry cannot run on the task, or a table is damaged.
             Unfinished: Some runs did not finish.
         """
-        missing = [self.entries[name] for name in names if not self._is_kept(task, name)]
-        for entry in missing:
-            compose(task.command(entry, {}), self.entries.folders)  # reports errors before the first run
-        pools = {entry.name: self.entries.points(task, entry)[: self.most + 1] for entry in missing}
-        of_pool = [
-            run
-            for entry in missing
-            for number, point in enumerate(pools[entry.name])
-            for run in self._runs(task, entry, "pool", number, point)
-        ]
-        self._do(task, of_pool, launcher)
-        reports = list[Run]()
-        for entry in missing:
-            points = pools[entry.name]
-            tried = self._table(task, [run for run in of_pool if run.entry == entry])
-            for number in [0, *chosen(task, tried)]:
-                reports += self._runs(task, entry, "report", number, points[number])
-            if task.twin and not entry.reference:
-                for number in chosen(task, tried, covered=0.0):
-                    reports += self._runs(task, entry, "twin", number, points[number])
-        self._do(task, reports, launcher)
-        for entry in missing:
-            own = [run for run in (*of_pool, *reports) if run.entry == entry]
-            write_table(self.kept(task, entry.name), self._table(task, own))
-            rmtree(self.out / task.name / entry.name)
+        pools = [_Pool(self, task, self.entries[name]) for name in names if not self._is_kept(task, name)]
+        self._do(pools, launcher)
+        for pool in pools:
+            pool.choose()
+        self._do(pools, launcher)
+        for pool in pools:
+            write_table(self.kept(task, pool.entry.name), pool.table())
+            rmtree(pool.folder)
+
+    def _do(self, pools: "Sequence[_Pool]", launcher: Launcher) -> None:
+        refuse_unfinished(run_all([batch for pool in pools for batch in pool.batches()], launcher))
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
         """Return the kept rows of all entries on these tasks."""
-        parts = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
-        return pd.concat(parts or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        tables = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
+        table = pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+        return table.astype(dict.fromkeys(NAMES, "category"))
 
     def fits(self, task: Task, name: str) -> bool:
         """Return whether the data exist and an entry's config can be composed. If not, print a note that says why."""
@@ -109,100 +98,69 @@ class Pools:
         path = self.kept(task, name)
         if not path.exists():
             return False
-        if {*read_table(path, ["task_digest"])["task_digest"]} != {self.entries.digest(task, self.entries[name])}:
-            why = f"the rules in bench/{task.name}.yaml have changed since its runs"
-            raise UserError(f"{path}: {why}; choose another --out")
+        runs = {*read_table(path, ["task_digest", "commit"]).itertuples(index=False, name=None)}
+        if runs != {(self.entries.digest(task, self.entries[name]), self.commit)}:
+            of = f"its runs have other rules than bench/{task.name}.yaml, or another commit than {self.commit}"
+            raise UserError(f"{path}: {of}; choose another --out")
         return True
 
-    def _runs(self, task: Task, entry: Entry, kind: str, number: int, point: Point) -> "Iterator[Run]":
-        of_pool, of_report, of_twin = self.seeds
-        first, count = {"pool": (FIRST_SEED, of_pool), "report": (0, of_report), "twin": (0, of_twin)}[kind]
-        place = self.out / task.name / entry.name / kind / f"point{number:03d}"
-        for seed in range(first, first + count):
-            yield Run(entry, kind, number, point, seed, place / f"seed{seed}")
 
-    def _do(self, task: Task, runs: "Sequence[Run]", launcher: Launcher) -> None:
-        """Do the runs that have not ended. A configuration that an algorithm refuses is not an error: it counts as diverged."""
-        jobs = []
-        for run in runs:
-            if not RunFolder(run.folder).settled:
-                words = task.command(run.entry, run.point, run.kind == "twin")
-                words += [f"seed={run.seed}", f"output_dir={quoted(str(run.folder))}"]
-                composed, title = compose(words, self.entries.folders), str(run.folder.relative_to(self.out))
-                jobs.append(Job(run.folder, composed, title, AllReached(task)))
-        refuse_unfinished(run_all(jobs, launcher))
+class _Pool:
+    """The runs of one entry on a task, in a folder named after what they depend on.
 
-    def _table(self, task: Task, runs: "Sequence[Run]") -> pd.DataFrame:
-        return pd.concat([self._rows(task, run) for run in runs], ignore_index=True)
+    Attributes:
+        points: kind of runs -> point of the pool -> its configuration.
+    """
 
-    def _rows(self, task: Task, run: "Run") -> pd.DataFrame:
-        """Return the evaluations of a run, one row each. A run that failed has one row, without a value.
+    def __init__(self, pools: Pools, task: Task, entry: Entry):
+        self.task, self.entry, digest = task, entry, pools.entries.digest(task, entry)
+        self.points = dict[str, dict[int, Point]]()
+        for n, kind in enumerate([POOL, *[NULL] * (entry.name in task.null)]):  # the null control has no defaults
+            self.points[kind] = dict([*enumerate(pools.entries.points(task, entry, n)[: pools.most + 2])][n:])
+        self.about = {"bench_version": VERSION, "commit": pools.commit, "torch": version("torch"), "cpu": processor()}
+        self.about |= {"task": task.name, "task_digest": digest, "method": entry.name, "metric": task.metric}
+        self.folder = pools.out / task.name / f"{entry.name} {digest} {pools.commit}"
+        self.composed = compose(task.command(entry, {}), pools.entries.folders)
 
-        Raises:
-            UserError: The files of the run are damaged.
+    def batches(self) -> Iterator[Stack]:
+        """Yield the jobs that compute the missing runs, one for each kind and seed."""
+        for kind, points in self.points.items():
+            done = {(int(row["trial"]), int(row["seed"])) for row in read_rows(self.folder / kind / TABLE)}
+            for seed in range(REPORTS) if kind == REPORT else range(FIRST_SEED, FIRST_SEED + SEEDS):
+                if left := {number: point for number, point in points.items() if (number, seed) not in done}:
+                    title = f"{self.task.name}, {self.entry.name}: {len(left)} of {kind}, seed {seed}"
+                    yield _Batch(self.folder / kind, self.composed.changed(seed=seed), title, points=left, configs=())
+
+    def choose(self) -> None:
+        """Choose the configurations of the pool that are reported.
+
+        They are the defaults, the theory point, the best ones by the mean score over all currencies, and the best in each one.
         """
-        folder = RunFolder(run.folder)
-        card, status = read_json(run.folder / "run.json", CARD), str(folder.status())
-        versions, machine = card.get("versions", {}), card.get("machine", {})
-        if status in OVER:
-            found = ended(run.folder).table
-            rows = pd.DataFrame({name: found[column] for name, column in COUNTS.items()})
-            rows["value"] = rounded(found[task.metric])
-        else:
-            rows = pd.DataFrame({name: [0] for name in COUNTS} | {"value": [np.nan]})
-        about = {"bench_version": VERSION, "commit": card.get("commit"), "torch": versions.get("torch")}
-        about |= {"cpu": machine.get("processor"), "threads": machine.get("threads", 0)}
-        about |= {"task": task.name, "task_digest": self.entries.digest(task, run.entry), "method": run.entry.name}
-        about |= {"words": " ".join(overrides_of(run.point)), "kind": run.kind, "metric": task.metric, "status": status}
-        return rows.assign(**about, point=run.number, seed=run.seed)
+        table = self.table()
+        reached = hits(self.task, table[table["kind"] == POOL])
+        worths = pd.Series(worth(reached[goals_of(self.task)]).mean(axis=1), reached.index)
+        scores = worths.groupby([reached["point"], reached["currency"]]).mean().unstack().drop(index=0)
+        best = scores.mean(axis=1).nlargest(-(-len(scores) // REPORTED))
+        self.points[REPORT] = {n: self.points[POOL][n] for n in (0, 1, *best.index, *scores.idxmax())}
+
+    def table(self) -> pd.DataFrame:
+        """Return the evaluations of the runs, one row each. A run that failed has one row, without a value."""
+        tables = []
+        for kind, points in self.points.items():
+            found = pd.DataFrame(read_rows(self.folder / kind / TABLE))
+            numbers = found.reindex(columns=[*COUNTS.values(), self.task.metric]).apply(pd.to_numeric)
+            rows = pd.DataFrame({name: numbers[column].fillna(0).astype(int) for name, column in COUNTS.items()})
+            rows["value"], rows["status"] = rounded(numbers[self.task.metric]), found["status"]
+            rows["point"], rows["seed"] = found["trial"].astype(int), found["seed"].astype(int)
+            words = rows["point"].map({number: " ".join(overrides_of(point)) for number, point in points.items()})
+            tables.append(rows.assign(kind=kind, words=words, threads=1, **self.about))
+        return pd.concat(tables, ignore_index=True)
 
 
-class Run(NamedTuple):
-    """A run of an entry. number: the index of its configuration."""
+class _Batch(Stack):
+    """A `Stack` whose configs are composed where it is computed, which takes a while for hundreds of points."""
 
-    entry: Entry
-    kind: str
-    number: int
-    point: Point
-    seed: int
-    folder: Path
-
-
-@dataclass
-class AllReached:
-    """A function of a row of metrics.csv that returns whether this row and the previous one have reached the hardest target.
-
-    It stops the run, because later rows do not count. A resumed run continues to the end of its budget.
-
-    Args:
-        task: The task.
-        goal: The value of the hardest target.
-        before: Whether the previous row has reached it.
-    """
-
-    task: Task
-    goal: float = math.nan
-    before: bool = False
-
-    def __call__(self, row: Mapping[str, Any]) -> bool:
-        value, targets = float(rounded(pd.Series([row[self.task.metric]]))[0]), self.task.targets
-        if row["round"] == 0:
-            self.goal = targets[-1] * value if self.task.relative else targets[-1]
-        before, self.before = self.before, value >= self.goal if targets[-1] > targets[0] else value <= self.goal
-        return before and self.before
-
-
-def chosen(task: Task, tried: pd.DataFrame, covered: float = COVERED) -> list[int]:
-    """Return the configurations that tuning runs select most often.
-
-    They are the most frequent one in each currency, and the most frequent ones in all currencies that together are selected by
-    a fraction ``covered`` of the tuning runs.
-    """
-    reached = hits(task, tried)
-    by_currency = np.array(
-        [chances(*values_of(reached[reached["currency"] == currency], tried, task), SEARCH) for currency in CURRENCIES]
-    )
-    together = by_currency.mean(axis=0)
-    order = np.argsort(-together, kind="stable")
-    enough = int(np.searchsorted(np.cumsum(together[order]), covered - 1e-9)) + 1
-    return [*dict.fromkeys((np.concatenate([order[:enough], by_currency.argmax(axis=1)]) + 1).tolist())]
+    def do(self, processes: int, bar: Bar | None = None) -> Outcome:
+        words = self.composed.overrides
+        configs = [compose([*words, *overrides_of(point)], self.composed.folders) for point in self.points.values()]
+        return Stack.do(replace(self, configs=configs), processes, bar)

@@ -1,8 +1,8 @@
-"""Statistics of the benchmark: what a tuning run finds, which entry is cheaper, and how certain that is.
+"""Statistics of the benchmark on one task: what a search finds, how certain that is, and which of two methods is cheaper.
 
-The replicate is a tuning run: it tries `SEARCH` of an entry's sampled configurations, and selects the one with the best score on
-the seeds of the samples. The selected configuration is scored on other seeds. The probability that a tuning run selects a
-configuration is known exactly, and simulated tuning runs are drawn from it.
+A search of k configurations tries a method's theory point and k - 1 of its sampled points, selects the point with the best score
+on one seed, and is judged on the other seeds. All numbers are expected values over searches. They are computed from the order of
+the points (order statistics), so no search is simulated. The points are the sample: intervals come from leaving out each of them.
 
 A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to hard, the
 fraction of the budget spent when the target was reached (infinite if it was missed).
@@ -10,24 +10,30 @@ fraction of the budget spent when the target was reached (infinite if it was mis
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
-from zlib import crc32
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.special import binom
+from scipy.stats import beta, norm
 
-from fedopt.analysis import holm
 from fedopt.bench.suite import COUNTS, CURRENCIES, Task
 
-BUDGETS = np.geomspace(0.01, 1.0, 201)  # fractions of the budget at which a reached target has a score
-SEARCH = 12  # configurations that a tuning run tries
-BAND = 0.9  # fraction of tuning runs inside a band
-DRAWS = 4000
-PERMUTATIONS = 5000
-LEVEL = 0.05  # significance level, after Holm's correction
-FIRM = 0.9  # fraction of tuning runs in which an order must hold to be reported as one
+START = 0.01  # fraction of the budget at which a reached target has the score 1
+SPAN = -math.log(START)  # score 1 to score 0 is this difference of log cost
+SEARCH = 12  # configurations that a search tries
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # configurations of a search, for curves
+LEVEL = 0.95  # coverage of all intervals
+ALIKE = math.log(1.25)  # two methods are alike if their log ratio is certainly closer to 0
+LEAST = 0.02  # the smallest standard error of a log ratio
+KEYS = ["method", "kind", "point", "seed"]  # of a run of a task
+THEORY = 1  # the number of the theory point; point 0 is a method's default values
+AGAIN = " (second scramble)"  # after the name of a method: its points of kind null
+BEFORE, SAME, OPEN, BEHIND = "before", "alike", "not resolved", "behind"
+PAIR = ["one", "other", "effect", "error", "ratio", "low", "high", "misses_one", "misses_other", "seen", "verdict"]
 
 
 def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
@@ -47,21 +53,30 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         table: The rows of the runs, with the rows of each run in the order of its steps.
     """
     sign = -1.0 if task.targets[-1] > task.targets[0] else 1.0
-    keys, parts = ["method", "kind", "point", "seed"], list[tuple[Any, ...]]()
-    runs: Mapping[Any, Any] = table.groupby(keys, sort=False, observed=True).indices
-    costs = {currency: spent(table, currency) / task.limit(currency) for currency in CURRENCIES}
-    values, targets = sign * table["value"].to_numpy(float), sign * np.asarray(task.targets)
-    for key, rows in runs.items():
-        own = values[rows]
-        goals = targets * own[0] if task.relative else targets
-        good = own[:, None] <= goals  # false for nan
-        both = good[:-1] & good[1:]
-        kept = both.any(axis=0)
-        first = both.argmax(axis=0) if len(both) else np.zeros(len(goals), int)
-        for currency in CURRENCIES:
-            cost = costs[currency][rows][first]
-            parts.append((*key, currency, *np.where(kept & (cost <= 1), cost, math.inf)))
-    return pd.DataFrame(parts, columns=[*keys, "currency", *goals_of(task)])
+    run = table.groupby(KEYS, sort=False, observed=True).ngroup().to_numpy()
+    table, run = table.iloc[run.argsort(kind="stable")], np.sort(run)
+    values = sign * table["value"].to_numpy(float)
+    same = np.append(run[1:] == run[:-1], False)  # whether the next row is of the same run
+    starts = np.flatnonzero(~np.roll(same, 1)) if len(run) else run
+    scale = sign * values[starts][run] if task.relative else 1.0
+    costs = np.array([spent(table, currency) / task.limit(currency) for currency in CURRENCIES])
+    found = np.full((len(CURRENCIES), len(starts), len(task.targets)), math.inf)
+    for goal, target in enumerate(task.targets):
+        good = values <= sign * target * scale  # false for nan
+        rows = np.flatnonzero(good & np.roll(good, -1) & same)
+        of_runs, firsts = np.unique(run[rows], return_index=True)
+        cost = costs[:, rows[firsts]]
+        found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
+    runs = table.iloc[starts][KEYS].reset_index(drop=True)
+    return pd.concat(
+        [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)],
+        ignore_index=True,
+    )
+
+
+def goals_of(task: Task) -> list[int]:
+    """Return the columns of a table of hits that contain the costs of the targets."""
+    return [*range(len(task.targets))]
 
 
 def worth(cost: Any) -> Any:
@@ -72,43 +87,7 @@ def worth(cost: Any) -> Any:
     Args:
         cost: The cost of each hit, as a fraction of the budget; infinite for a miss.
     """
-    return 1 - np.clip(np.log(np.asarray(cost, float) / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0]), 0, 1)
-
-
-def values_of(reached: pd.DataFrame, table: pd.DataFrame, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each sampled configuration, without the defaults, and a rank that breaks ties, [points] each.
-
-    The rank is that of the last value, as the median over seeds; higher is better.
-
-    Args:
-        reached: The hits of one entry in one currency.
-        table: The runs of the entry.
-        task: The task.
-    """
-    of_pool = reached[(reached["kind"] == "pool") & (reached["point"] > 0)]
-    worths = pd.Series(worth(of_pool[goals_of(task)]).mean(axis=1), index=of_pool["point"].to_numpy())
-    scores = worths.groupby(level=0).mean()
-    pool = table[(table["kind"] == "pool") & (table["point"] > 0)]
-    last = pool.drop_duplicates(["point", "seed"], keep="last").set_index("point")["value"]
-    higher = task.targets[-1] > task.targets[0]
-    finite = last.where(np.isfinite(last), -math.inf if higher else math.inf)
-    ends = finite.groupby(level=0).median().rank(ascending=higher, method="first").reindex(scores.index)
-    return np.asarray(scores, float), np.asarray(ends, float)
-
-
-def goals_of(task: Task) -> list[int]:
-    """Return the columns of a table of hits that contain the costs of the targets."""
-    return [*range(len(task.targets))]
-
-
-def chances(scores: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Return the probability of each configuration that it is the best of ``size`` ones drawn without replacement.
-
-    Ties are broken by ``ends``; higher is better.
-    """
-    found = np.empty(len(scores))
-    found[np.lexsort((-ends, -scores))] = chances_by_rank(len(scores), size)
-    return found
+    return 1 - np.clip(np.log(np.asarray(cost, float) / START) / SPAN, 0, 1)
 
 
 def chances_by_rank(n: int, size: int) -> np.ndarray:
@@ -117,216 +96,282 @@ def chances_by_rank(n: int, size: int) -> np.ndarray:
     return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # the others are among the n - r worse ones
 
 
-def searches_of(task: Task, table: pd.DataFrame) -> "dict[str, Searches]":
-    """Return currency -> tuning runs on a task. table: the runs of the task."""
-    by_currency = dict([*hits(task, table).groupby("currency")])
-    return {currency: Searches(task, table, by_currency[currency]) for currency in CURRENCIES}
+def chances(n: int, size: int) -> np.ndarray:
+    """Return the probability of each rank of the best sampled point in a search of ``size`` points, [n + 1].
+
+    The last entry is the probability that the search tries no sampled point, only the theory point.
+    """
+    return np.append(chances_by_rank(n, size - 1) if size > 1 else np.zeros(n), float(size == 1))
 
 
-class Searches:
-    """Simulated tuning runs of every entry on one task in one currency, and the costs of what they select.
+@dataclass(frozen=True)
+class Pool:
+    """The points of a method on a task in one currency: the theory point, and n sampled points.
 
-    The costs are measured with the seeds of a report. Rarely selected configurations have no report; for them, the runs with the
-    seeds of the samples count.
+    Args:
+        costs: The cost of each target, [1 + n, seeds, targets]; the theory point comes first.
+        ends: The last value of the metric, which breaks ties between scores, [1 + n, seeds]; higher is better.
+        others: (kind, number of a point) -> its costs, [seeds, targets]: the default values, and the points of the report.
+    """
+
+    costs: np.ndarray
+    ends: np.ndarray
+    others: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """The score of each point on each seed, [1 + n, seeds]."""
+        return np.asarray(worth(self.costs).mean(axis=2))
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """For each point and seed, the score for each target and whether it is reached, [1 + n, seeds, 2 * targets]."""
+        return np.concatenate([worth(self.costs), np.isfinite(self.costs)], axis=2)
+
+    @cached_property
+    def orders(self) -> np.ndarray:
+        """The indices of all points from best to worst on each seed, [seeds, 1 + n]. Of equal points, the first is the best."""
+        return np.lexsort((-self.ends.T, -self.scores.T), axis=-1)
+
+    @cached_property
+    def found(self) -> np.ndarray:
+        """The values that a search finds, by the rank of its best sampled point, [seeds, n + 1, 2 * targets].
+
+        A search that selects on one seed finds the mean of the values over the other seeds. It selects the theory point unless
+        a sampled point is better. The last rank is that of a search without a sampled point.
+        """
+        found, seeds = [], range(self.values.shape[1])
+        for seed, order in enumerate(self.orders):
+            on_others = self.values[:, [other for other in seeds if other != seed] or [seed]].mean(axis=1)
+            better = int(order.argmin())  # the number of sampled points that are better than the theory point
+            found.append(on_others[np.append(order[:better], np.zeros(len(order) - better, int))])
+        return np.array(found)
+
+    def expected(self, size: int) -> np.ndarray:
+        """Return the expected values of a search of ``size`` points, by the seed of the selection, [seeds, 2 * targets]."""
+        return np.asarray(chances(len(self.costs) - 1, size) @ self.found)
+
+    def without(self, size: int) -> np.ndarray:
+        """Return the expected values of a search if a sampled point is left out, for each of these points, [n, 2 * targets]."""
+        n, found = len(self.costs) - 1, np.zeros((len(self.costs), self.values.shape[2]))
+        share = chances(n - 1, size)[:, None]
+        for order, values in zip(self.orders, self.found, strict=True):
+            above, below = share * values[:-1], share * values[1:]  # the ranks below it move up by one
+            found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
+        return found[1:] / len(self.orders)
+
+    def cheapest(self, size: int = SEARCH) -> tuple[np.ndarray, np.ndarray]:
+        """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
+
+        The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
+
+        Args:
+            size: The number of points of a search.
+        """
+        rest = np.full((1, *self.costs.shape[1:]), math.inf)
+        costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
+        chance = chances(len(self.costs) - 1, size) / costs.shape[1]
+        logs = chance @ np.log(np.where(np.isfinite(costs), costs, 1)).sum(axis=1)
+        share = chance @ np.isfinite(costs).sum(axis=1)
+        return share, np.where(share < 0.5, math.nan, np.exp(logs / np.maximum(share, 0.5)))
+
+    def score_of(self, kind: str, point: int) -> float:
+        """Return the mean score of one of the ``others``; nan if it was not run."""
+        return float(worth(self.others[kind, point]).mean()) if (kind, point) in self.others else math.nan
+
+    @property
+    def best(self) -> int:
+        """The number of the point with the best mean score over seeds."""
+        return THEORY + int(self.scores.mean(axis=1).argmax())
+
+
+ByMethod = Mapping[str, Pool]  # keys are methods
+
+
+def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
+    """Return currency -> method -> pool. The points of a second scramble are a method of their own.
 
     Args:
         task: The task.
         table: The runs of the task.
-        reached: The hits of these runs in the currency.
-        draws: The number of tuning runs.
     """
-
-    def __init__(self, task: Task, table: pd.DataFrame, reached: pd.DataFrame, draws: int = DRAWS):
-        self.task, self.reached, self.draws = task, reached, draws
-        by_method = dict([*reached.groupby("method", sort=False)])
-        runs = dict([*table.groupby("method", observed=True, sort=False)])
-        self.methods = [name for name in task.entries if name in by_method]
-        self.methods += [str(name) for name in by_method if name not in self.methods]
-        self.chance, self.choice, self.costs = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, np.ndarray]()
-        self._values, self._pools = dict[str, tuple[np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
-        seeds = max(reached.loc[reached["kind"] == "report", "seed"].nunique(), 1)
-        self._seeds = np.random.default_rng(0).integers(seeds, size=(draws, seeds))  # the same for all entries
-        for name in self.methods:
-            own = by_method[name].reset_index(drop=True)
-            self._values[name] = values_of(own, runs[name], task)
-            points = range(1, len(self._values[name][0]) + 1)
-            pool = own[(own["kind"] == "pool") & (own["point"] > 0)].sort_values(["point", "seed"])
-            self._pools[name] = worth(pool[goals_of(task)]).mean(axis=1).reshape(len(points), -1)  # [points, seeds]
-            of_runs = own[goals_of(task)].to_numpy()
-            places = own.groupby(["kind", "point"], sort=False).indices
-            of_points = [places.get(("report", n), places[("pool", n)]) for n in points]
-            self.costs[name] = np.array([of_runs[np.resize(at, seeds)] for at in of_points])  # [points, seeds, targets]
-        self.draw(SEARCH)
-
-    def draw(self, size: int) -> "Searches":
-        """Simulate tuning runs that try so many configurations, and return the object."""
-        for name, (scores, ends) in self._values.items():
-            rng = np.random.default_rng([crc32(word.encode()) for word in (self.task.name, name)])
-            self.chance[name] = chances(scores, ends, size)
-            chance = self.chance[name] / self.chance[name].sum()
-            self.choice[name] = rng.choice(len(scores), size=self.draws, p=chance)
-        return self
-
-    def drawn(self, method: str) -> np.ndarray:
-        """Return the costs of what the tuning runs select, on resampled seeds, [draws, seeds, targets]."""
-        return self.costs[method][self.choice[method][:, None], self._seeds]
-
-    def scores(self, method: str) -> np.ndarray:
-        """Return the scores of the tuning runs, [draws]."""
-        return worth(self.costs[method]).mean(axis=2)[self.choice[method][:, None], self._seeds].mean(axis=1)
-
-    def p_value(self, one: str, other: str) -> float:
-        """Return the two-sided p-value of a permutation test of equal expected scores of tuning runs of two entries.
-
-        The sampled configurations are permuted between the entries. A tuning run selects by one seed and is scored on another
-        one; the seeds are used in turn.
-        """
-        both, n = np.concatenate([self._pools[one], self._pools[other]]), len(self._pools[one])
-        orders = np.random.default_rng(crc32(self.task.name.encode())).random((PERMUTATIONS, len(both))).argsort(axis=1)
-        orders[0] = np.arange(len(both))  # the unpermuted samples
-        found = _expected(both[orders[:, :n]]) - _expected(both[orders[:, n:]])
-        return float((abs(found) >= abs(found[0]) - 1e-12).mean())
-
-    def ratios(self, one: str, other: str) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        """Return log(cost of ``one`` / cost of ``other``) of each draw in two ways, and the fractions of missed targets.
-
-        The first result counts targets that at least one of the two reaches with some seed; a miss costs 100 % of the budget.
-        The second one counts targets that both reach; it is nan if there are none.
-        """
-        a, b = self.drawn(one), self.drawn(other)
-        counted = (np.isfinite(a) | np.isfinite(b)).any(axis=1, keepdims=True) & np.ones(a.shape, bool)
-        both = np.isfinite(a) & np.isfinite(b)
-        capped = np.log(np.minimum(a, 1)) - np.log(np.minimum(b, 1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            censored = np.where(counted, capped, 0).sum(axis=(1, 2)) / np.maximum(counted.sum(axis=(1, 2)), 1)
-            common = np.where(both, capped, 0).sum(axis=(1, 2)) / both.sum(axis=(1, 2))
-        return censored, common, (float(np.isinf(a).mean()), float(np.isinf(b).mean()))
+    pools = {currency: dict[str, Pool]() for currency in CURRENCIES}
+    goals, higher = goals_of(task), task.targets[-1] > task.targets[0]
+    table = table.astype({"method": str, "kind": str})
+    ends = table.drop_duplicates(KEYS, keep="last").set_index(KEYS)["value"] * (1 if higher else -1)
+    reached = hits(task, table).set_index(KEYS).sort_index()
+    for currency, rows in reached.groupby("currency"):
+        ended = ends.reindex(rows.index).fillna(-math.inf).to_numpy(float)
+        for (method, kind), own in rows.assign(end=ended).groupby(["method", "kind"]):
+            if kind in ("pool", "null"):
+                runs = own[own.index.get_level_values("point") >= THEORY]
+                shape = runs.index.get_level_values("point").nunique(), -1
+                arrays = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
+                of_others = rows.loc[method].drop("null", errors="ignore")[goals].groupby(["kind", "point"])
+                others = {} if kind == "null" else {key: costs.to_numpy() for key, costs in of_others}
+                pools[str(currency)][f"{method}{AGAIN * (kind == 'null')}"] = Pool(*arrays, others)
+    return pools
 
 
-def _expected(scores: np.ndarray) -> np.ndarray:
-    """Return the expected score of a tuning run for each of several sets of configurations.
+def log_ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return log(cost of ``one`` / cost of ``other``) as a mean over targets, [...]; nan if neither reaches a target.
 
-    Of configurations with equal scores, the one that is better on the other seed is selected.
+    A miss costs the whole budget. The mean is over the targets that at least one of two searches reaches.
 
     Args:
-        scores: [sets, points, seeds].
+        one: The expected values of a search, [..., 2 * targets].
+        other: Those of the other method.
     """
-    seeds, parts = scores.shape[2], []
-    for seed in range(seeds):
-        judge = scores[:, :, (seed + 1) % seeds]
-        order = (-scores[:, :, seed] - 1e-9 * judge).argsort(axis=1)
-        parts.append(np.take_along_axis(judge, order, axis=1) @ chances_by_rank(scores.shape[1], SEARCH))
-    return np.mean(parts, axis=0)
+    goals = one.shape[-1] // 2
+    counted = (1 - (1 - one[..., goals:]) * (1 - other[..., goals:])).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(SPAN * (other - one)[..., :goals].sum(axis=-1) / counted)
 
 
-def band(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the interval that contains the middle `BAND` of the values."""
-    low, high = np.quantile(values, [(1 - BAND) / 2, (1 + BAND) / 2])
-    return float(low), float(high)
+def spread(without: np.ndarray) -> np.ndarray:
+    """Return the variance of an estimate, given its values without each of the points, [points, ...] (jackknife)."""
+    return np.asarray((len(without) - 1) * without.var(axis=0))
 
 
-def board(searches: Mapping[str, Searches], unranked: Sequence[str] = ()) -> pd.DataFrame:
-    """Return one row per method of a board, the best first. All tasks have the same weight.
+class Found(NamedTuple):
+    """What searches of several methods find on a task in one currency.
+
+    Args:
+        mean: The expected score for each target and the probability to reach it, [methods, 2 * targets].
+        raised: The same with one more point, which is as good as any point of the task.
+        without: The same for each method without each of its points, [points, 2 * targets] each.
+        by_seed: The expected scores, by the seed of the selection, [methods, seeds].
+    """
+
+    mean: np.ndarray
+    raised: np.ndarray
+    without: list[np.ndarray]
+    by_seed: np.ndarray
+
+    def variance(self, common: bool) -> float:
+        """Return the variance of a method's score over seeds. common: whether what a seed adds to all methods counts."""
+        off = self.by_seed - self.by_seed.mean(axis=1, keepdims=True)
+        methods, seeds = off.shape
+        number = (methods if common else methods - 1) * (seeds - 1) * seeds
+        return float(((off if common else off - off.mean(axis=0)) ** 2).sum() / max(number, 1))
+
+
+def found_by(pools: Sequence[Pool], size: int) -> Found:
+    """Return what searches of ``size`` points find."""
+    by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
+    mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
+    top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())
+    chance = np.array([[(size - 1) / len(pool.costs)] for pool in pools])  # that a search tries the point
+    without = [pool.without(size) for pool in pools]
+    return Found(mean, mean + chance * np.maximum(top - mean, 0), without, by_seed[..., :goals].mean(axis=2))
+
+
+def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
+    """Return the expected score of each method by the number of points of a search, with a band: method, points, score, low, high.
+
+    The band covers all sizes at once. Row 0 is the score of the default values.
+
+    Args:
+        pools: The methods on a task in one currency.
+        sizes: The numbers of points. A method has no row for a number that exceeds its number of points.
+    """
+    z, goals = norm.isf((1 - LEVEL) / 2 / len(sizes)), next(iter(pools.values())).costs.shape[2]
+    defaults = [pool.score_of("pool", 0) for pool in pools.values()]
+    tables = [pd.DataFrame({"method": [*pools], "points": 0, "score": defaults})]
+    for size in sizes:
+        large = {name: pool for name, pool in pools.items() if len(pool.costs) >= size}
+        if large:
+            found = found_by([*large.values()], size)
+            score, raised = (values[:, :goals].mean(axis=1) for values in (found.mean, found.raised))
+            of_points = np.array([spread(own[:, :goals].mean(axis=1)) for own in found.without])
+            variance = of_points + found.variance(common=True)
+            low, high = score - z * np.sqrt(variance), score + z * np.sqrt(variance + (raised - score) ** 2)
+            row = {"method": [*large], "points": size, "score": score, "low": low.clip(0), "high": high.clip(max=1)}
+            tables.append(pd.DataFrame(row))
+    return pd.concat(tables).sort_values(["method", "points"], ignore_index=True)
+
+
+def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
+    """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
+
+    A search reaches a target if one of its points does, on the seed of the search. The cost is that of the cheapest of them, as
+    the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval is the
+    exact binomial one for the share of sampled points that reach the target, given the seeds.
+    """
+    tables, tail = list[pd.DataFrame](), (1 - LEVEL) / 2
+    for name, pool in pools.items():
+        n, (share, cost) = len(pool.costs) - 1, pool.cheapest()
+        theory, number = np.isfinite(pool.costs[0]), np.isfinite(pool.costs[1:]).sum(axis=0)  # [seeds, targets]
+        ends = [beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)]
+        of_points = np.where(number == [[[0]], [[n]]], [[[0]], [[1]]], ends)
+        low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
+        row = {"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost}
+        tables.append(pd.DataFrame(row))
+    return pd.concat(tables, ignore_index=True)
+
+
+def reach_by_points(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
+    """Return the share of searches that reach each target, by the number of their points: method, points, target, share."""
+    tables = list[pd.DataFrame]()
+    for name, pool in pools.items():
+        for size in (size for size in SIZES if size <= len(pool.costs)):
+            row = {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
+            tables.append(pd.DataFrame(row))
+    return pd.concat(tables, ignore_index=True)
+
+
+def seen(one: Pool, other: Pool) -> float:
+    """Return the share of pairs of single searches in which the first one finds the better score. Equal scores count half."""
+    goals, shares = one.costs.shape[2], []
+    chance, its_chance = (chances(len(pool.costs) - 1, SEARCH) for pool in (one, other))
+    for own, its in zip(one.found[..., :goals].mean(axis=2), other.found[..., :goals].mean(axis=2), strict=True):
+        order = its.argsort()
+        below = np.append(0, its_chance[order].cumsum())  # the probability of each number of lower scores
+        left, right = (below[np.searchsorted(its[order], own, side)] for side in ("left", "right"))
+        shares.append(chance @ (left + right) / 2)
+    return float(np.mean(shares))
+
+
+def verdict(low: float, high: float) -> str:
+    """Return what an interval of a log ratio says about the first method of a pair."""
+    if high < -ALIKE or low > ALIKE:
+        return BEFORE if high < -ALIKE else BEHIND
+    return SAME if low > -ALIKE and high < ALIKE else OPEN
+
+
+def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> pd.DataFrame:
+    """Return one row per pair of methods on a task in one currency; ``one`` has the higher expected score.
 
     Columns:
-        score: The mean over tasks of the score of the median tuning run.
-        low, high: The band over tuning runs, seeds and tasks.
-        tasks: The number of tasks in which the method takes part.
-        rank: The rank among the methods that take part in all tasks.
-        holds: The fraction of draws in which the method has this rank.
+        one, other: The methods.
+        effect, error: The log ratio of expected costs, see `log_ratio`, and its standard error.
+        ratio: The ratio; nan if one of the two misses more than half of the targets that the other one reaches.
+        low, high: The interval of the ratio. The intervals of all pairs cover at once.
+        misses_one, misses_other: The shares of targets that searches of each method miss.
+        seen: See `seen`.
+        verdict: 'before' or 'alike' if the interval says so, else 'not resolved'.
 
     Args:
-        searches: task -> tuning runs in one currency.
-        unranked: Methods without a rank.
+        pools: The methods.
+        couples: The pairs; all pairs if it is not given.
     """
-    table = {task: {name: one.scores(name) for name in one.methods} for task, one in searches.items()}
-    names = [*dict.fromkeys(name for of_task in table.values() for name in of_task)]
-    whole = [name for name in names if all(name in of_task for of_task in table.values()) and name not in unranked]
-    draws = next(iter(searches.values())).draws
-    places = np.random.default_rng(2).integers(
-        len(table), size=(draws, len(table))
-    )  # resampled tasks, the same for all methods
-    rows, drawn = [], dict[str, np.ndarray]()
-    for name in names:
-        own = np.array([of_task[name] for of_task in table.values() if name in of_task])  # [tasks, draws]
-        drawn[name] = own.T[np.arange(draws)[:, None], places % len(own)].mean(axis=1)
-        ends = dict(zip(("low", "high"), band(drawn[name]), strict=True))
-        rows.append({"method": name, "score": float(np.median(own, axis=1).mean()), **ends, "tasks": len(own)})
-    ranked = pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
-    takes_part = ranked["method"].isin(whole)
-    ranked["rank"] = takes_part.cumsum().where(takes_part).astype("Int64")
-    ranks = pd.DataFrame({name: drawn[name] for name in whole}).rank(axis=1, ascending=False, method="min")
-    at = zip(ranked["method"], ranked["rank"], strict=True)
-    ranked["holds"] = [float((ranks[name] == rank).mean()) if name in ranks else math.nan for name, rank in at]
-    return ranked
-
-
-def first(searches: Searches, unranked: Sequence[str] = ()) -> tuple[str, float]:
-    """Return the method that is most often first on a task over tuning runs and seeds, and the fraction of these draws."""
-    scores = pd.DataFrame({name: searches.scores(name) for name in searches.methods if name not in unranked})
-    if not scores.any(axis=None):  # no method has a rank, or none has reached a target
-        return "none", math.nan
-    best = scores.eq(scores.max(axis=1), axis=0)
-    share = best.div(best.sum(axis=1), axis=0).mean()
-    return str(share.idxmax()), float(share.max())
-
-
-def claims(
-    pairs: Sequence[tuple[str, str, str]],
-    searches: Mapping[str, Searches],
-    registered: int = 0,
-    floors: Mapping[str, float] = MappingProxyType({}),
-) -> pd.DataFrame:
-    """Return one row per claim that `one` spends less than `other` on a task.
-
-    Columns in addition to the claim:
-        ratio: cost of `one` / cost of `other`, as the geometric mean over tuning runs.
-        low, high: The band of the ratio over tuning runs and seeds.
-        common: The ratio over targets that both reach; nan if there are none.
-        misses: The fractions of targets that each of them misses.
-        cheaper: The fraction of pairs of tuning runs in which `one` is cheaper.
-        p: The p-value of `Searches.p_value`.
-        p (Holm): p after Holm's correction.
-        answer: 'held' or 'did not hold' if p (Holm) is below `LEVEL` and the ratio is beyond the floor, else 'not told apart'.
-
-    Args:
-        pairs: (task, one, other).
-        searches: task -> tuning runs in one currency.
-        registered: The number of claims that the correction counts.
-        floors: task -> the absolute value of the logarithm of a null control's ratio.
-    """
-    rows = []
-    for task, one, other in pairs:
-        censored, common, (missed, misses) = searches[task].ratios(one, other)
-        low, high = band(censored)
-        both = common[np.isfinite(common)]
-        row = {"task": task, "one": one, "other": other, "ratio": math.exp(np.mean(censored)), "low": math.exp(low)}
-        row |= {"high": math.exp(high), "common": math.exp(both.mean()) if len(both) else math.nan}
-        row |= {"misses": f"{missed:.0%}, {misses:.0%}", "cheaper": float((censored < 0).mean())}
-        rows.append(row | {"p": searches[task].p_value(one, other)})
-    if not rows:
-        return pd.DataFrame(columns=["task", "one", "other", "ratio", "answer"])
-    table = pd.DataFrame(rows)
-    table["p (Holm)"] = holm(np.concatenate([table["p"], np.ones(max(registered - len(table), 0))]))[: len(table)]
-    beyond = abs(np.log(table["ratio"])) > table["task"].map(lambda task: floors.get(task, 0.0))
-    sure = (table["p (Holm)"] < LEVEL) & beyond
-    table["answer"] = np.where(sure, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
-    return table
-
-
-def best_of(task: Task, table: pd.DataFrame, reached: pd.DataFrame, sizes: Sequence[int]) -> pd.DataFrame:
-    """Return the mean score over tuning runs and the ends of its band, for each method and size of a tuning run.
-
-    Args:
-        task: The task.
-        table: The runs of the task.
-        reached: The hits of these runs in one currency.
-        sizes: The numbers of configurations that a tuning run tries.
-    """
-    rows, searches = [], Searches(task, table, reached, draws=1000)
-    for size in sizes:
-        for name in searches.draw(size).methods:
-            values = searches.scores(name)
-            low, high = band(values)
-            rows.append({"method": name, "points": size, "score": values.mean(), "low": low, "high": high})
-    return pd.DataFrame(rows)
+    names, found, rows = [*pools], found_by([*pools.values()], SEARCH), list[dict[str, Any]]()
+    mean, goals, scores = found.mean, found.mean.shape[1] // 2, found.by_seed.mean(axis=1)
+    couples = [*combinations(names, 2)] if couples is None else couples
+    z = norm.isf((1 - LEVEL) / 2 / max(len(couples), 1))
+    for couple in couples:
+        a, b = sorted(map(names.index, couple), key=lambda place: -scores[place])
+        effect, reached = float(log_ratio(mean[a], mean[b])), mean[[a, b], goals:]
+        some = float((1 - (1 - reached).prod(axis=0)).sum())  # the targets that at least one of two searches reaches
+        variance = 2 * found.variance(common=False) * (SPAN * goals / max(some, 1e-9)) ** 2 + LEAST**2
+        variance += spread(log_ratio(found.without[a], mean[b])) + spread(log_ratio(mean[a], found.without[b]))
+        raised = np.array([log_ratio(found.raised[a], mean[b]), log_ratio(mean[a], found.raised[b])]) - effect
+        half = z * np.sqrt(variance + raised**2)
+        low, high = float(effect - half[0]), float(effect + half[1])
+        few, said = 2 * reached.prod(axis=0).sum() < some, verdict(low, high)
+        row = {"one": names[a], "other": names[b], "effect": effect, "error": math.sqrt(variance)}
+        row["ratio"], row["low"], row["high"] = np.exp([math.nan if few else effect, low, high]).tolist()
+        row["misses_one"], row["misses_other"] = (1 - reached.mean(axis=1)).tolist()
+        row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=PAIR)

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from fedopt.bench.suite import COUNTS, NAME, VERSION
+from fedopt.bench.suite import COUNTS, NAME
 from fedopt.config import CONF
 from fedopt.console import note
 from fedopt.errors import UserError, first_line
@@ -19,8 +19,9 @@ ABOUT = ("bench_version", "commit", "torch", "cpu", "task", "task_digest")  # te
 NAMES = (*ABOUT, "method", "words", "kind", "metric", "status")
 COLUMNS = [*NAMES, "threads", "point", "seed", *COUNTS, "value"]
 TABLE = "results.parquet"
-TYPES = {**dict.fromkeys(COLUMNS, pa.int64()), **dict.fromkeys(NAMES, pa.string()), "value": pa.float32()}
-MOST_ROWS = 5_000_000  # of a table; the results that come with fedopt have 0.8 million rows
+TEXT = pa.dictionary(pa.int32(), pa.string())  # a category in pandas
+TYPES = {**dict.fromkeys(COLUMNS, pa.int64()), **dict.fromkeys(NAMES, TEXT), "value": pa.float32()}
+MOST_ROWS = 20_000_000  # of a table
 
 
 def rounded(values: pd.Series) -> np.ndarray:
@@ -45,7 +46,7 @@ def read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
         UserError: The table is damaged or too large, or its columns have other types.
     """
     try:
-        file = ParquetFile(BytesIO(read_bytes(path, LARGEST)))
+        file = ParquetFile(BytesIO(read_bytes(path, LARGEST)), read_dictionary=NAMES)
         size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
         if file.metadata.num_rows > MOST_ROWS or size > LARGEST:
             raise ValueError(f"it has more than {MOST_ROWS:,} rows, or {LARGEST:,} bytes unpacked")
@@ -67,11 +68,11 @@ def released(folder: Path) -> pd.DataFrame:
     Raises:
         UserError: The table cannot be read.
     """
-    places = [place / TABLE for place in (folder, CONF.parent / "docs" / "bench" / VERSION, CONF.parent / "bench")]
-    path = next((path for path in places if path.is_file()), None)
+    kept = sorted((CONF.parent / "docs" / "bench").glob(f"*/{TABLE}"))[-1:]
+    path = next((path for path in (folder / TABLE, *kept, CONF.parent / "bench" / TABLE) if path.is_file()), None)
     if path is None:
         return pd.DataFrame(columns=COLUMNS)
-    if path != places[0]:
+    if path.parent != folder:
         note(f"{folder}: has no {TABLE}; the results that come with fedopt are ranked")
     return read_table(path)
 

@@ -1,29 +1,32 @@
-"""The benchmark's tasks, whose rules were fixed before any result was known, and its entries.
+"""The benchmark's tasks, its methods and the claims about them. All of them are registered before they are run.
 
-A task is a file conf/bench/<folder>/<name>.yaml. The entries and their search spaces are in conf/bench/entries/<version>.yaml.
+A task is a file conf/bench/<folder>/<name>.yaml. Methods, search ranges and claims are in conf/bench/entries/<version>.yaml.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from hashlib import sha256
 from json import dumps
-from math import prod
+from math import ceil, log2
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.bench.space import Point, Range, overrides_of, read_range, roles
+from fedopt.bench.space import Point, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
-from fedopt.metrics import COSTS, Cost
+from fedopt.metrics import COSTS
 
-VERSION = "2.0"
-NAME = re.compile(r"\w[\w -]{0,60}")  # of a task, a board or an entry; also used in file names
+VERSION = "2.1"
+NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also used in file names
+SEEDS, REPORTS = 2, 3  # seeds of each sampled configuration, and of each configuration that is reported
+EVALUATIONS, LONGEST = 30, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
 
 
 @dataclass(frozen=True)
@@ -33,43 +36,35 @@ class Currency:
     Args:
         label: The name.
         short: The name in the header of a narrow table.
-        cost: The cost. Its limit in a task's budget is 100 %.
+        limit: The key of a task's budget that is 100 % of the cost.
         again: Columns of the cost that count twice.
     """
 
     label: str
     short: str
-    cost: Cost
+    limit: str
     again: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of ``metrics.csv`` whose sum is the cost."""
-        return self.cost.columns + self.again
+        return COSTS[self.limit].columns + self.again
 
 
 CURRENCIES = {
-    "comm_rounds": Currency("communication rounds", "rounds", COSTS["comm_rounds"]),
-    "bytes": Currency("bytes", "bytes", COSTS["bytes"]),
-    "client_visits": Currency("client visits", "visits", COSTS["client_visits"]),
-    "calls": Currency("calls, a product as one gradient", "calls", COSTS["example_calls"]),
+    "comm_rounds": Currency("communication rounds", "rounds", "comm_rounds"),
+    "bytes": Currency("bytes", "bytes", "bytes"),
+    "client_visits": Currency("client visits", "visits", "client_visits"),
+    "calls": Currency("calls, a product as one gradient", "calls", "example_calls"),
     "calls_2": Currency(
-        "calls, a product as two gradients",
-        "calls, products twice",
-        COSTS["example_calls"],
-        again=("hvp_examples", "jvp_examples"),
+        "calls, a product as two gradients", "calls, products twice", "example_calls", ("hvp_examples", "jvp_examples")
     ),
 }
 COUNTED = [column for currency in CURRENCIES.values() for column in currency.columns]
 # column of the table of runs -> column of metrics.csv
 COUNTS = {"step": "round"} | {column.removesuffix("_examples"): column for column in COUNTED}
-# The keys of a budget; a run ends when all limits are reached
-LIMITS = tuple(dict.fromkeys(currency.cost.limit for currency in CURRENCIES.values()))
-EVALUATIONS = 30  # per run, between 1 % and 100 % of each limit
-# The rules of a task, which do not change after it was run
-FIXED = ("version", "words", "metric", "targets", "relative", "budget", "smoothness", "twin")
-
-POOLED = ["partitioner=centralized", "participation.cohort=null"]  # replace the overrides of a task
+# The keys of a budget
+LIMITS = tuple(dict.fromkeys(currency.limit for currency in CURRENCIES.values()))
 
 
 @dataclass(frozen=True)
@@ -77,16 +72,24 @@ class Claim:
     """A registered claim that entry `one` spends less than entry `other`.
 
     Args:
+        key: A short name, such as a letter.
         says: The sentence, without the name of `one` at its start.
         one: The cheaper entry.
         other: The other entry.
         by: The currencies in which the claim is tested.
+        on: Patterns of the names of its tasks, such as ``m1_*``. Both entries must be among the entries of the task.
+        expects: ``before`` if the claim is that `one` is cheaper, ``not before`` if it is that `one` is not cheaper.
+        withdrawn: Whether version 2.0 has published the claim and withdrawn it.
     """
 
+    key: str
     says: str
     one: str
     other: str
     by: list[str]
+    on: list[str] = field(default_factory=lambda: ["*"])
+    expects: Literal["before", "not before"] = "before"
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,19 @@ class Entry:
         name: The name in tables.
         algo: The algorithm.
         words: Overrides of all runs.
-        ranges: key -> the name of a role, or a range. `` / KEY`` at the end divides the value by that key's value.
-        shift: Decades by which all ranges of step sizes are shifted, for a null control.
-        reference: Whether it runs on the pooled data of all clients. References are compared by oracle calls only.
+        ranges: key -> the name of a role, or a range. It may be followed by `` * KEY`` or `` / KEY``, once or several times: the
+            value is multiplied or divided by the value of that key, which may also be a number.
+        place: Where the paper has these keys.
+        form: ``paper``: the searched keys are those of the paper. ``general``: it has more keys, or other ones. ``control``: it
+            is run only to measure what another key changes, and has no rank.
     """
 
     name: str
     algo: str
     words: list[str] = field(default_factory=list)
     ranges: dict[str, str] = field(default_factory=dict)
-    shift: float = 0.0
-    reference: bool = False
+    place: str = ""
+    form: Literal["paper", "general", "control"] = "paper"
 
 
 @dataclass(frozen=True)
@@ -120,16 +125,15 @@ class Task:
         words: The overrides of every run.
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
-        budget: A limit for each of `LIMITS`; a run ends when all limits are reached.
-        smoothness: The largest curvatures Lx and Ly, which scale the ranges of step sizes.
+        budget: The cost that counts as 100 %, for each of `LIMITS`.
+        smoothness: The largest curvatures Lx and Ly in x and in y, which scale the ranges of step sizes. L is that of both
+            together; without it, the larger of the two.
         entries: Names of entries.
         name: The name of the file, without its extension.
-        version: Changes whenever a rule changes.
         facts: What the page says about the problem, such as its condition number.
         refuses: algorithm -> why it cannot take part.
-        claims: The claims to test.
-        twin: Overrides that make all clients equal, for control runs. Empty: there is no control.
-        null: Pairs of entries that are the same method, as a null control.
+        null: Entries that are searched a second time, with other points of the same ranges, as a null control.
+        twins: Pairs of entries that are the same method on this task, as a null control.
         relative: Whether targets are fractions of the metric's first value.
         smoke: Whether the smoke test of the benchmark includes this task.
         points: The number of sampled configurations of each entry.
@@ -145,15 +149,13 @@ class Task:
     smoothness: dict[str, float]
     entries: list[str]
     name: str
-    version: str = VERSION
     facts: dict[str, str] = field(default_factory=dict)
     refuses: dict[str, str] = field(default_factory=dict)
-    claims: list[Claim] = field(default_factory=list)
-    twin: list[str] = field(default_factory=list)
-    null: list[list[str]] = field(default_factory=list)
+    null: list[str] = field(default_factory=list)
+    twins: list[list[str]] = field(default_factory=list)
     relative: bool = False
     smoke: bool = False
-    points: int = 60
+    points: int = 512
     data: str = ""
 
     @property
@@ -163,22 +165,15 @@ class Task:
 
         return data_folder(None) / self.data
 
-    @property
-    def setting(self) -> list[str]:
-        """The overrides of every run, including the path of the data."""
-        return self.words + ([f"dataset.path={quoted(str(self.file))}"] if self.data else [])
-
     def limit(self, currency: str) -> float:
-        return self.budget[CURRENCIES[currency].cost.limit]
+        return self.budget[CURRENCIES[currency].limit]
 
-    def command(self, entry: Entry, point: Point, twin: bool = False) -> list[str]:
-        """Return the overrides of a run, without seed and folder. twin: whether it is a control run with equal clients."""
-        limits = [f"budget.{name}={limit:g}" for name, limit in self.budget.items()]
-        own = self.setting
-        if entry.reference:
-            own = [word for word in own if not word.startswith(("partitioner", "participation"))] + POOLED
-        words = [f"algo={entry.algo}", *own, *limits, "budget.until=last", f"eval.points={EVALUATIONS}"]
-        words += [*entry.words, *overrides_of(point), *(self.twin if twin else ())]
+    def command(self, entry: Entry, point: Point) -> list[str]:
+        """Return the overrides of a run, without its seed. It is evaluated at equal distances of log(communication rounds)."""
+        data = [f"dataset.path={quoted(str(self.file))}"] if self.data else []
+        rounds = f"budget.comm_rounds={LONGEST * self.budget['comm_rounds']:g}"
+        words = [f"algo={entry.algo}", *self.words, *data, rounds, "budget.until=last", f"eval.points={EVALUATIONS}"]
+        words += ["hardware.threads=1", *entry.words, *overrides_of(point)]
         return [*{key_of(word): word for word in words}.values()]
 
 
@@ -202,23 +197,25 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     for task in chosen:
         if odd := [name for name in (task.name, task.board, *task.entries) if not NAME.fullmatch(name)]:
             raise UserError(f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and -")
-        if {*task.budget} != {*LIMITS} or {*task.smoothness} != {"Lx", "Ly"} or min(task.budget.values()) <= 0:
+        sizes = {"Lx", "Ly"} <= {*task.smoothness} <= {"Lx", "Ly", "L"}
+        if {*task.budget} != {*LIMITS} or not sizes or min(task.budget.values()) <= 0:
             rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
             raise UserError(f"bench.{task.name}: {rules}")
-        for claim in task.claims:
-            if not ({claim.one, claim.other} <= {*task.entries} and {*claim.by} <= {*CURRENCIES}):
-                known = ", ".join(CURRENCIES)
-                raise UserError(f"bench.{task.name}: a claim needs two entries of the task, and by one of {known}")
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
 class Entries:
-    """All entries of the benchmark, by name, and the search ranges of the roles that their keys have.
+    """All entries of the benchmark, by name, the search ranges of the roles that their keys have, and the registered claims.
 
     An entry is built when it is first used. Whether its algorithm exists and fits a task is checked by `Pools.fits`, not here.
 
     Args:
-        folders: The user's config folders. Files bench/entries/<name>.yaml in them add entries.
+        folders: The user's config folders. Files bench/entries/<name>.yaml in them add roles, entries and claims.
+
+    Attributes:
+        roles: role -> search range.
+        claims: The claims about pairs of entries.
+        questions: key -> a registered question that is not about a pair.
 
     Raises:
         UserError: A file is broken.
@@ -226,11 +223,18 @@ class Entries:
 
     def __init__(self, folders: Sequence[str] = ()):
         self.folders, self.roles, self._nodes = folders, dict[str, str](), dict[str, dict[str, Any]]()
+        self.claims, self.questions = list[Claim](), dict[str, str]()
         own = (path for root in folders for path in sorted((Path(root) / "bench" / "entries").glob("*.yaml")))
         for path in (CONF / "bench" / "entries" / f"{VERSION}.yaml", *own):
             read = content(path)
             self.roles |= read.get("roles", {})
             self._nodes |= read.get("entries", {})
+            self.claims += [build(Claim, node, f"{path}: claims") for node in read.get("claims", [])]
+            self.questions |= read.get("questions", {})
+        for claim in self.claims:
+            if not {claim.one, claim.other} <= {*self._nodes} or not {*claim.by} <= {*CURRENCIES}:
+                known = ", ".join(CURRENCIES)
+                raise UserError(f"bench.claims.{claim.key}: needs two entries, and by a list of {known}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes
@@ -241,6 +245,11 @@ class Entries:
         node = dict(self._nodes[name])
         like = asdict(self[node.pop("like")]) if "like" in node else {"algo": name}
         return build(Entry, {**like, **node, "name": name}, f"bench.entries.{name}")
+
+    def claims_on(self, task: Task) -> list[Claim]:
+        """Return the claims that are tested on a task."""
+        here = [claim for claim in self.claims if any(fnmatch(task.name, pattern) for pattern in claim.on)]
+        return [claim for claim in here if {claim.one, claim.other} <= {*task.entries}]
 
     def enter(self, algo: str) -> None:
         """Add an algorithm as an entry, unless an entry has its name. Its 'tuned as' comments set the ranges.
@@ -263,47 +272,46 @@ class Entries:
         ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
         self._nodes[algo] = {"ranges": ranges}
 
-    def cube(self, task: Task, entry: Entry) -> np.ndarray:
-        """Return the sampled configurations as fractions of the ranges, [points, keys].
-
-        They are a Sobol sequence with another scrambling for each task and entry.
-        """
-        rng = np.random.default_rng([crc32(name.encode()) for name in (task.name, entry.name)])
-        sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
-        return sequence.random(2 ** int(np.ceil(np.log2(task.points))))[: task.points]
-
     def digest(self, task: Task, entry: Entry) -> str:
-        """Return a hash of what must be equal for all compared runs: a task's rules, and how an entry is searched."""
-        rules = {key: asdict(task)[key] for key in FIXED}
-        return sha256(dumps([rules, asdict(entry), self.roles], sort_keys=True).encode()).hexdigest()[:12]
+        """Return a hash of everything that is registered about an entry on a task, and that compared runs must share."""
+        claims = [asdict(claim) for claim in self.claims_on(task)]
+        written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
+        of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
+        rules = [of_task, asdict(entry), written, claims, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
+        return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
-    def points(self, task: Task, entry: Entry) -> list[Point]:
-        """Return the defaults (an empty point) and the sampled configurations."""
-        ranges = {key: self._range(text, task, entry) for key, text in entry.ranges.items()}
-        pool: list[Point] = [{}]
-        for row in self.cube(task, entry):
-            point = {
-                key: values.at(float(share)) for (key, (values, _)), share in zip(ranges.items(), row, strict=False)
-            }
-            size = {key: float(text.strip("'").split()[0]) for key, text in point.items()}
-            for key, (_, by) in ranges.items():
-                if by:
-                    point[key] = f"{size[key] / prod(size[other] for other in by):.4g}"
-            pool.append(point)
-        return pool
+    def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:
+        """Return the configurations of an entry on a task: the defaults, the theory point, and the sampled ones.
 
-    def _range(self, text: str, task: Task, entry: Entry) -> tuple[Range, list[str]]:
-        """Return the range of a key on this task, and the keys by whose values it is divided."""
-        role, *by = text.split(" / ")
-        written = self.roles.get(role, role)
-        match = re.fullmatch(r"(.+?)(?: ([*/]) (Lx|Ly))?", written)
-        pair = read_range(f"range={match[1] if match else written}")
-        if pair is None or match is None or not {*by} <= {*entry.ranges}:
-            known = f"a role ({', '.join(self.roles)})"
-            raise UserError(f"bench.entries.{entry.name}: {text} is neither {known} nor a range")
-        values = pair[1]
-        if values.kind == "log" and (match[2] or role == "server"):
-            scale = task.smoothness[match[3]] if match[3] else 1.0
-            scale = (1 / scale if match[2] == "/" else scale) * 10**entry.shift
-            values = Range("log", tuple(end * scale for end in values.ends))
-        return values, by
+        The defaults are an empty point. The theory point is the middle of all ranges: step sizes 1/(K L), server steps of 1,
+        momentum 0.1, 5 local steps, and a Neumann series of length 5 and scale 1. The sampled configurations are a Sobol
+        sequence.
+
+        Args:
+            task: The task.
+            entry: The entry.
+            scramble: The index of the scrambling of the sequence. Each task, entry and index has another one.
+        """
+        rng = np.random.default_rng([*(crc32(name.encode()) for name in (task.name, entry.name)), scramble])
+        sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
+        cube = [np.full(sequence.d, 0.5), *sequence.random(2 ** ceil(log2(task.points)))[: task.points]]
+        return [{}, *(self._point(task, entry, row) for row in cube)]
+
+    def _point(self, task: Task, entry: Entry, row: np.ndarray) -> Point:
+        """Return the configuration at fractions of the ranges of an entry's keys, [keys]."""
+        point, numbers = Point(), dict[str, Any](L=max(task.smoothness.values())) | task.smoothness
+        for (key, text), share in zip(entry.ranges.items(), row, strict=False):
+            role, *factors = text.replace(", ", ",").split(" ")
+            written, *scale = self.roles.get(role, role).split(" ")
+            try:
+                values = read_range(f"range={written}")[1]  # type: ignore[index]
+                point[key] = values.at(float(share))
+                terms = [*scale, *factors]
+                for sign, name in zip(terms[::2], terms[1::2], strict=True):
+                    number = float(point[key]) * float(numbers.get(name, name)) ** {"*": 1, "/": -1}[sign]
+                    point[key] = f"{number:.4g}"
+                numbers[key] = point[key]
+            except (TypeError, LookupError, ValueError):
+                known = f"{', '.join(self.roles)}, or a range such as log(0.1,1)"
+                raise UserError(f"bench.entries.{entry.name}: {key}: {text!r} must begin with {known}") from None
+        return point

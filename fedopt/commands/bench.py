@@ -3,13 +3,19 @@
 import argparse
 from pathlib import Path
 
-from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
+from fedopt.commands.answer import Parser, answer, positive
 from fedopt.config import outputs
 from fedopt.console import ctrl_c_kept, show
 from fedopt.console.say import say
 from fedopt.errors import UserError, need
 
-SMOKE = ((1, 3, 0), 24)  # seeds and points of the smallest form
+SMOKE = 24  # sampled configurations of the smallest form
+COMMANDS = {
+    "list": "list the tasks",
+    "run": "run the sampled configurations of each entry, and rank the entries",
+    "rank": "rank your results, or the results that come with fedopt; write the pages",
+    "enter": "run only your method, and rank it together with the others",
+}
 
 
 def main() -> None:
@@ -21,10 +27,15 @@ def _main() -> int:
     args = _arguments()
     need("fedopt bench", "pyarrow", "bench")
     from fedopt.bench import Entries, Pools, released, tasks, with_newer, write_pages, write_table
+    from fedopt.jobs import Local
 
     entries, chosen = Entries(args.folders), tasks(args.tasks, args.folders, args.smoke)
-    launcher, out = launcher_of(args), args.out / ("smoke" if args.smoke else "full")
-    pools = Pools(out, entries, *(SMOKE if args.smoke else ()))
+    if args.command == "list":
+        show(*(f"{task.name:16} {task.title} ({len(task.entries)} methods)" for task in chosen))
+        return 0
+    registered = args.command == "run" and not (args.smoke or args.unregistered)
+    launcher, out = Local(args.jobs), args.out / ("smoke" if args.smoke else "full")
+    pools = Pools(out, entries, _commit(registered), *([SMOKE] if args.smoke else []))
     if args.command == "enter":
         entries.enter(args.method)
     names = {task.name: [args.method] if args.command == "enter" else task.entries for task in chosen}
@@ -51,23 +62,37 @@ def _main() -> int:
     return 0
 
 
+def _commit(registered: bool) -> str:
+    """Return the commit of the code, as the table of runs names it.
+
+    Raises:
+        UserError: The run is to be registered, and the code is not exactly that of a commit.
+    """
+    from fedopt.results import commit
+
+    found = commit() or "not a git checkout"
+    if registered and not found.isalnum():
+        raise UserError(
+            f"fedopt's code is {found}; run a commit of a clone, so that rules come first, or add --unregistered"
+        )
+    return found
+
+
 def _arguments() -> argparse.Namespace:
     parser = Parser(
         prog="fedopt bench",
         description="Benchmark the methods, by rules that were fixed before the results. To resume, repeat the command.",
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    run = commands.add_parser("run", help="run the sampled configurations of each entry, and rank the entries")
-    rank = commands.add_parser("rank", help="rank your results, or the results that come with fedopt; write the pages")
-    enter = commands.add_parser("enter", help="run only your method, and rank it together with the others")
-    enter.add_argument("method", metavar="ENTRY", help="an entry or an algorithm, for example your own in --config-dir")
-    for command in (run, rank, enter):
-        add = command.add_argument
+    for name, help_ in COMMANDS.items():
+        add = commands.add_parser(name, help=help_).add_argument
+        if name == "enter":
+            add("method", metavar="ENTRY", help="an entry or an algorithm, for example your own in --config-dir")
         add("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
         add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
-        add("--smoke", action="store_true", help="a small version: 24 configurations, 3 seeds, three tasks")
-        add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs in parallel (default: 1)")
-        add_launcher(command)
+        add("--smoke", action="store_true", help=f"a small version: {SMOKE} configurations, three tasks")
+        add("--jobs", "-j", type=positive, default=1, metavar="J", help="parallel processes (default: 1)")
+        add("--unregistered", action="store_true", help="run code that is no commit; the table says so")
         out = "folder for runs and results (default: outputs/bench)"
         add("--out", type=Path, default=outputs() / "bench", metavar="DIR", help=out)
     return parser.parse_args()

@@ -25,11 +25,23 @@ function limits(values, log) { // of an axis that lines of diverged runs leave; 
   return { range: [ends[0] - room, ends[1] + room] };
 }
 
+function fromMenus(section, { menus, ys }, choice) { // the y axis; each menu lists what exists for the values of those before it
+  let keys = Object.keys(ys).map(key => key.split("|"));
+  menus.forEach((menu, i) => {
+    const names = [...new Set(keys.map(key => key[i]))];
+    if (!names.includes(choice[menu])) [choice[menu]] = names;
+    all(`[name="${menu}"]`, section)[0].replaceChildren(...names.map(name => new Option(name)));
+    keys = keys.filter(key => key[i] === choice[menu]);
+  });
+  return keys[0].join("|");
+}
+
 function draw(section, chart, choice) {
+  if (chart.menus) choice.y = fromMenus(section, chart, choice);
   if (!(choice.y in chart.ys)) choice.y = Object.keys(chart.ys)[0];
   choice.x ??= Object.keys(chart.xs)[0];
   const { x, y, hidden } = choice, bands = choice.bands ?? true;
-  const logs = { "log x": choice["log x"] ?? false, "log y": choice[`log ${y}`] ?? chart.logs[y] };
+  const logs = { "log x": choice["log x"] ?? chart.logx ?? false, "log y": choice[`log ${y}`] ?? chart.logs[y] };
   all("form [name]", section).forEach(input => {
     if (input.type === "checkbox") input.checked = { bands, ...logs }[input.name];
     else if (input.name !== "division") input.value = choice[input.name];
@@ -37,16 +49,16 @@ function draw(section, chart, choice) {
   all("[data-y]", section).forEach(view => { view.hidden = view.dataset.y !== y; });
   const curves = chart.curves[y][x], traces = [], kept = []; // kept: the values that set the limits of the y axis
   const floor = Math.min(...curves.flatMap(curve => (curve ? curve[1].filter(mean => mean > 0) : [])));
-  const buttons = chart.lines.map(({ name, label, colour, dash }, i) => {
+  const buttons = chart.lines.map(({ name, label, colour, dash, symbol }, i) => {
     const ink = colour === "#000000" ? getComputedStyle(document.body).color : colour, off = hidden.has(name);
     const [at, mean, low, high] = curves[i] ?? [[], []], there = [...at.keys()].filter(k => low && low[k] !== null && high[k] !== null);
     if (bands && !off && there.length) traces.push({ // up along the upper end, back along the lower one
       x: [...there, ...there.toReversed()].map(k => at[k]), fill: "toself", fillcolor: ink, opacity: 0.18, line: { width: 0 }, hoverinfo: "skip",
       y: [...there.map(k => high[k]), ...there.toReversed().map(k => (logs["log y"] && low[k] <= 0 ? floor : low[k]))], mode: "lines" });
     if (!off && !chart.lines[i].lost) kept.push(...(bands && low ? [...low, ...high] : mean).filter(v => v !== null && (!logs["log y"] || v > 0)));
-    if (!off) traces.push({ x: at, y: mean, name: plain(label), hoverinfo: "x+y+name", mode: at.length > 1 ? "lines" : "markers",
-      line: { color: ink, dash: dash.replace(/t?ed$/, ""), width: 2 }, marker: { color: ink, size: 8 } });
-    const button = Object.assign(document.createElement("button"), { type: "button", disabled: !at.length });
+    if (!off) traces.push({ x: at, y: mean, name: plain(label), hoverinfo: "x+y+name", mode: symbol ? "lines+markers" : at.length > 1 ? "lines" : "markers",
+      line: { color: ink, dash: dash.replace(/t?ed$/, ""), width: 2 }, marker: { color: ink, size: 8, symbol: symbol ?? "circle" } });
+    const button = Object.assign(document.createElement("button"), { type: "button", disabled: !at.length, hidden: chart.menus && !at.length });
     const swatch = button.appendChild(document.createElement("i"));
     swatch.style.borderTop = `3px ${dash === "dashdot" ? "dashed" : dash} ${ink}`;
     button.append(label);

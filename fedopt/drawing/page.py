@@ -44,7 +44,8 @@ class Section(NamedTuple):
         picture: A picture as a data URI. Empty: no picture.
         chart: The interactive chart: the names of its axes (xs, ys), whether each y axis is logarithmic at first (logs),
             target values (targets), lines (name, label, colour, dash), and their points: curves[y][x][line] is [x, mean,
-            low, high], or [x, mean] without a band, or None without points. None: no chart.
+            low, high], or [x, mean] without a band, or None without points. With menus, a list of names, one menu per name
+            chooses the y axis, whose key consists of the chosen values, joined by |. None: no chart.
         views: y axis -> (tables, notes) that are shown with this axis.
         tables: Tables that are shown with every y axis.
         maps: label -> heat map, with its clients, classes and counts [clients, classes].

@@ -1,3 +1,4 @@
+from fedopt.results.card import commit as commit
 from fedopt.results.card import division as division
 from fedopt.results.card import facts as facts
 from fedopt.results.card import how as how

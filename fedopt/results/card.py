@@ -67,7 +67,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": _versions(),
         "sources": sources(composed.nodes),
         "machine": {
@@ -85,7 +85,7 @@ def say_other_versions(folder: RunFolder) -> None:
     Args:
         folder: The run's folder.
     """
-    card, now = folder.card(), {**_versions(), "commit": _commit()}
+    card, now = folder.card(), {**_versions(), "commit": commit()}
     if "versions" not in card:
         return
     before = {**card["versions"], "commit": card.get("commit")}
@@ -147,7 +147,7 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit of the git checkout, followed by `+changes` if there are uncommitted changes; None without a checkout.
 
     It is determined once per process, since imported code does not change.
@@ -155,9 +155,9 @@ def _commit() -> str | None:
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None
-    commit = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        return subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+from support.command import ROOT
 
-from fedopt.bench import release
-from fedopt.bench.rank import BUDGETS, FIRM, Searches, best_of, board, chances, claims, first, hits, spent, worth
+from fedopt.bench import rank, release
+from fedopt.bench.rank import Pool, chances, curves, hits, pairs, pools_of, reach, seen, spent, worth
 from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, released
-from fedopt.bench.suite import CURRENCIES, LIMITS, Task
+from fedopt.bench.suite import CURRENCIES, LIMITS, VERSION, Task
 from fedopt.errors import UserError
 
 TARGETS = [0.5, 0.1, 0.01]
@@ -44,13 +46,6 @@ def pool(name, rates, reported=(), seeds=2, of_report=4, noise=0.0, seed=0):
                 parts.append(curve(rate).assign(method=name, kind=kind, point=point + 1, seed=from_seed + s))
     parts += [curve(0.0).assign(method=name, kind="pool", point=0, seed=1000 + s) for s in range(seeds)]
     return pd.concat(parts, ignore_index=True).assign(status="finished")
-
-
-def searches(*pools):
-    of = task(entries=dict.fromkeys(pd.concat(pools)["method"]))
-    table = pd.concat(pools, ignore_index=True)
-    reached = hits(of, table)
-    return of, table, Searches(of, table, reached[reached["currency"] == "comm_rounds"])
 
 
 def test_what_has_been_spent():
@@ -86,76 +81,173 @@ def test_a_score_is_the_area_under_the_curve():
     """On log budget: a goal that is reached at a tenth of the budget is worth half."""
     assert worth([0.1, math.inf, 0.001, 1.0]) == pytest.approx([0.5, 0, 1, 0])
     costs = np.array([0.02, 0.3, math.inf, 0.5])
-    shares = [(costs <= budget).mean() for budget in BUDGETS]
-    area = np.trapezoid(shares, np.log(BUDGETS)) / math.log(100)
+    budgets = np.geomspace(0.01, 1, 201)
+    shares = [(costs <= budget).mean() for budget in budgets]
+    area = np.trapezoid(shares, np.log(budgets)) / math.log(100)
     assert worth(costs).mean() == pytest.approx(area, abs=0.01)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_chances_are_those_of_all_draws(size):
-    """Each subset is as likely as any other; ties go to the better end."""
-    scores, ends = np.array([0.2, 0.9, 0.5, 0.5, 0.0, 0.0, 0.7]), np.array([1, 2, 7, 3, 5, 6, 4])
-    best = [max(draw, key=lambda n: (scores[n], ends[n])) for draw in itertools.combinations(range(7), size)]
-    expected = np.bincount(best, minlength=7) / len(best)
-    np.testing.assert_allclose(chances(scores, ends, size), expected, atol=1e-12)
+def pool_of(points=9, targets=3, seed=0, seeds=2):
+    """A pool of random points, some of which miss; several scores are equal."""
+    rng = np.random.default_rng(seed)
+    costs = np.sort(np.round(rng.uniform(0.02, 1.4, (points, seeds, targets)), 1), axis=2)
+    return Pool(
+        np.where(costs <= 1, np.maximum(costs, 0.02), math.inf), rng.permutation(points * seeds).reshape(points, seeds)
+    )
 
 
-def test_searches_choose_by_the_pool_and_are_judged_on_other_seeds():
-    """A point that was lucky in the pool costs what its report says; one without a report what its runs of the pool say."""
-    rates = [0.02, 0.05, 0.1, *[1e-4] * 21]
-    own = pool("a", rates, reported=(2,))
-    own.loc[(own["kind"] == "report") & (own["step"] > 0), "value"] = 4.0  # the best one fails where it is judged
-    _, _, drawn = searches(own)
-    assert drawn.chance["a"].sum() == pytest.approx(1)
-    assert drawn.chance["a"][2] == pytest.approx(12 / 24)  # it is in half of the searches
-    scores = drawn.scores("a")
-    none = math.comb(21, 12) / math.comb(24, 12)  # of the three good points
-    assert (scores == 0).mean() == pytest.approx(0.5 + none, abs=0.03)
-    second = worth([math.ceil(-math.log(goal) / 0.05) / 100 for goal in TARGETS]).mean()
-    assert scores.max() == pytest.approx(second, abs=0.02)
+def searched(pool, size, choose, find):
+    """The mean of what all searches of ``size`` points find. choose: (point, seed) -> key of the best; find: (point, seed)."""
+    n, seeds = pool.costs.shape[:2]
+    tries = [(0, *some) for some in itertools.combinations(range(1, n), size - 1)]
+    return np.mean([find(max(own, key=lambda p: choose(p, s)), s) for own in tries for s in range(seeds)], axis=0)
 
 
-def test_two_names_of_one_method_are_not_told_apart_and_ten_times_is():
-    rng = np.random.default_rng(3)
-    a, b, slow = (np.exp(rng.normal(-3, 1, 60)) for _ in range(3))
-    pools = [pool("a", a, range(60)), pool("b", b, range(60), seed=1), pool("slow", slow / 100, range(60), seed=2)]
-    _, _, drawn = searches(*pools)
-    pairs = [("t", "a", "b"), ("t", "a", "slow"), ("t", "slow", "a")]
-    table = claims(pairs, {"t": drawn}, 3)
-    assert table["answer"].tolist() == ["not told apart", "held", "did not hold"]
-    assert table["ratio"][1] * table["ratio"][2] == pytest.approx(1, rel=1e-9)
-    assert table["low"][1] < table["ratio"][1] < table["high"][1] < 1
-    assert (table["p (Holm)"] >= table["p"]).all()
-    assert claims(pairs[1:2], {"t": drawn}, 10_000)["answer"].tolist() == ["not told apart"]  # one of very many
-    ranked = board({"t": drawn}).set_index("method")
-    assert ranked.loc["slow", "rank"] == 3
-    assert ranked.loc["slow", "holds"] > FIRM > ranked.loc["a", "holds"]
-    name, share = first(drawn)
-    assert name in ("a", "b")
-    assert share < FIRM
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_expectations_are_those_of_all_searches(size):
+    """Each subset is as likely as any other; it selects on one seed, and is judged on the other."""
+    pool = pool_of()
+    found = searched(pool, size, lambda p, s: (pool.scores[p, s], pool.ends[p, s]), lambda p, s: pool.values[p, 1 - s])
+    np.testing.assert_allclose(pool.expected(size).mean(axis=0), found, atol=1e-12)
+    assert chances(8, size).sum() == pytest.approx(1)
 
 
-def test_ratios_with_and_without_misses():
-    """One reaches all targets in a third of the time; the other misses the last one."""
-    _, _, drawn = searches(pool("fast", [0.12] * 12, range(12)), pool("slow", [0.04] * 12, range(12)))
-    censored, common, misses = drawn.ratios("fast", "slow")
-    rounds = {rate: [math.ceil(-math.log(goal) / rate) for goal in TARGETS] for rate in (0.12, 0.04)}
-    both = [math.log(f / s) for f, s in zip(rounds[0.12], rounds[0.04], strict=True) if s <= 100]
-    assert common == pytest.approx(np.full(4000, np.mean(both)), abs=0.05)
-    assert censored == pytest.approx(np.full(4000, np.mean([*both, math.log(rounds[0.12][2] / 100)])), abs=0.05)
-    assert misses == (0, pytest.approx(1 / 3))
+def test_equal_points_and_the_theory_point():
+    """Of equal points the first one counts, which is the theory point; a search of one point is the theory point."""
+    costs = np.full((5, 2, 1), 0.1)
+    costs[:, 1, 0] = [0.2, 0.3, 0.3, 0.3, 0.3]
+    pool = Pool(costs, np.zeros((5, 2)))
+    assert pool.expected(4)[0] == pytest.approx([worth(0.2), 1])
+    assert pool.expected(1).mean(axis=0) == pytest.approx([(worth(0.1) + worth(0.2)) / 2, 1])
 
 
-def test_a_board_weighs_tasks_alike_and_ranks_who_takes_part_in_all():
-    of, table, one = searches(pool("a", [0.1] * 12, range(12)), pool("b", [0.05] * 12, range(12)))
-    _, _, other = searches(pool("a", [0.01] * 12, range(12)))
-    ranked = board({"one": one, "other": other}).set_index("method")
-    assert pd.isna(ranked.loc["b", "rank"])
-    assert ranked.loc["a", "rank"] == 1
-    assert ranked.loc["a", "score"] == pytest.approx((one.scores("a").mean() + other.scores("a").mean()) / 2)
-    reached = hits(of, table)
-    curves = best_of(of, table, reached[reached["currency"] == "comm_rounds"], [1, 4])
-    assert curves.groupby("method")["score"].nunique().tolist() == [1, 1]  # all points are alike
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_leaving_a_point_out(size):
+    pool = pool_of()
+    expected = [
+        Pool(np.delete(pool.costs, k, 0), np.delete(pool.ends, k, 0)).expected(size).mean(axis=0) for k in range(1, 9)
+    ]
+    np.testing.assert_allclose(pool.without(size), expected, atol=1e-12)
+
+
+def test_the_cheapest_point_of_a_search():
+    pool = pool_of(seed=1)
+    share, cost = pool.cheapest(3)
+    for target in range(3):
+        own = pool.costs[..., target]
+        found = [min(own[p, s] for p in (0, *two)) for two in itertools.combinations(range(1, 9), 2) for s in range(2)]
+        reached = [one for one in found if one < math.inf]
+        assert share[target] == pytest.approx(len(reached) / len(found))
+        expected = math.exp(np.mean(np.log(reached))) if share[target] >= 0.5 else math.nan
+        assert cost[target] == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(cost).any()
+    assert not np.isnan(cost).all()
+
+
+def test_reach_rates_have_exact_binomial_ends():
+    """No point of 511 reaches a target: at most 1 - .025^(1/511) of the points do. The theory point reaches the other one."""
+    costs = np.full((512, 2, 2), math.inf)
+    costs[0, :, 0] = 0.5
+    rows = reach({"m": Pool(costs, np.zeros((512, 2)))}, [0.5, 0.1])
+    assert rows[["reach", "low", "high"]].to_numpy() == pytest.approx(
+        np.array([[1, 1, 1], [0, 0, 1 - 0.025 ** (11 / 511)]])
+    )
+    assert rows["cost"].tolist() == pytest.approx([0.5, math.nan], nan_ok=True)
+    costs[1:103, :, 1] = 0.3  # a fifth of them
+    ends = stats.binomtest(102, 511).proportion_ci(0.95)
+    row = reach({"m": Pool(costs, np.zeros((512, 2)))}, [0.5, 0.1]).loc[1]
+    assert row["reach"] == pytest.approx(1 - math.comb(409, 11) / math.comb(511, 11))
+    assert row[["low", "high"]].tolist() == pytest.approx([1 - (1 - end) ** 11 for end in (ends.low, ends.high)])
+
+
+def many(apart=1.0, points=512, seed=0):
+    """A pool of lognormal costs."""
+    rng = np.random.default_rng(seed)
+    costs = 0.2 * apart * np.exp(0.3 * rng.standard_normal((points, 1, 1))) * np.array([[[1.0, 1.5], [1.02, 1.52]]])
+    return Pool(np.where(costs <= 1, costs, math.inf), np.zeros((points, 2)))
+
+
+def test_verdicts_on_pairs():
+    pools = {
+        "a": many(),
+        "again": many(seed=1),
+        "slow": many(2.0, seed=2),
+        "none": Pool(np.full((512, 2, 2), math.inf), np.zeros((512, 2))),
+    }
+    rows = pairs(pools).set_index(["one", "other"])
+    assert len(rows) == 6
+    assert rows.loc[("a", "slow"), "verdict"] == "before"
+    assert rows.loc[("a", "slow"), "ratio"] == pytest.approx(0.5, rel=0.15)
+    twins = rows[[{*names} == {"a", "again"} for names in rows.index]].iloc[0]
+    assert twins["verdict"] == "alike"
+    assert twins["low"] < 1 < twins["high"]
+    assert rows.loc[("a", "none"), "verdict"] == "before"
+    assert math.isnan(rows.loc[("a", "none"), "ratio"])  # no ratio over misses
+    assert rows.loc[("a", "none"), ["misses_one", "misses_other", "seen"]].tolist() == pytest.approx([0, 1, 1])
+    assert (rows["seen"] > 0.49).all()
+    none = pairs(dict.fromkeys(("x", "y"), pools["none"])).iloc[0]
+    assert none["verdict"] == "not resolved"  # two that reach nothing are not alike
+    assert none["seen"] == pytest.approx(0.5)
+
+
+def test_a_ratio_is_that_of_mean_log_costs():
+    """All points cost the same: 0.1 and 0.4 for one target, and the other misses the second one."""
+    same = [
+        Pool(np.broadcast_to(costs, (512, 2, 3)), np.zeros((512, 2)))
+        for costs in ([0.1, 0.5, np.inf], [0.4, np.inf, np.inf])
+    ]
+    row = pairs({"a": same[0], "b": same[1]}).iloc[0]
+    assert row["effect"] == pytest.approx((math.log(0.1 / 0.4) + math.log(0.5 / 1)) / 2)  # nobody reaches the third
+    assert row["ratio"] == pytest.approx(math.exp(row["effect"]))
+    assert row["verdict"] == "before"
+
+
+def test_how_often_a_single_search_shows_it(monkeypatch):
+    monkeypatch.setattr(rank, "SEARCH", 3)
+    one, other = pool_of(), pool_of(seed=1)
+    found = [
+        [
+            [
+                max((0, *two), key=lambda p: (pool.scores[p, s], pool.ends[p, s]))
+                for two in itertools.combinations(range(1, 9), 2)
+            ]
+            for s in range(2)
+        ]
+        for pool in (one, other)
+    ]
+    share = np.mean(
+        [
+            [np.sign(one.scores[p, 1 - s] - other.scores[q, 1 - s]) for p in found[0][s] for q in found[1][s]]
+            for s in range(2)
+        ]
+    )
+    assert seen(one, other) == pytest.approx((1 + share) / 2)
+    assert seen(other, one) == pytest.approx((1 - share) / 2)
+
+
+def test_tuning_curves():
+    pool = replace(many(points=48), others={("pool", 0): np.array([[0.1, math.inf], [0.1, math.inf]])})
+    rows = curves({"m": pool, "small": many(points=8)})
+    assert rows.groupby("method")["points"].max().to_dict() == {"m": 48, "small": 8}
+    own = rows[rows["method"] == "m"].set_index("points")
+    assert own.loc[0, "score"] == pytest.approx(worth(0.1) / 2)
+    assert own.loc[12, "score"] == pytest.approx(pool.expected(12)[:, :2].mean())
+    rest = own.drop(index=0)
+    assert ((rest["low"] <= rest["score"]) & (rest["score"] <= rest["high"])).all()
+    assert rest["score"].is_monotonic_increasing
+
+
+def test_pools_are_read_from_a_table():
+    """The defaults and the runs of a report are no points of the pool; a second scramble is a method of its own."""
+    of, runs = task(), pool("m", [0.1, 0.05, 0.02], reported=(1,))
+    null = pool("m", [0.1, 0.03]).query("point > 0").assign(kind="null")
+    pools = pools_of(of, pd.concat([runs, null]))["comm_rounds"]
+    assert {name: len(own.costs) for name, own in pools.items()} == {"m": 3, "m (second scramble)": 2}
+    own = pools["m"]
+    assert own.best == 1
+    assert own.score_of("pool", 0) == 0
+    assert own.score_of("report", 2) == pytest.approx(own.scores[1].mean())
+    assert math.isnan(own.score_of("report", 1))
 
 
 def test_every_currency_is_counted():
@@ -218,6 +310,7 @@ def test_a_table_that_unpacks_to_much_is_refused_unread(monkeypatch, tmp_path):
         read_table(path)
 
 
+@pytest.mark.skipif(not (ROOT / "docs" / "bench" / VERSION / TABLE).exists(), reason="needs released results")
 def test_results_are_not_taken_from_elsewhere_without_a_word(capsys, tmp_path):
     """Where a folder has none, a note says whose they are."""
     released(tmp_path)
