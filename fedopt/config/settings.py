@@ -76,7 +76,11 @@ class Budget:
         return sum(int(exact(points * (1 + math.log10(share) / 2))) for share in shares)
 
     def _shares(self, row: Mapping[str, float]) -> list[float]:
-        """Return the used fraction of each limit that is set. ``row`` contains the costs so far."""
+        """Return the used fraction of each limit that is set.
+
+        Args:
+            row: The costs so far, by column of metrics.csv.
+        """
         return [LIMITS[name].of(row) / limit if limit else 1.0 for name, limit in self.limits.items()]
 
 

@@ -93,6 +93,9 @@ class Folder:
     def _open(self, file: Path) -> Image.Image:
         """Open an image in its upright orientation, in Pillow's mode L if it is grey and in RGB otherwise.
 
+        Args:
+            file: The image file.
+
         Raises:
             UserError: The file is damaged, or it has more than 8 bits per channel.
         """

@@ -149,7 +149,7 @@ class Dense:
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _pass(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Pass:
-        """Run the network forward and backward.
+        """Run the network forward and backward, and return what both passes computed.
 
         Args:
             flat: Parameters, ``[dim]``.
@@ -173,7 +173,12 @@ class Dense:
         return Pass(layers, a, of_layers, logits)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
-        """Return the input of each layer, followed by the output of the last layer."""
+        """Run the network forward, and return the input of each layer, ``[inputs, B]``, and the output of the last layer.
+
+        Args:
+            layers: Parameters of the layers.
+            batch: The examples; the key of the batch determines the dropout masks.
+        """
         a, dropout = [batch.x.mT], Dropout(batch.keys[0]) if batch.keys else None
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]

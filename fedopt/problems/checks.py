@@ -149,7 +149,7 @@ def _check_splits(problem: Problem) -> None:
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
-    """Yield the functions of a problem that are to be tried.
+    """Yield the functions of a problem that `check` tries, with arguments.
 
     Args:
         problem: The problem.

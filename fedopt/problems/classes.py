@@ -294,7 +294,8 @@ class Conditional(Minimisation):
     ``f`` evaluates ``f_xi`` at the mean of ``r`` over samples ``eta``.
 
     Attributes:
-        inner: Number of samples eta for each example xi. With a finite number, ``f`` is biased. None: the exact expectation.
+        inner: Number of samples eta for each example xi. With a finite number, ``f`` is biased. None: f uses the exact
+            expectation.
     """
 
     inner: int | None
@@ -381,7 +382,7 @@ class Nested(Problem):
     def shares_examples(self) -> bool:
         """Whether f and g use the same examples, and both enter the hypergradient.
 
-        Products of their derivatives on one sample would then be biased, so that each derivative needs its own sample.
+        Products of their derivatives on one sample would then be biased, so each derivative needs a sample of its own.
         """
         return self.indirect and self.f_split == self.g_split
 

@@ -59,10 +59,12 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the value of the function. After ``@function(where=...)``, decorate the function in the argument instead.
+        """Return the value of the function for some arguments.
+
+        After ``@function(where=...)``, which has no function yet, decorate the function in the argument, and return the decorator.
 
         Args:
-            arguments: The arguments of the function, or only the function to decorate.
+            arguments: The problem and the other arguments of the function; or only the function to decorate.
         """
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 

@@ -28,7 +28,9 @@ from fedopt.problems.function import marked, scales
 
 
 class _Reduced(Problem):
-    """A problem in the form of another problem class. Attributes that a reduction does not define are the original problem's.
+    """Base class of reductions: a problem in the form of another problem class.
+
+    Attributes that a reduction does not define are taken from the original problem.
 
     Args:
         original: The original problem.

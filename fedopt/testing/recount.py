@@ -19,7 +19,7 @@ class Tap(torch.autograd.Function):
     """The identity function, which appends to a list of events when it is differentiated.
 
     It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of such a
-    gradient.
+    gradient. It is called as ``Tap.apply(v, events)``.
     """
 
     @staticmethod

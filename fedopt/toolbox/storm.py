@@ -30,7 +30,12 @@ Samples = Callable[[Client], Iterator[Sample]]
 
 
 class Pair(NamedTuple):
-    """A point z, and directions d at z."""
+    """A point of a method and its estimated directions.
+
+    Attributes:
+        z: The point.
+        d: The directions at z, with the shapes of z.
+    """
 
     z: Vectors
     d: Vectors
@@ -100,7 +105,7 @@ class Storm(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """The state between two rounds of `together`, before iteration t.
+    """The state of a method between two rounds of `together`, before iteration t. z_t is the point, and d_t the direction.
 
     Attributes:
         z: The mean of the clients' z_t.
@@ -234,7 +239,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, s
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced with means.
+    """Return the variables z, the first of which are replaced with means.
 
     Args:
         z: The variables.

@@ -363,5 +363,5 @@ def test_completion_of_no_shell(words, monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, "-sc", *words)
     assert (result.code, result.err) == (
         2,
-        "fedopt: -sc: needs install, uninstall or query, and a shell: bash, zsh or fish; write install=bash\n",
+        "fedopt: -sc: needs install, uninstall or query with bash, zsh or fish, such as -sc install=bash\n",
     )
