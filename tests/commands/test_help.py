@@ -263,7 +263,7 @@ def test_a_list_of_all_methods_is_short(monkeypatch, capsys):
     monkeypatch.setattr("fedopt.console.say.PIPED", 80)
     lines = fedopt(monkeypatch, capsys, "list", "algorithms").out.splitlines()
     heads = [line.partition(":")[0] for line in lines if line[:1] != " "]
-    assert len(lines) <= len(options("algo")) + 15
+    assert len(lines) <= len(options("algo")) + 17
     assert {"bilevel", "bilevel (local lower level)", "compositional (local)", "risk of pairs"} < {*heads}
     assert not any("_" in head for head in heads)
     fits = fedopt(monkeypatch, capsys, "list", "algorithms", "minimax").out
