@@ -357,7 +357,7 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradients at y on its samples ``outer``, and return the new x, ``[dx]``.
+    """Take the client's outer steps along its hypergradients, one step for each sample of ``outer``; return the new x, ``[dx]``.
 
     Args:
         client: The client.

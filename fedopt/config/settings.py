@@ -178,6 +178,16 @@ class Participation:
         rule = f", combined by {self.rule.kind}" if self.rule else ""
         return counted(clients, "client") + cohort + pattern + late + hostile + rule
 
+    def ignored(self, clients: int) -> list[str]:
+        """Return the keys that have no effect, since everyone takes part: ``cohort``, ``sampling`` or both.
+
+        Args:
+            clients: The number of clients.
+        """
+        few = self.cohort is not None and clients < self.cohort_from
+        everyone = not self.dropout and (few or self.cohort in (None, clients))
+        return ["cohort"] * few + ["sampling"] * (everyone and self.sampling == "by_weight")
+
     @property
     def punctual(self) -> bool:
         """Whether all answers arrive in the same round as the message."""

@@ -102,7 +102,7 @@ class Folder:
         try:
             with Image.open(file, formats=FORMATS) as opened:
                 if opened.mode[0] in "IF":
-                    raise ValueError("it has more than 8 bits per pixel; dataset=npz reads arrays of any numbers")
+                    raise ValueError("it has more than 8 bits per channel; dataset=npz reads arrays of any numbers")
                 image = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
         except Exception as error:  # Pillow raises many different exceptions for damaged files
             raise UserError(f"{file}: cannot be read as an image ({first_line(error)}); replace or remove it") from None

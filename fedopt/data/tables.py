@@ -50,8 +50,8 @@ class Csv:
         pixels: How inputs are scaled for models (see `LabelledData`).
         separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
             contain it, the first of ; tab | that it contains.
-        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number contains a point,
-            otherwise a point.
+        decimal: The decimal mark. None: a comma if cells are separated by semicolons, a digit,digit occurs and no digit.digit
+            does (a date such as 12.05.2024 counts); otherwise a point.
         encoding: Encoding of the text. None: UTF-8, or Latin-1 if the text is not valid UTF-8.
     """
 
@@ -141,7 +141,7 @@ class Csv:
                 lacks = f"there is no such column in {path}{nearest(column, names)}"
                 raise UserError(f"dataset.{key}={column}: {lacks}; there are {joined(names, SHOWN)}")
             if used.count(column) > 1:
-                raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
+                raise UserError(f"dataset.{key}={column}: this column is named more than once; name it once")
         return features
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:

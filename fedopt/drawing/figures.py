@@ -230,9 +230,9 @@ def draw_lines(
 def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str]) -> tuple[float, float]:
     """Return the range (low, high) that the y axis of a picture has to show.
 
-    The range contains the means of the lines in which no run diverged, and the first values of the lines in which a run
-    diverged. Bands, and later values of diverged lines, extend it by at most half of its size on either side. If a run
-    diverged in every line, all means are contained.
+    The range always contains the means of the lines in which no run diverged, and the first values of the lines in which a
+    run diverged. Bands, and later values of diverged lines, may extend it, on either side, by at most half of its size. If
+    a run diverged in every line, the range contains all means.
 
     Args:
         axis: The axes of the picture, whose scale of the y axis is set.

@@ -110,7 +110,7 @@ class Page(NamedTuple):
 
 
 def _printable(value: object) -> object:
-    """Return a text with unprintable characters escaped, as `console.texts.printable` does; return markup unchanged."""
+    """Escape unprintable characters if the value is a plain str; return any other value, such as escaped markup, unchanged."""
     return printable(value) if type(value) is str else value
 
 

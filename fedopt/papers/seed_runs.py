@@ -49,7 +49,7 @@ class SeedRuns:
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str = "") -> float:
-        """Return the best value of the metric over all evaluations; nan if none is finite.
+        """Return the best value of a metric over all evaluations of a run; nan if none is finite.
 
         Args:
             label: The label of the line.

@@ -26,7 +26,7 @@ from fedopt.config import (
     with_project,
 )
 from fedopt.errors import UserError
-from fedopt.problems import Problem, class_of, covered
+from fedopt.problems import Problem, class_of, covered, projects
 from fedopt.problems import name as class_name
 from fedopt.running import Experiment
 from fedopt.running.assemble import assemble
@@ -109,7 +109,8 @@ def pairs() -> list[tuple[str, str]]:
     """Return all pairs of names (algorithm, problem) in which the algorithm can solve the problem."""
     classes = problem_classes()
     solvable = {algo: covered(class_at("algo", algo).solves) for algo in names("algo")}
-    return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
+    found = [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
+    return [(a, p) for a, p in found if projects(class_at("problem", p), class_at("algo", a))]
 
 
 def held_pairs() -> list[tuple[str, str]]:

@@ -66,9 +66,9 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a hand-written derivative of a problem so that the gradients that it computes are counted, and return it.
+        """Return a hand-written derivative, wrapped so that its gradients are added to ``own``.
 
-        A `Tap` does not see gradients that are computed without automatic differentiation.
+        A `Tap` does not see gradients that are computed without automatic differentiation. A step with an anchor counts as two.
 
         Args:
             form: What the function computes: ``gradient``, ``gradients`` or ``step``.

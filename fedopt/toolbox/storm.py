@@ -110,8 +110,8 @@ class Averages(NamedTuple):
     Attributes:
         z: The mean of the clients' z_t.
         d: The mean of the clients' d_{t-1}.
-        previous: The mean of the clients' z_{t-1} as one vector. If cohorts change, it takes the place of each client's z_{t-1}.
-        memory: Each client's z_{t-1} as one vector. It is used if all clients take part in every round.
+        previous: The mean of the clients' z_{t-1} as one vector. It is used for every client if cohorts change.
+        memory: Each client's z_{t-1} as one vector. It is used instead if all clients take part in every round.
     """
 
     z: Vectors
@@ -254,7 +254,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
     """Raise ValueError if a weight of a method is greater than 1.
 
     Args:
-        weights: The weights by the name that the message shows, which is a formula such as ``c * eta^2``.
+        weights: name for the message -> weight. The name is a formula such as ``c * eta^2``.
     """
     for name, weight in weights.items():
         if weight > 1 + 1e-12:

@@ -198,7 +198,7 @@ def odd_images(folder, ending, made, **how):
 
 @pytest.mark.parametrize(("kind", "ending"), [("u2", "png"), ("i4", "tif"), ("f4", "tif")])
 def test_images_of_more_than_8_bits_are_refused(kind, ending, tmp_path):
-    with pytest.raises(UserError, match=r"0\.(png|tif): .* more than 8 bits per pixel; dataset=npz"):
+    with pytest.raises(UserError, match=r"0\.(png|tif): .* more than 8 bits per channel; dataset=npz"):
         odd_images(tmp_path, ending, lambda grey: Image.fromarray(grey.astype(kind)))
 
 
