@@ -174,7 +174,7 @@ class Result:
         """The variables and models of the run's checkpoint, read again only if the checkpoint has changed."""
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
-            raise UserError(f"{self.folder}: contains no checkpoint; repeat the run's command with resume=true")
+            raise UserError(f"{self.folder}: has no checkpoint to read; repeat the run's command with resume=true")
         time = checkpoint.stat().st_mtime_ns
         if time not in self._cache:
             self._cache.clear()
@@ -453,7 +453,7 @@ def _overrides(overrides: Any, sweep: bool = False) -> list[str]:
     try:
         return [of_folder(text) for text in (shlex.split(overrides) if isinstance(overrides, str) else overrides)]
     except ValueError as error:
-        raise UserError(f"{overrides}: cannot be split into overrides ({first_line(error)}); close quotes") from None
+        raise UserError(f"{overrides}: cannot be split ({first_line(error)}); close the quotes") from None
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.better not in ("lower", "higher", "neither") or self.scale not in ("linear", "log"):
-            raise UserError(f"metric {self.name}: better must be lower, higher or neither, and scale linear or log")
+            raise UserError(f"metric {self.name}: 'better' must be lower, higher or neither, and 'scale' linear or log")
 
     @property
     def title(self) -> str:
@@ -105,7 +105,7 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """The factor that turns values into values of which lower ones are better: -1 if higher values are better, otherwise 1."""
+        """The factor that makes lower values better: -1 if higher values are better, otherwise 1."""
         return -1 if self.better == "higher" else 1
 
     @property

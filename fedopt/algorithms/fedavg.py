@@ -95,7 +95,10 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
-    """FedAdam, FedYogi and FedAdagrad: FedAvg whose server divides each coordinate by the square root of its second moment.
+    """FedAdam, FedYogi and FedAdagrad: FedAvg whose server scales each coordinate of its step.
+
+    The server divides a coordinate by the square root of the coordinate's second moment.
+
 
     It has the hyperparameters of `FedAvg`, with momentum = 0 (ValueError otherwise), and the following ones.
 

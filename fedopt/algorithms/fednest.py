@@ -314,17 +314,17 @@ def svrg_steps(alpha: Callable[[Client], float | Tensor]) -> Callable[[Client, T
             return moved(x_i, h_i_nu, alpha_i)
 
         # h_i_nu = h where x_i = x
-        return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
+        return client.scan("outer", step, if_it_steps(client, "outer", moved(x, h, alpha_i), x), skip=1)
 
     return local_steps
 
 
-def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
+def if_it_steps(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
     """Return the point after a client's first local step, or the point before it if the client takes no step.
 
     Args:
         client: The client.
-        work: The name of the client's samples, which determine its number of steps.
+        work: The name of the draws, ``outer`` or ``inner``, which determine the client's number of steps.
         after: The point after the step.
         before: The point before the step.
     """
@@ -353,11 +353,11 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
     if q is None:
         return client.scan("inner", sgd, y)
     # q_i_nu = q where y_i = y
-    return client.scan("inner", svrg, unless_late(client, "inner", client.project(moved(y, q, beta)), y), skip=1)
+    return client.scan("inner", svrg, if_it_steps(client, "inner", client.project(moved(y, q, beta)), y), skip=1)
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Take the client's outer steps along its hypergradients, one step for each sample of ``outer``; return the new x, ``[dx]``.
+    """Take the client's outer steps along its hypergradients, one for each sample of ``outer``; return the new x, ``[dx]``.
 
     Args:
         client: The client.

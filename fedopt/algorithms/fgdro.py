@@ -62,7 +62,7 @@ class Fgdro:
     Args:
         eta: The step size of w, the model.
         eta_s: The step size of the threshold s, above which losses count, for risk=cvar.
-        gamma: The weight of the newest batch loss in u_i, the estimate of its loss on client i.
+        gamma: The weight of the newest batch loss in u_i, the running estimate of client i's loss.
         tau: The number of local steps.
         B: The batch size. None: all examples of the client.
         risk: ``cvar``: the conditional value at risk. ``kl``: the KL-robust mean. The module's docstring has their formulas.

@@ -169,7 +169,9 @@ def places(pools: ByMethod, table: pd.DataFrame, scores: pd.DataFrame, ranked: S
 
 
 def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
-    """Return the performance and data profiles of methods over several tasks in one currency: kind, method, at, share.
+    """Return the performance and data profiles of methods over several tasks, for one unit of cost, as a table.
+
+    Its columns are kind, method, at and share.
 
     Kind 'performance': the fraction of pairs of a task and a target at which the cost is at most ``at`` times that of the
     cheapest method. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of the

@@ -116,9 +116,9 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _draw_trials(axis: Axes, search: Search, key: str) -> None:
-    """Draw a marker for each trial of a search over the values of a key. Trials without a value are at the top of the axes.
+    """Draw a marker for each trial of a search: the key's value against the final metric.
 
-    Default values that the axis cannot show are left out.
+    Trials whose metric is missing or infinite are crosses at the top. A default that the x axis cannot show is left out.
     """
     values = search.ranges[key]
     texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]

@@ -124,7 +124,15 @@ def _link(name: str, entries: Entries, place: Path) -> str:
 
 
 def _may_be_best(places: pd.DataFrame, task: str) -> dict[str, list[str]]:
-    """Return currency -> the methods that may be best on a task, the highest score first, if they reach a target."""
+    """Return, for each currency (unit of cost), the methods that may be best on a task and have a positive score.
+
+    Args:
+        places: The ranking, with the columns task, currency, method, score and may_be_best.
+        task: The name of the task.
+
+    Returns:
+        Short name of the currency -> the methods, in the order of ``places``.
+    """
     good = places[(places["task"] == task) & (places["score"] > 0) & places["may_be_best"].eq(True)]
     return {of.short: good.loc[good["currency"] == name, "method"].tolist() for name, of in CURRENCIES.items()}
 

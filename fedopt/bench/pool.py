@@ -158,7 +158,7 @@ class _Pool:
 
 
 class _Batch(Stack):
-    """A `Stack` whose configs are composed where it is computed, which takes a while for hundreds of points."""
+    """A `Stack` that composes its configs in the process that computes it, since composing hundreds of them takes a while."""
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         words = self.composed.overrides

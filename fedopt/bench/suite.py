@@ -199,8 +199,8 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
             raise UserError(f"bench.{task.name}: {odd[0]!r} cannot be a name; use letters, digits, blanks, _ and -")
         sizes = {"Lx", "Ly"} <= {*task.smoothness} <= {"Lx", "Ly", "L"}
         if {*task.budget} != {*LIMITS} or not sizes or min(task.budget.values()) <= 0:
-            rules = f"its budget must have {', '.join(LIMITS)}, each above 0, and its smoothness Lx and Ly"
-            raise UserError(f"bench.{task.name}: {rules}")
+            rules = f"budget must have exactly the keys {', '.join(LIMITS)}, each above 0"
+            raise UserError(f"bench.{task.name}: {rules}; smoothness must have the keys Lx and Ly, and may have L")
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
@@ -313,5 +313,6 @@ class Entries:
                 numbers[key] = point[key]
             except (TypeError, LookupError, ValueError):
                 known = f"{', '.join(self.roles)}, or a range such as log(0.1,1)"
-                raise UserError(f"bench.entries.{entry.name}: {key}: {text!r} must begin with {known}") from None
+                known += "; ' * NAME' or ' / NAME' may follow (NAME: a number, an earlier key, L, Lx or Ly)"
+                raise UserError(f"bench.entries.{entry.name}: {key}: {text!r} must be {known}") from None
         return point

@@ -252,8 +252,8 @@ class Search:
         """
         self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.table)}
         if self.place(self.planned, FIRST_SEED).exists() or any(number >= self.planned for number, _ in self.ends):
-            more = f"holds a search of {self.algo} with more trials"
-            raise UserError(f"{self.folder.parent}: {more}; give as many by --trials")
+            more = f"holds a search of {self.algo} with more than {self.planned} trials"
+            raise UserError(f"{self.folder.parent}: {more}; repeat the command with a larger --trials")
         self.done = []
         while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
             self.done.append(trial)
@@ -281,11 +281,14 @@ class Search:
             return None
         if (point := self._begun(number)) is None:
             where = self.table if found else folders[0].path.parent
-            raise UserError(f"{where}: is damaged, or belongs to another search; delete it, and repeat the command")
+            raise UserError(f"{where}: is damaged, or belongs to another search; delete it and repeat the command")
         return Trial(number, point, *result, found and found[2], standalone)
 
     def _result(self, ends: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], list[str], float]:
-        """Return the values, statuses and loss of a trial, given how its run with each seed ended.
+        """Return the values and statuses of a trial, one for each seed, and its loss.
+
+        The loss is the median over seeds of the metric, with the sign that makes lower values better. A value that is not
+        finite is None. A seed without a value, or whose run did not finish, counts as infinite.
 
         Args:
             ends: For each seed, the status and the last metrics of the run, by name.
@@ -356,7 +359,7 @@ def ended(path: Path) -> Recorded:
             counted_rows(folder, metadata)
         last = {name: run.table[name].iloc[-1] for name in run.table}
         if {"round": summary.get("round"), **numbers_of(summary.get("final"))}.items() - last.items():
-            raise UserError("metrics.csv does not end as summary.json records")
+            raise UserError("the last row of metrics.csv differs from the final values in summary.json")
     except (OSError, ValueError, UserError) as error:
         where = "" if str(path) in str(error) else f"{path}: "
         raise UserError(f"{where}{first_line(error)}; delete {path} and repeat the command") from None

@@ -179,9 +179,9 @@ def _check(jobs: Iterable[Job]) -> None:
 
 
 def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
-    """Return the new content of search.json: the present content and these searches.
+    """Check that a folder holds no other search of these algorithms, and return the new content of search.json.
 
-    A larger number of trials is allowed, except for a grid.
+    The number of trials may differ, except for a grid.
 
     Raises:
         UserError: The folder has a search of the same algorithm with different overrides, ranges or options.

@@ -128,7 +128,7 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def _chosen(args: argparse.Namespace, sort: str | None = None) -> tuple[list[Row], list[Row]]:
-    """Return all runs in the folders of a command, and the runs that its filters choose.
+    """Return all runs in the folders of a command, and those that its filters select.
 
     Args:
         args: The arguments. This function adds the attributes `paths` and `filters`.

@@ -84,7 +84,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, Node]:
             by_problem |= nodes(str(tuned.pop("like")), folders)
         for problem, node in tuned.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
-                raise UserError(f"{path}: {problem}: has keys other than {', '.join(NODES)} and source; remove them")
+                raise UserError(f"{path}: {problem}: must have no keys but {', '.join(NODES)} and source")
             before = by_problem.get(str(problem), {})
             merged = {name: {**before.get(name, {}), **(node.get(name) or {})} for name in NODES}
             by_problem[str(problem)] = {name: merged[name] for name in merged if name in {*before, *node}}

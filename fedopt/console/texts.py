@@ -92,10 +92,10 @@ def _is_safe_formula(text: str) -> bool:
 
 @lru_cache(1000)
 def is_mathematics(text: str) -> bool:
-    r"""Return whether matplotlib can draw a line whose parts between two $ are formulas.
+    r"""Return whether matplotlib can draw a line of text in which the parts between dollar signs are formulas.
 
-    Long or deeply nested lines are refused without parsing, since they could block the parser or crash the process. The
-    parser has no commands that read or write files. The content of \text is not checked.
+    Lines that are long or deeply nested count as not drawable; they are not parsed, since they could block the parser or
+    crash the process. The parser has no commands that read or write files. The content of \text is not checked.
     """
     from matplotlib.mathtext import MathTextParser
 

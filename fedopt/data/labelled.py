@@ -126,7 +126,7 @@ class LabelledData:
         names = np.array(self.feature_names)
         if lacking := names[common.isna()].tolist():
             drop = ",".join(lacking)
-            raise UserError(f"dataset.missing=mean: no training row has a value of {drop}; set dataset.drop=[{drop}]")
+            raise UserError(f"dataset.missing=mean: columns without training values; set dataset.drop=[{drop}]")
         means.loc[""] = common
         means = means.fillna(common)
         sets = ((self.x_train, self.owners), (self.x_test, self.owners_test))

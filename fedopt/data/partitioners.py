@@ -230,7 +230,7 @@ class ByColumn:
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            raise UserError(f"partitioner=by_column: {names[sizes.argmin()]} has fewer than {least} examples; drop it")
+            raise UserError(f"partitioner=by_column: client {names[sizes.argmin()]} has fewer than {least} examples")
         return _by_owner(owner, sizes)
 
 

@@ -139,7 +139,7 @@ def is_share(title: str, values: np.ndarray) -> bool:
 
 
 def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
-    """Return the present limits (low, high) of the y axis, clipped to the range 0 to 100 for percentages.
+    """Return the current limits (low, high) of the y axis, clipped to the range 0 to 100 for percentages.
 
     Args:
         axis: The axes.
@@ -281,9 +281,9 @@ def pictures(
 
     Args:
         paths: The files; their endings choose the formats.
-        count: The number of pictures.
-        columns: The number of pictures in a row. None: at most three, and two if there are four.
-        width: Inches of the whole figure. None: each picture is as wide as the column of a paper, and the figure is at most
+        count: The number of axes.
+        columns: The number of axes in a row. None: at most three, and two if there are four.
+        width: Inches of the whole figure. None: each of the axes is as wide as the column of a paper, and the figure is at most
             `PAGE` wide.
         height: Inches of the whole figure. None: it follows from the number of rows.
         settings: matplotlib settings in addition to `STYLE`.

@@ -154,5 +154,9 @@ def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "",
 
 
 def _short(name: str) -> str:
-    """Return a name for a figure: at most 18 characters, without unprintable characters and formulas."""
+    """Return a name for a figure.
+
+    Names longer than 18 characters are shortened, unprintable characters are replaced, and $ is escaped, so that matplotlib
+    does not read it as a formula.
+    """
     return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")

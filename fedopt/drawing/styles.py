@@ -26,7 +26,7 @@ class PlotStyle:
         xlim, ylim: The limits (low, high) of the axes. None: the limits are fitted to the values.
         logy: Whether the y axis is logarithmic. None: it is logarithmic if the values span decades.
         title: The text above the figure.
-        legend: Where the legend is placed.
+        legend: Where the legend is placed: above, inside or none (no legend).
         caption: Whether a caption below the figure explains its lines and bands.
         band: The kind of band around a mean, one of `fedopt.analysis.lines.BANDS`, such as std.
         width, height: Inches of the whole figure, 1 to 20. None: each picture is as wide as a paper's column.

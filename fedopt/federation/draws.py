@@ -351,7 +351,7 @@ class Drawn:
 def draw(
     draws: Draws, splits: Splits, clients: np.ndarray, rng_of: Callable[[int], np.random.Generator], like: Tensor
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
-    """Draw the samples of an exchange for each client of a stack. Every client has its own generator.
+    """Draw the samples of an exchange for each client of a stack (clients that are computed together), each with its own generator.
 
     Args:
         draws: The requested draws by name.
@@ -361,8 +361,8 @@ def draw(
         like: A tensor with the device and dtype of the results.
 
     Returns:
-        A pair. First: split -> row indices of all examples of each client and their weights, both ``[clients, n]``, padded
-        with weight 0, for the splits that are drawn from. Second: name -> its `Drawn`.
+        A pair. First: for each split that is drawn from, the row indices and weights of all examples of each client, both
+        ``[clients, n]``, padded with weight 0. Second: for each name, its `Drawn`.
     """
     drawn, random_draws = dict[str, Drawn](), list[tuple[Steps | Epochs, Drawn]]()
     for name, wanted in draws.items():

@@ -28,8 +28,8 @@ class Stack(NamedTuple):
 
     Attributes:
         clients: The indices of the clients, ``[n]``.
-        drawn: The draws of the clients, by name.
-        share: The values that differ between the clients: tensors with a leading dimension ``[n]``.
+        drawn: Name of a draw -> the samples drawn for the clients.
+        share: What differs between the clients: tensors with a leading dimension ``[n]``.
         key: A function from a name to a number, from which clients derive their random numbers.
     """
 

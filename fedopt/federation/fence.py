@@ -74,7 +74,7 @@ def variables(function: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _globals(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the module variables that a function uses, including the functions nested in it. code: its code."""
+    """Return the global names that a function and its nested functions use, given the function's code object."""
     own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _globals(constant)]
     return tuple(dict.fromkeys([*own, *inner]))
@@ -98,10 +98,14 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Return whether values of a type are data of the server: True or False; None if it depends on what they contain.
+    """Return whether values of a type are server data, which a client function may use only through its message.
 
     Args:
         kind: The type.
+
+    Returns:
+        True for arrays, tensors and random generators; False for numbers, texts, classes and modules; None if it depends on
+        what they contain.
     """
     if issubclass(kind, NUMBERS + NAMED):
         return False

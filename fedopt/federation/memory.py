@@ -80,7 +80,7 @@ class Memory:
         """Raise UserError if a row has a different shape or dtype than the memory's rows."""
         checked = rows[:1] if isinstance(rows, Tensor) else rows  # all rows of one tensor have the same shape and dtype
         for shape, dtype in {(row.shape, row.dtype) for row in checked} - {(self._like.shape, self.dtype)}:
-            why = f"rows have shape {[*self._like.shape]} of {self.dtype}, and a new one {[*shape]} of {dtype}"
+            why = f"rows have shape {[*self._like.shape]} ({self.dtype}), but a new row has {[*shape]} ({dtype})"
             raise UserError(f"a Memory's {why}; {EXAMPLE}")
 
     def _check(self, clients: np.ndarray) -> None:

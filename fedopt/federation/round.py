@@ -120,7 +120,7 @@ class Round:
         self._met = np.zeros(self.problem.clients, dtype=bool)  # whether each client took part in an exchange
 
     def __init_subclass__(cls) -> None:
-        raise UserError(f"{cls.__name__}: fedopt.Round cannot be subclassed; change the client functions instead")
+        raise UserError(f"{cls.__name__}: fedopt.Round cannot be subclassed; change the method's step instead")
 
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None
@@ -220,7 +220,7 @@ class Round:
         Each call makes `cohort_size` new draws. A client that was drawn several times is returned once. Its share is the
         fraction of the draws that chose it; the shares sum to 1.
 
-        If `cohort_size` is the number of available clients, nothing is drawn (except with ``by_weight`` and dropout): all
+        If all available clients fit into the cohort, nothing is drawn, unless ``by_weight`` and dropout are both used: all
         available clients of positive probability take part, and the shares are the probabilities. If all available clients have
         probability 0, they are equally likely. Dropout removes each draw independently, but at least one draw remains.
 
@@ -477,9 +477,9 @@ class Round:
         return f"{name}.{self._made[name] - 1}"
 
     def _by_age(self, message: Any, exchange: str, ages: np.ndarray) -> dict[int, Any]:
-        """Return the messages that clients answer, keyed by their age in rounds, in ascending order.
+        """Return the messages to which this round's answers respond: age in rounds -> the message sent that many rounds ago.
 
-        If answers may be late, the current message is stored for later rounds.
+        The ages are in ascending order. If answers may be late, the current message is stored for later rounds.
 
         Args:
             message: The current message.

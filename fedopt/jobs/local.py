@@ -87,11 +87,14 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
 
 
 def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-    """Run jobs in this process, one after another.
+    """Run jobs in this process, one after another, and yield each job with its outcome and the seconds that it took.
 
     Args:
         jobs: The jobs.
         bar: The progress bar.
+
+    Raises:
+        KeyboardInterrupt: A job was interrupted; its outcome is yielded first.
     """
     for job in jobs:
         began = time.monotonic()

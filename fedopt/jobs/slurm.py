@@ -165,7 +165,7 @@ class Queue:
     going: dict[Job, Queued] = field(default_factory=dict, init=False)
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
-        """Queue jobs, wait for them, and yield each job with its outcome and the seconds that have passed when it ends.
+        """Queue jobs, wait for them, and yield each job with its outcome and the seconds from the start until it ended.
 
         Args:
             jobs: The jobs.

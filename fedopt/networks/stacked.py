@@ -34,8 +34,8 @@ def at_once(function: Function) -> Function:
     Each tensor, including tensors in lists and tuples, then has an additional first dimension: ``[n, ...]``, or ``[1, ...]``
     if it is the same for all clients. Each tensor that the function returns must have this dimension too; returned named
     tuples become plain tuples. Inside the function, operations have no vmap overhead and may write to memory in place. Where
-    a derivative is taken through the function, vmap maps it in the usual, slower way; so it always does if the installed
-    version of torch lacks the private functions that the decorator needs.
+    a derivative is taken through the function, vmap maps it in the usual, slower way. vmap also maps the function in this
+    slower way if the installed version of torch lacks the private functions that the decorator needs.
 
     The function must work for tensors of shape ``[...]``, ``[n, ...]`` and ``[m, n, ...]``: it sees no additional dimension
     under vmap(grad), one under grad(vmap), and two under vmap(vmap).

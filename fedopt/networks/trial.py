@@ -90,7 +90,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
     for training, others in ((True, [0, 0]), (False, [0, 0, 0])):  # dropout masks may depend on the batch size
         out, again, other = (logits(rows, training) for rows in ([0, 1], [0, 1], others))
         if not torch.equal(out, again):
-            raise UserError(f"{key}: returns other logits when called again, so it has state or is random; {REMEDY}")
+            raise UserError(f"{key}: returns different logits when called again: has state, or is random; {REMEDY}")
         if changed := [name for name, value in state.items() if not torch.equal(value, before[name])]:
             raise UserError(f"{key}: {changed[0]} changes when it is called; {REMEDY}")
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):

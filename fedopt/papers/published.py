@@ -99,11 +99,11 @@ class Published:
     kind: Kind = "paper"
 
     def check_labels(self) -> None:
-        """Check the labels in panels, table, points, measures, small and changes.
+        """Check that every label of a line or series that the experiment uses, for example in panels or measures, exists.
 
         Raises:
-            UserError: A line is not in `lines`, the series of a `fit` is not in `points`, or `points` and `point` have
-                different series.
+            UserError: A line is not in `lines`, a series is not in `points`, or `points` and `point` do not have the same
+                series.
         """
         if set(self.points) != set(self.point):
             raise UserError("points and point must have the same series; add or remove series in one of them")
@@ -121,7 +121,7 @@ class Published:
         for where, kind, label in labels:
             present = list(self.points if kind == "series" else self.lines)
             if label not in present:
-                raise UserError(f"{where}{label}: there is no such {kind}{nearest(str(label), present)}")
+                raise UserError(f"{where}{label}: the figure has no such {kind}{nearest(str(label), present)}")
 
 
 class Task(NamedTuple):
@@ -256,7 +256,7 @@ def tasks(
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
             if taken := [o for o in words if key_of(o) in ("seed", "output_dir", "resume", "from", "experiment")]:
-                raise UserError(f"{taken[0]}: must not be set by a line; fedopt reproduce sets it")
+                raise UserError(f"a line of the figure cannot set {taken[0]}; remove it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):

@@ -208,8 +208,8 @@ class Curves(NamedTuple):
 class MamlConditional(_Sinusoids, Conditional):
     """Meta-learning as a conditional stochastic problem with many curves per client.
 
-    An example xi is a curve, and an inner sample eta is one of its points. With the squared error l at one point and the
-    loss L_xi on all points::
+    An example xi is a curve, and an inner sample eta is one of its points. With the squared error l at one point, the loss
+    L_xi on all points and the step size a of the adaptation::
 
         r(x; eta, xi) = x - a grad_x l(x; eta, xi)
         f_xi = L_xi

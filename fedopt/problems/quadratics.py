@@ -77,8 +77,9 @@ class Quadratic(Problem):
             equal.
         noise: Standard deviation of the linear terms of examples around their client's term. A full local batch has no
             noise.
-        curvature_noise: Standard deviation of an example's factor of the client's matrices around 1. A full local batch has
-            the factor 1. Unlike ``noise``, it does not cancel if gradients of one sample at two points are subtracted.
+        curvature_noise: Standard deviation, around 1, of the random factor by which an example multiplies the client's
+            matrices. A full local batch has the factor 1. Unlike ``noise``, it does not cancel if gradients of one sample at two
+            points are subtracted.
         examples: Number of examples over all clients.
         alike: Whether every client gets the mean of all clients' terms, so that all clients are equal and the mean problem
             stays the same.

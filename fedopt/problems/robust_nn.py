@@ -33,7 +33,8 @@ class RobustNn(SupervisedMinimax):
     Args:
         eps: Radius of the ball that contains y.
         norm: Norm of the ball: ``l1``, ``l2`` or ``linf``.
-        ascent: Number of steps of the search for the worst perturbation, which together use the test set once. 0: no search.
+        ascent: Number of ascent steps in the search for the worst perturbation. Each step uses a different part of the test set;
+            together they use it once. 0: no search.
     """
 
     eps: PositiveFloat

@@ -34,7 +34,10 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions on which a ru
 
 
 def how(composed: Composed) -> Node:
-    """Return the entries of run.json that describe the command: overrides, options, config folders, tuned values, departures.
+    """Return the entries of run.json that describe the command.
+
+    They are the overrides, the chosen options of the config groups, the config folders, the tuned values, the departures (keys
+    that make comparisons unequal) and the seed.
 
     Args:
         composed: The config.

@@ -28,7 +28,7 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         if ranks.count() > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it before the failure is reported
         if isinstance(error, SystemExit):
-            raise UserError(f"something called sys.exit({error.code}) during the run; remove the call") from error
+            raise UserError(f"your code or a library called sys.exit({error.code}); remove the call") from error
         if error is not callback.error and (mistake := blamed(error)):
             raise mistake from error
         raise

@@ -14,10 +14,10 @@ FIRST = ("algo", "problem", "seed", *PLACED)  # in a sweep's names, the other ov
 
 
 def named(overrides: Iterable[str], first: Iterable[str] = ()) -> str:
-    """Return the name of a folder that consists of overrides. The order of the overrides does not matter.
+    """Return a folder name made of overrides, sorted by key.
 
     Args:
-        overrides: The overrides. Overrides that would make the name too long are left out.
+        overrides: The overrides. ``output_dir``, ``resume``, and overrides that would make the name too long are left out.
         first: The parts at the beginning of the name.
     """
     name = "-".join(filter(None, first))

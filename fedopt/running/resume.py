@@ -146,7 +146,7 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
     theirs = (folder.config().get("algo") or {}).get("_target_")
     if theirs != algo["_target_"]:
         why = f"its algorithm is {theirs}, whose state does not fit {algo['_target_']}"
-        raise UserError(f"from={source}: {why}; repeat its algo= and problem=, since from= copies no values")
+        raise UserError(f"from={source}: {why}; give that run's algo= and problem=, since from= copies no config")
     with advising(f"from={source} needs the same options of the algorithm, model and number of clients as that run"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
     there = progress_of(metadata)

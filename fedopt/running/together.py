@@ -317,7 +317,7 @@ class _Stack:
             raise Alone("each configuration is faster alone")
 
     def _timed(self, call: Callable[[Algorithm, Any], Any]) -> None:
-        """Set the state to what ``call(algorithm, state)`` returns, and note the seconds that it takes.
+        """Set the state to what ``call(algorithm, state)`` returns, and add the seconds it takes to each progress, in equal shares.
 
         Args:
             call: A function of the algorithm and the state of one configuration, which returns the new state.

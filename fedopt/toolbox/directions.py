@@ -97,7 +97,7 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Sample]) -> Vecto
     Args:
         client: The client, whose problem is bilevel.
         z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
-        xis: Three samples, for Dx, Dy and Dv.
+        xis: Three samples, for Dx, Dy and Dv. Without v, the third is not used.
 
     Example:
         >>> experiment = fedopt.assemble(fedopt.compose(["algo=fednest", "problem=quadratic_bilevel"]))

@@ -579,7 +579,7 @@ def test_the_memory_on_the_page():
     assert not torch.equal(third.x, second.x)
     with pytest.raises(
         UserError,
-        match=r"a Memory's rows have shape \[\] of .*, and a new one \[\d+\] of .*; make it with a row for each",
+        match=r"a Memory's rows have shape \[\] .*, but a new row has .*; make it with a row for each",
     ):
         Memory(x.new_zeros(6)).replaced(cohort, second.memory.rows(cohort))
 

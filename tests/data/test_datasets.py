@@ -372,7 +372,7 @@ def test_a_column_without_a_value_to_train_on_is_refused(gaps, tmp_path):
     table, source = gaps
     table.loc[table.part == "train", "b"] = np.nan
     table.to_csv(tmp_path / "own.csv", index=False)
-    with pytest.raises(UserError, match=r"no training row has a value of b; set dataset\.drop=\[b\]"):
+    with pytest.raises(UserError, match=r"columns without training values; set dataset\.drop=\[b\]"):
         World(0, ByColumn(), source).load()
 
 

@@ -143,7 +143,7 @@ def test_claims_have_the_settings_of_the_lines_that_they_measure(experiment, tmp
     assert [claim.small for claim in of] == ["Short.", "", "Short.", "Short.", ""]
     assert [claim.changes for claim in of] == ["", "Damped.", "Damped.", "Damped.", "Mine."]
     experiment("one", lines=lines, where={"method": ["FedMSA"]}, small={"othre": "Short."})
-    with pytest.raises(UserError, match="othre: there is no such line, did you mean other"):
+    with pytest.raises(UserError, match="othre: the figure has no such line, did you mean other"):
         published.load("test/one", [tmp_path / "conf"])
 
 

@@ -58,12 +58,12 @@ def test_points_and_their_slope(tmp_path):
 
 
 NO_MEASURES = [
-    ("final('FedMS')", "final() of FedMS: there is no such line, did you mean FedMSA?"),
+    ("final('FedMS')", "final() of FedMS: the figure has no such line, did you mean FedMSA?"),
     ("finl('FedMSA')", "there is no finl(), did you mean final?"),
     ("first('FedMSA')", "missing a required argument: 'target'"),
     ("final(FedMSA)", "'FedMSA' is not defined"),
     ("final('FedMSA'", "cannot be evaluated"),
-    ("fit('FedMSA')", "fit() of FedMSA: there is no such series"),
+    ("fit('FedMSA')", "fit() of FedMSA: the figure has no such series"),
     ("__import__('os')", "there is no __import__()"),
     ("(1).real.bit_length()", "cannot be evaluated"),
     ("+".join(["1"] * 3000), "cannot be evaluated"),

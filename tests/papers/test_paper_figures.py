@@ -140,7 +140,7 @@ def test_panels_of_points(tmp_path, made):
     assert [left.get_legend_handles_labels()[1], right.get_legend_handles_labels()[1]] == list(
         described.panels.values()
     )
-    with pytest.raises(UserError, match="Q: there is no such series"):
+    with pytest.raises(UserError, match="Q: the figure has no such series"):
         build(published.Published, {**FEDMSA, "lines": {"A": []}, "points": {"s": {1: "A"}}, "point": "final(line)",
                                     "panels": {"p": ["s", "Q"]}}).check_labels()  # fmt: skip
 
