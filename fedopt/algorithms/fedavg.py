@@ -98,8 +98,6 @@ class FedOpt(FedAvg):
     """FedAdam, FedYogi and FedAdagrad: FedAvg whose server scales each coordinate of its step.
 
     The server divides a coordinate by the square root of the coordinate's second moment.
-
-
     It has the hyperparameters of `FedAvg`, with momentum = 0 (ValueError otherwise), and the following ones.
 
     Args:

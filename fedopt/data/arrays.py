@@ -161,9 +161,7 @@ def checked(
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]
         if arrays[key].shape != (wanted,):
-            raise UserError(
-                f"{path}: {key} has shape {[*arrays[key].shape]}; it must be [{wanted}], one value per example"
-            )
+            raise UserError(f"{path}: {key} has shape {[*arrays[key].shape]}; it must be [{wanted}], one per example")
         if key in CLIENTS and arrays[key].dtype.kind not in "iuU":
             raise UserError(f"{path}: {key} is {arrays[key].dtype}; it must be whole numbers or texts")
     if "client_test" in arrays and "client_train" not in arrays:

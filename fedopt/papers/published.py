@@ -256,7 +256,7 @@ def tasks(
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
             if taken := [o for o in words if key_of(o) in ("seed", "output_dir", "resume", "from", "experiment")]:
-                raise UserError(f"a line of the figure cannot set {taken[0]}; remove it")
+                raise UserError(f"{taken[0]}: a line cannot set this key; remove it (fedopt reproduce sets it)")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):

@@ -250,7 +250,7 @@ def test_mistakes(monkeypatch, capsys, folder, tmp_path, words, line):
     ("change", "said"),
     [
         (("bytes: 1000, ", ""), "budget must have exactly the keys comm_rounds, bytes"),
-        (("Lx: 1, ", ""), "its smoothness Lx and Ly"),
+        (("Lx: 1, ", ""), "smoothness must have the keys Lx and Ly"),
         (("board: minimisation", "board: x/../../../outside"), "cannot be a name"),
         (("entries: [toy sgd", "entries: [../toy"), "cannot be a name"),
     ],
@@ -290,7 +290,7 @@ def test_ranges_follow_the_task_and_not_the_defaults(folder):
     pools.append(entries.points(toy, entries["twin"]))
     assert len({str(pool[:2]) for pool in pools}) == 1  # the defaults and the theory point
     assert len({str(pool[2:]) for pool in pools}) == 3
-    with pytest.raises(UserError, match="must be "):
+    with pytest.raises(UserError, match="'no role' must be x, y.* may follow"):
         entries._point(task, replace(entries["local_sgda"], ranges={"algo.tau": "no role"}), np.array([0.5]))
 
 

@@ -28,7 +28,7 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
     unknown = fedopt(monkeypatch, capsys, "experiment=fedmsa/fig22")
     assert unknown.code == 2
     assert unknown.err.startswith(
-        "fedopt: experiment=fedmsa/fig22: the figure has no such experiment, did you mean fedmsa/fig2?"
+        "fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?"
     )
 
 
@@ -92,8 +92,8 @@ MISTAKES_IN_NAMES = [
     ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
     ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
     ({"claims": [{"says": "a", "claims": []}]}, "claims: a group has only for and claims; remove says"),
-    ({"claims": [{"for": 3, "says": "a"}]}, "for.3: the figure has no such axis"),
-    ({"claims": [{"for": ["qq"], "claims": []}]}, "for.qq: the figure has no such axis, did you mean q?"),
+    ({"claims": [{"for": 3, "says": "a"}]}, "for.3: there is no such axis"),
+    ({"claims": [{"for": ["qq"], "claims": []}]}, "for.qq: there is no such axis, did you mean q?"),
     ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=[3]: choose from 1, 2, 4"),
     ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K=[]: choose from 1, 2, 4"),
     (
@@ -142,12 +142,9 @@ ON_MCO = GLOBAL + "defaults: [{override /problem: mco}, {override /algo: fedmsa}
         (ON_MCO + "experiment: {paper: A}", "experiment.title: is missing"),
         (
             ON_MCO + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
-            "lnies: the figure has no such key",
+            "lnies: there is no such key",
         ),
-        (
-            GLOBAL + "defaults: [{override /algo: fedmas}]",
-            "algo=fedmas: the figure has no such algo, did you mean fedmsa?",
-        ),
+        (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
     ],
 )
 def test_broken_files(text, said, experiment, command):
@@ -169,11 +166,11 @@ def test_a_broken_file_in_the_list(experiment, command):
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        ({"lines": {"A": "algo=fedmas"}}, "line 'A': algo=fedmas: the figure has no such algo, did you mean fedmsa?"),
+        ({"lines": {"A": "algo=fedmas"}}, "line 'A': algo=fedmas: there is no such algo, did you mean fedmsa?"),
         ({"lines": {"A": "seed=3"}}, "line 'A': seed=3"),
         ({"lines": {"A": "output_dir=x"}}, "line 'A': output_dir=x"),
         ({"lines": {"A": "hydra.run.dir=x"}}, "line 'A': hydra.run.dir"),
-        ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: the figure has no such key"),
+        ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
         ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
         ({"panels": {"p": ["B"]}}, "B: the figure has no such line"),
         ({"points": {"s": {1: "FedMSA"}}}, "points and point must have the same series"),
@@ -222,7 +219,7 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     assert same.composed.nodes["budget"] == first.composed.nodes["budget"]
     content["defaults"][0] = "test/three"
     experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"test/two\.yaml: experiment=test/three: the figure has no such experiment"):
+    with pytest.raises(UserError, match=r"test/two\.yaml: experiment=test/three: there is no such experiment"):
         published.load("test/two", folders)
 
 

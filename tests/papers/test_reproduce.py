@@ -209,16 +209,13 @@ def test_undecided_claims_get_more_seeds_though_they_are_small_scale(tmp_path, e
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["fedmsa/fig22"],
-            "fedmsa/fig22: the figure has no such experiment, did you mean fedmsa/fig2?; --list shows them",
-        ),
-        (["fedmas"], "fedmas: the figure has no such experiment, did you mean fedmsa?; --list shows them"),
+        (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
+        (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows them"),
         ([], "fedopt reproduce --list"),
         (["--jbos"], "unrecognized arguments: --jbos, did you mean --jobs?; fedopt reproduce --help lists the options"),
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 must be a whole number"),
-        (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: the figure has no such hardware"),
-        (["fedmsa/fig22", "--list"], "fedmsa/fig22: the figure has no such experiment"),
+        (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
+        (["fedmsa/fig22", "--list"], "fedmsa/fig22: there is no such experiment"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(command, arguments, said):
