@@ -26,7 +26,7 @@ from fedopt.metrics import COSTS
 VERSION = "2.1"
 NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also used in file names
 SEEDS, REPORTS = 2, 3  # seeds of each sampled configuration, and of each configuration that is reported
-EVALUATIONS, LONGEST = 30, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
+EVALUATIONS, LONGEST = 24, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
 
 
 @dataclass(frozen=True)
