@@ -201,7 +201,7 @@ def test_the_notebook_is_up_to_date(script):
 def test_the_site_has_the_whole_table(script, monkeypatch, capsys, tmp_path):
     """In git a long block says where its content is, and `--print` prints it."""
     page = "<!-- generated: problem mco -->\nold\n<!-- /generated -->\n"
-    row = "| `problem.lam` | `0.1` | number from 0 | factor of the risk"
+    row = "| `problem.lam` | `0.1` | number from 0 | factor lambda of the risk"
     assert row in script["filled"](page)
     assert row not in script["written"](page)
     assert "Keys: `fedopt help problem=mco`" in script["written"](page)

@@ -28,6 +28,8 @@ class Algorithm(Protocol):
             weights in run.json. ``mean`` (the default): the weights that `Round.exchange` uses for its mean. ``unbiased``: the
             weights that `Round.weights` returns with ``unbiased=True``. ``corrected``: the method converges to the same point
             regardless of which clients take part.
+        projects_x: Optional. True for a method that projects x in every step, by `Client.project_x` and ``problem.project_x``.
+            Other methods refuse problems that define ``project_x``.
         first_order: Optional. True for a method without second derivatives. Taking a second derivative of a bilevel problem then
             raises UserError.
     """

@@ -13,7 +13,7 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """Call the algorithm's `init`, and return its state.
+    """Call the algorithm's `init`, check the initial state, and return it.
 
     Args:
         algorithm: The algorithm.
@@ -30,8 +30,8 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
     for name, leaf in _named(state):
         real = isinstance(leaf, Tensor | Memory) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
         if real and leaf.dtype != (wanted := start[0].dtype):
-            remedy = f"hardware.dtype is {wanted}; torch.zeros_like(x) has the type of x"
-            raise WrongFunction(algorithm.init, f"returns {name} of {leaf.dtype}, and {remedy}")
+            remedy = f"hardware.dtype is {wanted}; create it with torch.zeros_like(x), which has the type of x"
+            raise WrongFunction(algorithm.init, f"returns {name} of {leaf.dtype}, but {remedy}")
     shapes = [[*v.shape] for v in start]
     found = [[*getattr(v, "shape", ())] for v in point] if isinstance(point, tuple) else []  # it may have only x
     if not found or found[: len(start)] != shapes[: len(found)]:
@@ -40,7 +40,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """Call the algorithm's `step`, and return the new state.
+    """Call the algorithm's `step` for the first time, check the new state, and return it.
 
     Args:
         algorithm: The algorithm.

@@ -47,6 +47,8 @@ class State(NamedTuple):
 class Drfa:
     """DRFA and AFL: federated learning that minimises the loss of the worst mixture of the clients.
 
+    The server has the model x and the weights lambda of the clients in the mixture.
+
     Args:
         eta: The clients' step size of x.
         gamma_l: The server's step size of lambda.

@@ -56,7 +56,8 @@ class EAiPOD:
         N: The number of terms of the Neumann series, or of steps of conjugate gradients, for the inverse Hessian; see `FedNest`.
         l: The inverse of the step size of the Neumann series.
         inverse: The estimate of the inverse Hessian: ``randomised``, ``truncated`` or ``cg``; see `FedNest`.
-        own_head: Whether derivatives in the outer part are taken at each client's y_i, as in the authors' code, instead of ybar.
+        own_head: Whether derivatives in the outer part are taken at each client's y_i, as in the authors' code, instead of the last
+            mean of the y_i.
     """
 
     alpha: Schedule

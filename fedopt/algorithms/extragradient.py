@@ -75,8 +75,8 @@ class DualState(NamedTuple):
     """The state of FeDualEx.
 
     Attributes:
-        o: The dual variable.
-        z: The primal point T_t(o), for the number t of local steps so far.
+        o: The dual variable: the initial point minus the sum of all gradient steps so far.
+        z: The primal point T_t(o): o with its entries shrunk towards 0 and clipped, after t local steps.
         mean: The mean of all half points z_h so far. Before the first step, it is the initial z.
     """
 

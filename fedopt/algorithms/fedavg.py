@@ -59,6 +59,7 @@ class FedAvg:
 
     solves: ClassVar = (Minimisation,)
     uneven: ClassVar = "tau"
+    projects_x: ClassVar = True
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
@@ -76,7 +77,7 @@ class FedAvg:
 
         mean = fed.exchange(local_steps, s.x, fed.cohort(), local=fed.local(self.tau, self.B, replace=True))
         direction, v = self.direction(mean - s.x, s.v)
-        return State(s.x + self.gamma(fed.r) * direction, v)
+        return State(problem.project_x(s.x + self.gamma(fed.r) * direction), v)
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
         """Return the direction of the server's step, ``[d]``, and the new momentum, (momentum,) or ().

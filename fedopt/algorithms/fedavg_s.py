@@ -36,6 +36,7 @@ class FedAvgS:
 
     solves: ClassVar = (Minimax,)
     uneven: ClassVar = "tau"
+    projects_x: ClassVar = True
 
     def init(self, problem: Minimax) -> State:
         return State(Vectors(problem.start()))
@@ -46,7 +47,8 @@ class FedAvgS:
         def local_steps(client: Client, w: Vectors) -> Vectors:
             return client.scan("local", lambda w_i, xi: descent_ascent_(client, w_i, xi, steps), w)
 
-        return State(fed.exchange(local_steps, s.w, fed.cohort(), local=fed.local(self.tau, self.B)))
+        x, y = fed.exchange(local_steps, s.w, fed.cohort(), local=fed.local(self.tau, self.B))
+        return State(Vectors((problem.project_x(x), y)))
 
     def output(self, s: State) -> Vectors:
         return s.w

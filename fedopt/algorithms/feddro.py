@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     Attributes:
         x: The server's point, ``[d]``.
-        ybar: The estimate of mean_i g_i(x), ``[d1]``.
+        ybar: The estimate of the inner value mean_i g_i(x), ``[d1]``.
         memory: The last local x of each client, at which it last estimated its g_i, ``[M, d]``.
     """
 
@@ -46,7 +46,8 @@ class FedDro:
 
     Args:
         eta: The step size.
-        beta: The weight of the newest g in ybar. The change of g since the previous step is always added.
+        beta: The weight of the newest values in the estimate of the inner value, the mean of the clients' g_i. The change of g_i
+            since the previous step is always added.
         I: The number of local steps per round.
         B: The batch size of each sample. None: all examples of the client.
     """

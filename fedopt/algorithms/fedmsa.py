@@ -49,6 +49,9 @@ class State(NamedTuple):
 class FedMSA:
     """FedMSA: all variables move together along momentum-corrected directions.
 
+    The variables are x and Z = (z^1, ..., z^N). In a bilevel problem, Z consists of the inner variable w and of v, which estimates
+    [grad^2_ww g]^-1 grad_w f. In a composition, z^n estimates the value of level n.
+
     Args:
         alpha: The step size of x.
         beta: The step size of the z^n: one number for all n, or a list of N numbers (UserError for another length).
@@ -84,7 +87,7 @@ class FedMSA:
             (x,) = problem.start()
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise UserError(f"algo.beta: has length {len(self.beta)}; use one number, or {len(u) - 1}, one per z^n")
+            raise UserError(f"algo.beta: has length {len(self.beta)}; give one number, or a list of {len(u) - 1}")
         return State(u, u, u, u if self.iterate == "random" else Vectors())
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:

@@ -76,7 +76,8 @@ class FedNest:
         tau_in: The amount of local inner work: steps or epochs. If it differs between clients, this is the largest amount.
         tau_out: The amount of local outer work: steps or epochs. If it differs between clients, this is the largest amount.
         B: The batch size of an inner step. None: all examples of the client.
-        B_anchor: The batch size for the anchor q. None: all examples of the client.
+        B_anchor: The batch size for the anchor q, the clients' mean of grad_y g_i, which corrects inner steps with SVRG. None: all
+            examples of the client.
         B_out: The batch size of each sample in the outer part. None: all examples of the client.
         N: The number of terms of the Neumann series, or of steps of conjugate gradients.
         l: The inverse of the step size of the Neumann series.
@@ -84,10 +85,11 @@ class FedNest:
         outer: The local outer steps: ``svrg`` (FedOut) or ``sgd`` (LFedOut). ``server`` is svrg, but if tau_out is one step, the
             server takes it without an exchange.
         anchor: The clients that compute q: the ``cohort`` or ``all`` clients.
-        inverse: ``randomised``: one random term of the Neumann series, as in the paper. ``truncated``: the sum of its first N + 1
-            terms. ``cg``: conjugate gradients, whose products must use the same H: set cohorts=one and B_out=null.
-        cohorts: ``fresh``: each exchange of FedIHGP samples a new cohort from all clients (in Alg. 3: from S). ``one``: all
-            exchanges use the cohort S.
+        inverse: The estimate of the inverse Hessian. ``randomised``: one random term of the Neumann series, as in the paper.
+            ``truncated``: the sum of its first N + 1 terms. ``cg``: conjugate gradients, whose products must all use the same
+            Hessian: set cohorts=one and B_out=null.
+        cohorts: The clients in the exchanges of the estimate (FedIHGP). ``fresh``: each exchange samples a new cohort from all
+            clients (in Alg. 3: from S). ``one``: all exchanges use the cohort S of the round.
         alternating: If false, the method is LFedNest-NonAlt: in one exchange, a client takes all its inner steps (T times as
             many) and then its outer steps at its own y_i. This needs inner=sgd and outer=sgd (ValueError otherwise).
         divided: Whether the step sizes of client i are alpha / tau_i and beta / tau_i, where tau_i is its number of local steps,
@@ -117,7 +119,7 @@ class FedNest:
 
     def __post_init__(self) -> None:
         if not self.alternating and (self.inner, self.outer) != ("sgd", "sgd"):
-            raise ValueError("alternating=false needs inner=sgd and outer=sgd")
+            raise ValueError("alternating=false needs inner=sgd and outer=sgd; set both")
 
     def init(self, problem: Bilevel) -> State:
         return State(*problem.start())
@@ -355,7 +357,7 @@ def inner_steps(client: Client, x: Tensor, y: Tensor, q: Tensor | None = None, *
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradients at y on its samples ``outer``, and return the new x, ``[dx]``.
+    """Take the client's outer steps along its hypergradients, one step for each sample of ``outer``; return the new x, ``[dx]``.
 
     Args:
         client: The client.

@@ -45,7 +45,7 @@ class LocalState(NamedTuple):
 
 @dataclass(frozen=True)
 class SimFBO:
-    """SimFBO and, with normalised=true, ShroFBO.
+    """SimFBO and, with normalised=true, ShroFBO: x, y and v move together, where v estimates [grad^2_yy g]^-1 grad_y f.
 
     Args:
         eta_x: The clients' step size of x.

@@ -41,7 +41,7 @@ from fedopt.toolbox import (
 
 @dataclass(frozen=True)
 class WarmStarted:
-    """The common part of all methods in this file.
+    """The common part of the warm-started bilevel methods, whose variable v estimates [grad^2_yy g]^-1 grad_y f.
 
     Args:
         eta_x: The step size of x.
@@ -118,7 +118,8 @@ class Averaged(NamedTuple):
 class AlternatingSOBA(WarmStarted):
     """MA-SOBA and FSLA: a round takes one step of y, one step of v and one step of x.
 
-    Dx, Dy and Dv are the directions of the variables, and d is the momentum of Dx.
+    Dx, Dy and Dv are the directions of the variables, and d is the momentum of Dx. `WarmStarted` describes the arguments that are
+    not listed here.
 
     Args:
         order: ``code``: the direction of v uses the new y, and the direction of x uses the new y and v. ``paper``: all directions
@@ -140,7 +141,7 @@ class AlternatingSOBA(WarmStarted):
     def __post_init__(self) -> None:
         check_weights({"rho": self.rho(0)})
         if self.storm and self.order == "paper":
-            raise ValueError("storm=true needs order=code")
+            raise ValueError("storm=true needs order=code; set it, or storm=false")
 
     def init(self, problem: Bilevel) -> Averaged:
         z = bilevel_start(problem)
@@ -174,7 +175,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class AmIGO(WarmStarted):
-    """AmIGO: n steps of y, then n steps of v with the same grad_y f, then one step of x.
+    """AmIGO: n steps of y, then n steps of v with the same grad_y f, then one step of x. `WarmStarted` describes other arguments.
 
     As n grows, the step of x approaches a step along the hypergradient. grad_x f and grad_y f share a sample.
 
@@ -222,6 +223,8 @@ class Remembering(NamedTuple):
 @dataclass(frozen=True)
 class SABA(WarmStarted):
     """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
+
+    `WarmStarted` describes the arguments that are not listed here.
 
     Args:
         B: The size of the fixed batches into which each client's examples of g, and of f, are divided in their order. For each
@@ -303,7 +306,9 @@ class Recursive(NamedTuple):
 
 @dataclass(frozen=True)
 class SRBA(WarmStarted):
-    """SRBA: all variables move together along recursive estimates d of the directions D.
+    """SRBA: all variables move together along recursive estimates d of the directions D = (Dx, Dy, Dv).
+
+    `WarmStarted` describes the arguments that are not listed here.
 
     Args:
         period: In every period-th round, d is the mean of the directions over all data of all clients. In the other rounds,

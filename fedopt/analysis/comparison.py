@@ -60,7 +60,7 @@ class Comparison(GroupedRuns):
         return Page("Comparison", [all_runs(runs), *sections(self)])
 
     def explained(self, how: PlotStyle) -> str:
-        """Return the caption of the figure, which says what its lines and bands are.
+        """Return the caption of the comparison's figure, which says what its lines and bands are.
 
         Args:
             how: The options of the figure.
@@ -168,7 +168,7 @@ class Comparison(GroupedRuns):
 
 
 def _draw_on(all_axes: Sequence[Axes], c: GroupedRuns, how: PlotStyle) -> pd.DataFrame:
-    """Draw the picture of each problem on its axes, without a legend. Return the points drawn, one row per point.
+    """Draw the picture of each problem on its axes, without a legend. Return the points drawn as a table, one row per point.
 
     Args:
         all_axes: One axes per problem.
@@ -214,8 +214,9 @@ def compared(
     at: float | None = None,
     label: str | None = None,
 ) -> Comparison:
-    """Group runs by the config keys in which they differ. Warnings on stderr name whatever makes the comparison unequal,
-    such as different costs.
+    """Group runs by the config keys in which they differ, and return the groups with their table, tests and figure.
+
+    Warnings on stderr name whatever makes the comparison unequal, such as different costs.
 
     Args:
         runs: At least one run, all read with the same cost axis.
@@ -255,8 +256,7 @@ def compared(
 
 
 def _slots(c: Comparison, named: bool) -> dict[str, int]:
-    """Return a mapping from each label to the line's index in the order of colours. A method has the same index on all
-    problems.
+    """Return a mapping from the label of each line to the index of its colour. A method has the same index on all problems.
 
     If there are more methods than coloured lines, the methods with the best last values get the first indices, ordered by
     their mean rank over the problems.

@@ -26,7 +26,7 @@ class GroupedRuns:
         target: A value of the metric; the table then has the cost to reach it. None: the table has no such column.
         at: The cost on the axis ``x`` at which the groups are compared; later evaluations are ignored. None: all evaluations
             are used.
-        slots: label -> index in the order of colours. Empty: the order of `groups`.
+        slots: label -> index of the line's colour. Empty: lines are coloured in the order of `groups`.
     """
 
     by: Sequence[str]
@@ -112,5 +112,5 @@ class GroupedRuns:
 
 
 def _columns(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and the standard deviation of some values, under the keys NAME_mean and NAME_std."""
+    """Return the mean and the standard deviation of some values, under the keys <name>_mean and <name>_std."""
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))

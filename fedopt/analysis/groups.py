@@ -17,9 +17,10 @@ LONG = 60  # labels with more characters are shortened in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
-    """Return the name of the metric to compare: the first metric of a run's problem that is in its metrics.csv; '' if none is.
+    """Return the name of the metric to compare by default; '' if no run has a metric.
 
-    Runs are tried in order. If the first metric of some run is a validation metric, it takes precedence.
+    It is the first metric that the problem of a run declares and the run's metrics.csv contains. Runs are tried in order. If
+    the first metric of some run is a validation metric, this metric takes precedence.
     """
     firsts = [next((name for name in run.metrics if name in run.table), "") for run in runs]
     return min(filter(None, firsts), key=lambda name: not validates(name), default="")
@@ -72,9 +73,9 @@ def pairing(one: Sequence[Recorded], other: Sequence[Recorded]) -> list[str]:
 def differing(runs: Sequence[Recorded]) -> list[str]:
     """Return all config keys in which the runs differ.
 
-    The order is: config groups (`CHOSEN`) of which different options are chosen; other keys that differ between runs with the
-    same options; and departures that differ between runs on the same problem (see `departures`). Keys that differ only
-    because the options differ are left out. The key `from` is returned only if the runs differ in no other key.
+    The order is: config groups (such as algo) of which different options are chosen; other keys that differ between runs with
+    the same options; and keys that change participation or communication (`departures`). Keys that differ only because the
+    options differ are left out. The key `from` is returned only if the runs differ in no other key.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -90,10 +91,10 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
 
 
 def departures(runs: Sequence[Recorded]) -> list[str]:
-    """Return the departures of the runs that differ between runs on one problem.
+    """Return the config keys that are departures and differ between runs on the same problem.
 
     A departure is a config key that determines which clients take part, what is communicated or for how long, and whose value
-    is not the default.
+    is not the default in at least one run.
     """
     keys = dict.fromkeys(key for run in runs for key in run.departures)
     problems = len({run.problem for run in runs})
@@ -119,14 +120,14 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
 
 
 def _items(by: Sequence[str], groups: Values, stay: Collection[str] | None) -> list[list[str]]:
-    """Return the items of each group's label: the names of the chosen options, and KEY=VALUE for all other keys.
+    """Return the items of each group's label: the chosen option of a config group, such as fedavg, or KEY=VALUE otherwise.
 
     Long decimals are rounded to four significant digits, unless two values of a key would become equal. A key that a group
     lacks is left out, and so is a limit of the budget that is null.
 
     Args:
         by: The keys that define the groups.
-        groups: For each group, one value per key.
+        groups: For each group, the values of the keys `by`, in the same order.
         stay: The keys that every label names; any other key is named only if it differs between groups with the same chosen
             options. None: every label names all keys.
     """
@@ -183,7 +184,7 @@ def _differ(labels: Sequence[Sequence[str]], problems: Sequence[tuple[str, ...]]
 
 
 def labels_of(by: Sequence[str], groups: Values, names: Sequence[str], stay: Collection[str] | None) -> dict[str, int]:
-    """Return a mapping from the label of each group to the group's index in the order of colours.
+    """Return a mapping from the label of each group to the index of its colour.
 
     A group that ``names`` renames gets the index of its new name in ``names``. If a name matches no group, its index stays
     unused, so that the other lines keep their colours, and a note names it.

@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 
     Attributes:
         lines: label -> line.
-        scale: The scale of the y axis. On a logarithmic axis, means are geometric.
+        scale: The scale of the y axis, as matplotlib represents it. On a logarithmic axis, means are geometric.
         share: Whether the values are percentages.
     """
 
@@ -128,7 +128,7 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Return the smallest and the largest count as text, such as '2 to 5', or '3' if all counts are equal."""
+    """Return the range of some counts as text, such as '2 to 5', or '3' if all counts are equal."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
@@ -137,7 +137,7 @@ def explained(runs: Collection[int], logs: set[bool], member: str = "seed", x: s
 
     Args:
         runs: The number of runs of each line.
-        logs: The kinds of y axes in the figure: True for logarithmic, False for linear.
+        logs: The kinds of y axes that occur in the figure: True for logarithmic, False for linear.
         member: What the caption calls a run, such as seed.
         x: The cost axis, a key of `COSTS`. Empty: the caption does not name it.
         how: The options of the figure.

@@ -98,9 +98,14 @@ def _facts(folder: Path, keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def _drawn(c: GroupedRuns) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
-    """Return the data of the interactive chart of every metric against every cost, and the mapping metric -> (tables, notes).
+    """Return what a page shows for the groups on one problem: the interactive chart, and the tables and notes of each metric.
 
-    The chart has the keys that the attribute ``chart`` of `Section` describes.
+    Args:
+        c: The groups of runs.
+
+    Returns:
+        The data of the chart of every metric against every cost (`Section` describes its keys), and the mapping metric ->
+        (tables, notes).
     """
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
@@ -143,7 +148,11 @@ def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | N
 
 
 def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
-    """Return the arrays of a line as lists of numbers with six digits; None where a number is not finite."""
+    """Return the points of a line, as lists [x, mean, low, high] of numbers with six digits; None for a number not finite.
+
+    Args:
+        line: The arrays x, mean, low and high, each [points]. Arrays that are None are left out.
+    """
     arrays = (array for array in line if array is not None)
     return [[float(f"{value:.6g}") if math.isfinite(value) else None for value in array] for array in arrays]
 
@@ -152,6 +161,9 @@ def _differences(groups: Runs) -> Table:
     """Return a table of the config keys in which the runs differ, with one row per key and one column per group.
 
     A cell lists all values that the group's runs have for the key.
+
+    Args:
+        groups: label -> runs of the group.
     """
     runs = [run for members in groups.values() for run in members]
     keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])

@@ -127,7 +127,11 @@ class Recorded:
         return COSTS[x].counted(self.table) and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
-        """Return the values of the keys ``by``, which define the run's group; `ABSENT` for a key that the run lacks."""
+        """Return the values of some config keys, which define the run's group; a dash (`ABSENT`) for a key that the run lacks.
+
+        Args:
+            by: The dotted keys.
+        """
         return tuple(self.keys.get(key, ABSENT) for key in by)
 
     @property
@@ -246,10 +250,10 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Return a context that turns the error of a broken file into a note, so that other files are still used.
+    """Return a context that turns the error of a broken file into a printed note, so that other files are still used.
 
     Args:
-        path: The file or folder, for the note.
+        path: The file or folder, named in the note.
     """
     try:
         yield
@@ -305,15 +309,15 @@ def read(folder: Path, x: str) -> Recorded:
     config, card = RunFolder(folder).config(), RunFolder(folder).card()
     metrics = {metric.name: metric for metric in card.get("metrics", ())}
     if not metrics:
-        raise UserError("run.json has no descriptions of the metrics; the file is incomplete or not fedopt's")
+        raise UserError("run.json has no descriptions of the metrics; it is incomplete, or was not written by fedopt")
     table = read_table(folder / "metrics.csv", growing=True)
     if table.empty:
-        raise UserError("metrics.csv has no rows")
+        raise UserError("metrics.csv has no rows, since the run has not been evaluated yet")
     for name in table.select_dtypes(exclude="number"):  # the file may come from somebody else
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x].columns
     if lacking := [name for name in ("round", *columns) if name not in table]:
-        raise UserError(f"metrics.csv lacks the column {lacking[0]}")
+        raise UserError(f"metrics.csv lacks the column {lacking[0]}; choose another cost axis (--x)")
     same = {key: value for key, value in config.items() if key != "eval"}  # evaluation times do not identify a run
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables

@@ -41,8 +41,8 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
     """Return half the width of the two-sided t-interval of a mean.
 
     Args:
-        std: The standard deviation of the values.
-        n: The number of values. With n = 1, one degree of freedom is used.
+        std: The standard deviation of the values (with n - 1 degrees of freedom).
+        n: The number of values. n = 1 is treated as one degree of freedom.
         level: The confidence level, such as 0.95.
     """
     from scipy.special import stdtrit
@@ -74,7 +74,7 @@ def tests(groups: Groups, metric: str, at: float | None = None) -> pd.DataFrame:
         log = spans_decades(runs[0].metric(metric), np.array([run.last(metric, at) for run in runs]))
         kinds.add("ratio" if log else "difference")
         if len(members) > MOST_TESTED:
-            note(f"{problem[0]}: {len(members)} groups are too many to test each pair; compare at most {MOST_TESTED}")
+            note(f"{problem[0]}: no paired tests of {len(members)} groups; compare at most {MOST_TESTED}")
             continue
         tested = [_tested(pair, log, metric, at) for pair in combinations(members.items(), 2)]
         its = [row for row in tested if row[3] > 1]
@@ -109,8 +109,8 @@ def _tested(pair: Sequence[tuple[str, Sequence[Recorded]]], log: bool, metric: s
     name, keys = (" / " if log else " - ").join(label for label, _ in pair), " and ".join(by)
     alone = sum(len(last) for its in ends for key, last in its.items() if key not in shared)
     if alone and min(len(runs) for _, runs in pair) > 1:
-        tested = f"{'' if n > 1 else 'not '}tested, with {counted(n, 'pair')} of equal {keys}"
-        note(f"{name}: {tested}; {counted(alone, 'run')} without a partner in the table only")
+        tested = f"{'' if n > 1 else 'not '}tested, with {counted(n, 'pair')} of runs with equal {keys}"
+        note(f"{name}: {tested}; the test leaves out {counted(alone, 'run')} without a partner")
     if n > 1 and np.ptp(apart) > EXACT * (1 if log else abs(values).max()):  # the test divides by their deviation
         from scipy.stats import ttest_1samp
 

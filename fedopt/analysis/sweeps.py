@@ -25,7 +25,7 @@ MOST_SHOWN = 50  # the largest number of rows that are printed
 
 
 def report(folder: Path, refused: Mapping[Path, str] = MappingProxyType({})) -> int:
-    """Write sweep.csv, print a summary, and return the exit code: 1 if a run failed, else 0.
+    """Write sweep.csv, the table of a sweep, print a summary, and return the exit code: 1 if a run failed, else 0.
 
     sweep.csv has one row per run, with the overridden keys, the status, the costs, the final and best metrics, and the cost
     to reach the target.

@@ -43,11 +43,10 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 
 
 def mean_text(mean: float, std: float = math.nan, how: Callable[[float, float], str] = plus_minus) -> str:
-    """Format a mean and a standard deviation with ``how``; return `ABSENT` if there is no mean, for example because a run
-    diverged.
+    """Format a mean and a standard deviation with ``how``; return a dash (`ABSENT`) if there is no mean.
 
     Args:
-        mean: The mean; nan if there is none.
+        mean: The mean. nan: there is none, for example because a run diverged.
         std: The standard deviation. nan: only the mean is shown.
         how: The function that formats (mean, std).
     """
@@ -81,8 +80,12 @@ def in_bytes(mean: float, std: float, unit: str = "") -> str:
 
 
 def unit_of_bytes(means: Sequence[float]) -> str:
-    """Return the unit for a column of means in bytes: the largest unit in which the smallest mean is at least 1 or the
-    largest mean is at least 100.
+    """Return the unit for a column of numbers of bytes, such as 'MB'.
+
+    It is the largest unit in which the smallest number is at least 1 or the largest number is at least 100.
+
+    Args:
+        means: The numbers, in bytes.
     """
     finite = [mean for mean in means if math.isfinite(mean)]
     small, large = min(finite, default=0), max(finite, default=0)
@@ -90,9 +93,12 @@ def unit_of_bytes(means: Sequence[float]) -> str:
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Return values as texts with `digits` significant digits.
+    """Return numbers as texts, with the same number of decimals where possible.
 
-    If no value needs more than two decimals, all values get the same number of decimals.
+    Args:
+        values: The numbers.
+        digits: The number of significant digits. If no number needs more than two decimals for it, all numbers get as many
+            decimals as the one that needs most.
     """
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
@@ -113,7 +119,14 @@ def rounded(value: object) -> object:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table to a CSV file, completely or not at all. Floats are formatted by `rounded`; missing folders are created."""
+    """Write a table to a CSV file, completely or not at all.
+
+    Floats are written with seven significant digits (`rounded`). Missing folders are created.
+
+    Args:
+        path: The file.
+        table: The table.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())

@@ -70,8 +70,9 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield a line for each group whose runs end at different costs, and for each problem whose groups do. Diverged runs are
-    ignored.
+    """Yield a warning for each group whose runs end at different costs, and for each problem on which the groups do.
+
+    Diverged runs are ignored.
 
     Args:
         by: The keys that define the groups.
@@ -102,8 +103,12 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
 
 
 def _apart(amounts: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the labels of the smallest and the largest amount if the largest is more than `UNEQUAL` times the smallest;
-    else None.
+    """Return the labels of the smallest and the largest of some amounts if they are too unequal, else None.
+
+    They are too unequal if the largest is more than `UNEQUAL` times the smallest.
+
+    Args:
+        amounts: label -> amount.
     """
     ranked = sorted(amounts, key=lambda label: amounts[label])
     return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > UNEQUAL * amounts[ranked[0]] else None
@@ -117,7 +122,7 @@ def _ends_worse(run: Recorded, metric: str) -> bool:
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Yield a line for each module of the user whose content differs between runs."""
+    """Yield a warning, as one line, for each of the user's Python modules whose content differs between the runs."""
     for module in dict.fromkeys(module for run in runs for module in run.sources):
         several = {run.sources[module] for run in runs if module in run.sources}
         if len(several) > 1:
@@ -125,8 +130,12 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _weights(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem on which the groups weight the clients of the objective differently. Only the runs of the
-    first run's seed are compared.
+    """Yield a warning, as one line, for each problem on which the groups weight the clients in the objective differently.
+
+    Only the runs with the first run's seed are compared.
+
+    Args:
+        groups: label -> runs of the group.
     """
     for problem, labels in by_problem(groups).items():
         seed, solved = next(iter(labels.values()))[0].keys.get("seed"), dict[Hashable, dict[str, None]]()
@@ -139,7 +148,11 @@ def _weights(groups: Groups) -> Iterator[str]:
 
 
 def _tuning(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem on which only some algorithms ran with tuned values."""
+    """Yield a warning, as one line, for each problem on which some algorithms ran with tuned values and others did not.
+
+    Args:
+        groups: label -> runs of the group.
+    """
     for problem, labels in by_problem(groups).items():
         runs = [run for members in labels.values() for run in members]
         tuned = dict.fromkeys(run.keys.get("algo", "") for run in runs if run.tuned)
@@ -149,7 +162,11 @@ def _tuning(groups: Groups) -> Iterator[str]:
 
 
 def _asked(groups: Groups) -> Iterator[str]:
-    """Yield a line for each problem on which the groups contact unequal numbers of clients per communication round."""
+    """Yield a warning, as one line, for each problem on which the groups contact unequal numbers of clients per round.
+
+    Args:
+        groups: label -> runs of the group.
+    """
     for problem, labels in by_problem(groups).items():
         asked: dict[str, float] = {}
         for label, runs in labels.items():
@@ -162,7 +179,12 @@ def _asked(groups: Groups) -> Iterator[str]:
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:
-    """Return the label, followed by the number of its runs in each status other than finished, if there are any."""
+    """Return the label of a group, followed by the number of its runs in each status other than finished, if there are any.
+
+    Args:
+        label: The label.
+        runs: The runs of the group.
+    """
     others = Counter(run.status for run in runs if run.status != "finished")
     counts = ", ".join(f"{n} of {len(runs)} {status}" for status, n in sorted(others.items()))
     return f"{label} ({counts})" if counts else label

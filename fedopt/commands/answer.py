@@ -77,7 +77,7 @@ def names_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def number(text: str) -> float:
-    """Parse the value of an option that must be a finite number."""
+    """Return the value of an option that must be a finite number, for the parameter `type` of an argparse option."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} must be a finite number")
@@ -85,14 +85,22 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """Parse the value of an option that must be a whole number from ``least`` to 2^62 - 1."""
+    """Return the value of an option that must be a whole number from ``least`` to 2^62 - 1.
+
+    Args:
+        text: The value as typed.
+        least: The smallest allowed number.
+    """
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Parse the value of an option that is a time: hours:minutes:seconds, or a number of minutes.
+    """Convert the value of an option that is a time: hours:minutes:seconds, or a number of minutes.
+
+    Args:
+        text: The value as typed, such as 2:30:00 or 150.
 
     Returns:
         The time in whole minutes, rounded up, at least 1.
@@ -104,7 +112,13 @@ def minutes(text: str) -> int:
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """Add the options for running on a cluster to a parser. `launcher_of` turns their values into a launcher."""
+    """Add the options for runs on a cluster, such as --launcher and --partition, to a parser.
+
+    `launcher_of` turns their values into a launcher.
+
+    Args:
+        parser: The parser, which is changed in place.
+    """
     add = parser.add_argument_group("options for running on a cluster").add_argument
     add("--launcher", choices=["slurm"], help="submit the runs to this queue (default: run them on this machine)")
     add("--partition", metavar="NAME", help="Slurm partition (default: Slurm's default)")

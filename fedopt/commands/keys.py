@@ -186,7 +186,7 @@ def _note_types(rows: Iterable[Key]) -> None:
 
 
 def _group(key: str) -> str:
-    """Return the config group of a dotted key; `EVERY`, an empty text, for a key outside all groups, which every run has."""
+    """Return the config group of a dotted key, such as algo; an empty text for a key outside all groups, which every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
@@ -203,7 +203,12 @@ def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:
-    """Return a line that names the problems for which an algorithm has tuned values."""
+    """Return a line for the user that names the problems for which an algorithm has tuned values.
+
+    Args:
+        algo: The name of the algorithm.
+        folders: The user's config folders.
+    """
     names = [name.split("/") for name in tuned_names(folders)]
     problems = sorted({problem for file, problem in names if file in chain("algo", algo, folders)})
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"

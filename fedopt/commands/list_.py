@@ -27,6 +27,7 @@ CLASSES = {  # class of problems in Python -> its name on pages and in lists, if
     "two_level": "compositional (two levels)",
     "known_outer": "compositional (two levels, the outer one known to all)",
     "local_compositional": "compositional (local)",
+    "multi_objective": "several objectives",
     "x_risk": "risk of pairs",
 }
 

@@ -92,6 +92,9 @@ def rm(arguments: list[str]) -> None:
 def _delete(path: Path) -> bool:
     """Delete the files of a run, and its folder if it is empty afterwards.
 
+    Args:
+        path: The run's folder.
+
     Returns:
         Whether the run was deleted. If another process uses it, it is kept and a note is printed.
     """
@@ -243,12 +246,22 @@ def _config(row: Row) -> Row:
 
 
 def _value(row: Row, key: str) -> object:
-    """Return a column of a row, or a value of the run's config; None if there is no such value."""
+    """Return a value that describes a run; None if there is no such value.
+
+    Args:
+        row: The row of the run, from `_row`.
+        key: The name of a column, or a dotted key of the run's config.
+    """
     return row[key] if key in COLUMNS else _config(row).get(key)
 
 
 def _matches(value: object, wanted: str) -> bool:
-    """Return whether a value satisfies a filter: it equals the number ``wanted``, or matches the shell pattern ``wanted``."""
+    """Return whether a value satisfies a filter of `fedopt ls`.
+
+    Args:
+        value: The value of a column or config key.
+        wanted: The number that it must equal, or the shell pattern that it must match, as typed.
+    """
     if (size := as_number(str(value))) is not None and size == as_number(wanted):
         return True
     text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # null, true and false
@@ -256,13 +269,22 @@ def _matches(value: object, wanted: str) -> bool:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    """Print the rows. Below the row of a failed run, print its error message."""
+    """Print the table of runs, with the error message of a failed run below its row.
+
+    Args:
+        rows: The rows of the runs, from `_row`.
+    """
     cells = [[_cell(name, row[name]) for name in SHOWN] for row in rows]
     show_table(SHOWN, cells, NUMBERS, [[printable(row["error"])[: columns() - 4]] for row in rows])
 
 
 def _cell(name: str, value: object) -> str:
-    """Return the text of a cell, given the name of its column and its value."""
+    """Return the text of a cell of the table of runs.
+
+    Args:
+        name: The name of the column.
+        value: The value in this column.
+    """
     if value is None:
         return "-"
     return f"{value:.4g}" if name == "value" else str(value)

@@ -40,7 +40,10 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Execute the command with these arguments: a subcommand, help, shell completion, a sweep or a single run.
+    """Execute a command: a subcommand, help, shell completion, a sweep or a single run.
+
+    Args:
+        arguments: The arguments after `fedopt`.
 
     Returns:
         The exit code.
@@ -68,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
         if used and not args.multirun:
             raise UserError(f"{option} needs a sweep; add -m")
     if args.at_once and args.launcher:
-        raise UserError("--at-once computes runs on this machine; leave out --launcher")
+        raise UserError("--at-once and --launcher cannot be combined; leave out one of them")
     if args.sc:
         _complete(args.overrides)
     elif args.help or not arguments:
@@ -95,11 +98,14 @@ def _dispatch(arguments: list[str]) -> int:
 def _complete(arguments: list[str]) -> None:
     """Print a shell's completion script (`-sc install=bash`), or the completions of the line in COMP_LINE (`-sc query=bash`).
 
+    Args:
+        arguments: The arguments after `-sc`: exactly one, such as install=bash.
+
     Raises:
         UserError: The arguments have another form.
     """
     if len(arguments) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", arguments[0]):
-        raise UserError("-sc: needs install, uninstall or query, and a shell: bash, zsh or fish; write install=bash")
+        raise UserError("-sc: needs install, uninstall or query with bash, zsh or fish, such as -sc install=bash")
     if arguments[0].startswith("query"):
         from fedopt.commands.completion import completions
 

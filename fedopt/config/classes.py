@@ -100,7 +100,11 @@ def _describe(path: str) -> About:
 
 
 def _type_text(node: dict[str, Any]) -> str:
-    """Return the JSON schema of a field as readable text, such as 'whole number from 1' or 'random | label'."""
+    """Return the type of a field as readable text, such as 'whole number from 1' or 'random | label'.
+
+    Args:
+        node: The JSON schema of the field.
+    """
     options = node.get("anyOf", [node] if "$ref" in node else [])
     names = [option.get("$ref", "").rpartition("/")[2] for option in options]
     if kind := next((SCHEDULES[name] for name in names if name in SCHEDULES), ""):
@@ -120,7 +124,7 @@ def _type_text(node: dict[str, Any]) -> str:
 
 
 def _times(files: Iterable[str]) -> dict[str, int]:
-    """Return the modification times of the files that exist, in nanoseconds."""
+    """Return the modification times of the files that exist: path -> nanoseconds since 1970."""
     return {file: os.stat(file).st_mtime_ns for file in files if os.path.exists(file)}
 
 

@@ -90,6 +90,9 @@ class Composed:
         """Return a copy with other values of top-level keys, such as seed, resume and output_dir.
 
         The `overrides` of the copy set these values too.
+
+        Args:
+            values: The new values by key.
         """
         if {**self.nodes, **values} == self.nodes:
             return self
@@ -182,7 +185,7 @@ def recorded(
 
 
 def _literal(node: Any) -> Any:
-    """Escape all strings of a config node, so that a config.yaml from somebody else cannot refer to other values."""
+    """Return a config node whose strings are escaped, so that a config.yaml from somebody else cannot refer to other values."""
     if isinstance(node, Mapping):
         return {key: _literal(value) for key, value in node.items()}
     if isinstance(node, list):

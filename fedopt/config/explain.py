@@ -21,7 +21,7 @@ BRIEF = ("dataset", "partitioner", "logger")  # groups with few options, each wi
 
 
 def explain(error: Exception, overrides: Sequence[str], keys: Mapping[str, str]) -> str:
-    """Translate an exception of Hydra or OmegaConf into a message about the command.
+    """Return a one-line message about the command for an exception that Hydra or OmegaConf has raised.
 
     Args:
         error: The exception.

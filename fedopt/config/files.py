@@ -87,28 +87,48 @@ def certainty(algo: str, folders: Folders = ()) -> str:
 
 
 def experimental(algo: str, folders: Folders = ()) -> str:
-    """Return a warning that a method is experimental; empty for checked and for custom methods."""
+    """Return a warning that a method is experimental; empty for checked and for custom methods.
+
+    Args:
+        algo: The name of the algorithm, an option of the config group ``algo``.
+        folders: The user's config folders.
+    """
     label = certainty(algo, folders)
     return f"{display_name(algo, folders)} is experimental: its equations are {label}" if label in EXPERIMENTAL else ""
 
 
 def setting_of(problem: str, folders: Folders = ()) -> str:
-    """Return the general problem of which a problem is a special case for one data set; empty if there is none.
+    """Return the name of the general problem of which a problem is a special case for one data set; empty if there is none.
 
     A comment such as 'a setting of loss_tuning' below the title in the problem's file names the general problem.
+
+    Args:
+        problem: The name of the problem, an option of the config group ``problem``.
+        folders: The user's config folders.
     """
     comments = _head("problem", problem, folders)
     return next((line.removeprefix("a setting of ") for line in comments if line.startswith("a setting of ")), "")
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the comments in the first lines of an option's file, except comments for programs, such as @package."""
+    """Return the comments in the first lines of an option's file, one text per line, except those for programs (@package).
+
+    Args:
+        group: The config group, such as ``algo``.
+        option: The name of the option.
+        folders: The user's config folders.
+    """
     comments = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in comments if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
 
 def display_name(algo: str, folders: Folders = ()) -> str:
-    """Return a method's name for figures: the beginning of its title, or ``algo`` itself if there is no title."""
+    """Return a method's name for figures: the beginning of its title, or ``algo`` itself if there is no title.
+
+    Args:
+        algo: The name of the algorithm, an option of the config group ``algo``.
+        folders: The user's config folders.
+    """
     known = algo in options("algo", folders)
     return (re.split(r": | \[", title("algo", algo, folders))[0] if known else "") or algo
 
@@ -158,7 +178,12 @@ def content(path: Path) -> Node:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> Node:
-    """Return the content of a YAML file from the cache, whose key includes the file's time and size (``version``)."""
+    """Return the content of a YAML file. The result is cached, so it must not be changed.
+
+    Args:
+        path: The file.
+        version: The time and size of the file. If they change, the file is read again.
+    """
     loaded = yaml.load(text_of(path), Loader)
     return loaded if isinstance(loaded, dict) else {}
 

@@ -44,7 +44,7 @@ def chosen_files(
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
-        raise UserError(f"{', '.join(folders)}: some defaults lists refer to each other in a cycle; break it") from None
+        raise UserError(f"{', '.join(folders)}: defaults lists refer to each other in a cycle; remove one") from None
     except Exception as error:  # for example invalid YAML, or numbers in a defaults list
         why = " ".join(str(error).split()) or first_line(error)
         raise UserError(f"the config cannot be read ({why}); correct the file or the override") from None
@@ -57,14 +57,18 @@ def chosen_files(
 
 
 def _with_hydra(*overrides: str) -> DictConfig:
-    """Return the config that Hydra composes from these overrides, including the node ``hydra``."""
+    """Return the config that Hydra composes from some overrides, including the node ``hydra``, which configures Hydra itself."""
     with _set_aside(GlobalHydra.instance()), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 @contextmanager
 def _set_aside(running: GlobalHydra) -> Iterator[None]:
-    """Hide the running instance of Hydra during the context, so that fedopt also works inside a Hydra program of the user."""
+    """Return a context in which Hydra seems not to be running, so that fedopt also works inside a Hydra program of the user.
+
+    Args:
+        running: Hydra's global state, which is restored afterwards.
+    """
     before, running.hydra = running.hydra, None
     try:
         yield

@@ -42,7 +42,7 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
 
 
 def misread(override: str) -> str:
-    """Return the error message for a text that should be an override but cannot be parsed."""
+    """Return the error message for a text of a command that should be an override KEY=VALUE but cannot be parsed."""
     if message := removed(override):
         return message
     if group := next((group for group in GROUPS if override in options(group)), ""):
@@ -106,7 +106,7 @@ def overrides_of(values: Mapping[str, object], sweep: bool = False) -> list[str]
 
 
 def _plain(value: object) -> object:
-    """Convert NumPy, torch and pandas values to Python values, and tuples and ranges to lists."""
+    """Return a value in plain Python types: NumPy, torch and pandas values, tuples and ranges are converted."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [*value] if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
 
@@ -149,7 +149,7 @@ def command_line(overrides: Iterable[str], folders: Iterable[str]) -> str:
 
 
 def last_of_each(overrides: Iterable[str]) -> list[str]:
-    """Keep only the last override of each key. A key with and without a leading + is the same key."""
+    """Return the overrides without those that a later override of the same key replaces. A leading + of a key is ignored."""
     last = {text.partition("=")[0].lstrip("+") if "=" in text else f"{text} ": text for text in overrides}
     return [*last.values()]
 

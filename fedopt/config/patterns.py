@@ -177,7 +177,12 @@ class Diurnal:
 
 
 def _check_groups(groups: int | list[int] | None, by: str) -> None:
-    """Raise ValueError if the groups of a pattern cannot be used. The arguments are its fields ``groups`` and ``by``."""
+    """Raise ValueError if the fields ``groups`` and ``by`` of an availability pattern cannot be used together.
+
+    Args:
+        groups: The number of groups, or the index of each client's group. None: each client is a group.
+        by: How clients are assigned to groups, ``random`` or ``label``.
+    """
     if isinstance(groups, list) and by == "label":
         raise ValueError("by=label and a list of groups cannot be combined; give the number of groups")
     if isinstance(groups, list) and len({*groups}) <= max(groups):

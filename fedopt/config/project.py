@@ -33,7 +33,7 @@ class Project:
 
 
 def home() -> Path:
-    """Return the project's folder, relative to the working directory; `.` if there is no project.
+    """Return the project's folder, relative to the working directory; `.` if there is no project file.
 
     It is the working directory or its nearest parent with a `fedopt.toml`. In a parent folder the file counts only if it
     belongs to the user, so that nobody else can change what commands do in a shared folder such as /tmp.

@@ -27,7 +27,11 @@ Size = Annotated[float, Field(ge=0, le=1e30)]  # a step size, within the range o
 
 @dataclass(frozen=True, config=STRICT)
 class Constant:
-    """The same step size in every round: ``value``."""
+    """The same step size in every round.
+
+    Args:
+        value: The step size.
+    """
 
     value: Size
     kind: Literal["constant"] = "constant"
@@ -39,7 +43,13 @@ class Constant:
 
 @dataclass(frozen=True, config=STRICT)
 class InversePower:
-    """Step size ``initial / (1 + r / delay)^power`` in round r."""
+    """Step size ``initial / (1 + r / delay)^power`` in round r.
+
+    Args:
+        initial: The step size in round 0.
+        power: The exponent.
+        delay: The number of rounds after which 1 + r / delay is 2.
+    """
 
     initial: Size
     power: NonNegativeFloat = 1.0
@@ -53,7 +63,12 @@ class InversePower:
 
 @dataclass(frozen=True, config=STRICT)
 class Exponential:
-    """Step size ``initial * decay^r`` in round r."""
+    """Step size ``initial * decay^r`` in round r.
+
+    Args:
+        initial: The step size in round 0.
+        decay: The factor from one round to the next.
+    """
 
     initial: Size
     decay: Annotated[float, Field(gt=0, le=1)]
@@ -68,7 +83,9 @@ class Exponential:
 class Piecewise:
     """Step size ``values[j]`` from round ``boundaries[j-1]`` to round ``boundaries[j] - 1``.
 
-    The first value applies from round 0, the last one until the end. There is one more value than boundaries.
+    Args:
+        boundaries: The rounds in which the step size changes, in increasing order.
+        values: The step sizes, one more than boundaries. The first applies from round 0, the last one until the end.
     """
 
     values: list[Size]
@@ -123,9 +140,11 @@ def values(schedule: StepSize) -> list[float]:
 
 @dataclass(frozen=True, config=STRICT)
 class Fixed:
-    """The same local work in every round and for every client: ``value`` steps or epochs, as ``unit`` says.
+    """The same local work in every round and for every client.
 
-    With 0.5 epochs, a client stops halfway through a pass over its examples.
+    Args:
+        value: The number of steps or epochs. With 0.5 epochs, a client stops halfway through a pass over its examples.
+        unit: ``steps`` or ``epochs``.
     """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
@@ -136,7 +155,7 @@ class Fixed:
     def _check(self) -> "Fixed":
         """Refuse a fraction of a step."""
         if self.unit == "steps" and self.value % 1:
-            raise ValueError("must be a whole number of steps")
+            raise ValueError("must be a whole number of steps, or epochs, such as '0.5 epochs'")
         return self
 
     def __call__(self, r: int, clients: int) -> int | float:

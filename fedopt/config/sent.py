@@ -22,10 +22,13 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
-    """Check the YAML files in config folders, and return their paths, times and sizes, which change if a file changes.
+    """Check the YAML files in config folders, and return a key for caches that changes if one of the files changes.
 
     Args:
         folders: The config folders.
+
+    Returns:
+        The paths, times and sizes of the files.
 
     Raises:
         UserError: A folder is missing, or a file has no effect or could run code.

@@ -76,7 +76,11 @@ class Budget:
         return sum(int(exact(points * (1 + math.log10(share) / 2))) for share in shares)
 
     def _shares(self, row: Mapping[str, float]) -> list[float]:
-        """Return the used fraction of each limit that is set. ``row`` contains the costs so far."""
+        """Return the used fraction of each limit that is set.
+
+        Args:
+            row: The costs so far, by column of metrics.csv.
+        """
         return [LIMITS[name].of(row) / limit if limit else 1.0 for name, limit in self.limits.items()]
 
 
@@ -165,6 +169,16 @@ class Participation:
         late = "" if self.punctual else ", delayed answers"
         pattern = f", {self.pattern.kind} availability" if self.pattern else ""
         return counted(clients, "client") + cohort + pattern + late
+
+    def ignored(self, clients: int) -> list[str]:
+        """Return the keys that have no effect, since everyone takes part: ``cohort``, ``sampling`` or both.
+
+        Args:
+            clients: The number of clients.
+        """
+        few = self.cohort is not None and clients < self.cohort_from
+        everyone = not self.dropout and (few or self.cohort in (None, clients))
+        return ["cohort"] * few + ["sampling"] * (everyone and self.sampling == "by_weight")
 
     @property
     def punctual(self) -> bool:

@@ -25,7 +25,7 @@ class Tuned:
 
     Args:
         name: <algorithm>/<problem>, the file and its node; empty if no tuned values apply.
-        pair: '<algorithm> on <problem>' of the run.
+        pair: The algorithm and problem of the run, as the text '<algorithm> on <problem>'.
         keys: The keys whose tuned value takes effect.
         beside: The overrides that choose a data set or model for which the values were not tuned.
         left_out: Whether preset=none disables tuned values.

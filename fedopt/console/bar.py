@@ -101,7 +101,7 @@ class Bar:
             self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
-        """Measure the speed of a single job anew, for example because its first round is slower than the others.
+        """Begin to measure the speed of a single job again, for example because its first round is slower than the others.
 
         With several jobs, nothing happens.
         """
@@ -109,7 +109,12 @@ class Bar:
             self._began = None
 
     def expect(self, jobs: int, done: int) -> None:
-        """Set the number of jobs and the number of jobs that have ended. If one of them changes, measure the speed again."""
+        """Set the numbers that the bar shows. If one of them changes, the speed is measured again.
+
+        Args:
+            jobs: The number of jobs.
+            done: The number of jobs that have ended.
+        """
         if (jobs, done) != (self.jobs, self.done):
             self.jobs, self.done, self._began = jobs, done, None
 

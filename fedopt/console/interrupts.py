@@ -17,7 +17,9 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as in torchrun
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process immediately with one line. The context is used for imports, which may lose an exception.
+    """Return a context in which Ctrl-C ends the process immediately, with one line instead of a traceback.
+
+    It is used for imports, which may swallow KeyboardInterrupt.
 
     In a thread other than the main thread, which receives Ctrl-C, nothing changes. Garbage collection is off during the
     context, since it would take an eighth of the time of the imports and find nothing.
@@ -43,7 +45,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt in place of an exception that was raised while Ctrl-C was being handled.
+    """Return a context that raises KeyboardInterrupt in place of an exception that was raised while Ctrl-C was being handled.
 
     For example, OmegaConf raises another exception if its cleanup is interrupted. An OSError is not replaced: a full disk at
     the end of the program has its own message.
@@ -61,7 +63,7 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Block Ctrl-C (SIGINT) during the context, in this thread and in the processes that it starts."""
+    """Return a context that blocks Ctrl-C (SIGINT), in this thread and in the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -71,9 +73,12 @@ def ctrl_c_later() -> Iterator[None]:
 
 @contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
-    """Set the event at the first Ctrl-C or SIGTERM, and raise KeyboardInterrupt at the second one.
+    """Return a context that sets an event at the first Ctrl-C or SIGTERM, and raises KeyboardInterrupt at the second one.
 
     Only the main thread receives these signals; in any other thread the context does nothing.
+
+    Args:
+        requested: The event, which asks the caller to stop at the next opportunity.
     """
     if current_thread() is not main_thread():
         yield

@@ -37,7 +37,7 @@ def note(line: str) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect notes instead of printing them. The context yields the list to which they are appended."""
+    """Return a context in which notes are collected instead of printed. It yields the list to which they are appended."""
     notes: list[str] = []
     token = _heard.set(notes)
     try:
@@ -90,5 +90,5 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
 
 
 def columns() -> int:
-    """Return the width of the terminal; a large number if stdout is not a terminal."""
+    """Return the width of the terminal in characters; a large number if stdout is not a terminal."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPED

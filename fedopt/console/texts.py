@@ -21,7 +21,12 @@ def printable(text: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Format a number with its noun: 1 run, 2 runs."""
+    """Return a number with its noun as text, such as '1 run' or '2 runs'.
+
+    Args:
+        number: The number.
+        what: The noun in the singular.
+    """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -41,7 +46,7 @@ def order(text: str) -> tuple[float, list[float | str]]:
 
 
 def csv_cell(text: str) -> str:
-    """Escape a text for a CSV file. A text that a spreadsheet would take for a formula gets the prefix '."""
+    """Return a text for a cell of a CSV file. A text that a spreadsheet would take for a formula gets a leading apostrophe."""
     numbers = text == "-" or all(as_number(number) is not None for number in text.split(" ± "))
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not numbers
     return f"'{printable(text)}" if risky else printable(text)

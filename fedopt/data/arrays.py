@@ -87,7 +87,7 @@ def split_at_random(count: int, test: float, seed: int, path: Path, strata: Sequ
         count: Number of examples.
         test: Fraction of the examples used for testing (``dataset.test``).
         seed: Seed of the random split.
-        path: File of the examples, for the message.
+        path: File of the examples, named in the error message.
         strata: Arrays of shape ``[count]``, such as the client and the class of each example. The split is stratified: the
             test fraction is taken, up to rounding, from each combination of values, and from each value of the last array.
             Empty: the split is not stratified.
@@ -100,7 +100,7 @@ def split_at_random(count: int, test: float, seed: int, path: Path, strata: Sequ
     """
     held_out = round(exact(test * count))
     if not 0 < held_out < count:
-        raise UserError(f"{path}: dataset.test={test} leaves no example to train on or to test on; change it")
+        raise UserError(f"{path}: dataset.test={test} leaves no example to train or to test on; choose another")
     rng = keyed_rng(seed, Purpose.TEST)
     order, tests = rng.permutation(count), np.arange(count) < held_out
     if strata:
@@ -117,7 +117,7 @@ def npz_arrays(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) ->
 
     Args:
         columns: Arrays of all examples, by the names ``x``, ``y`` and ``client``.
-        rows: Indices of the training examples and indices of the test examples.
+        rows: Two arrays: the indices of the training examples, and the indices of the test examples.
 
     Returns:
         The arrays by name, such as ``x_train`` and ``x_test``.
@@ -156,7 +156,7 @@ def checked(
     x, x_test = (_examples(arrays[key], f"{path}: {key}", channels, tokens, allow_nan) for key in ("x_train", "x_test"))
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         of_train, of_test = (f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test))
-        raise UserError(f"{path}: x_train has examples {of_train}, x_test {of_test}; make type and shape the same")
+        raise UserError(f"{path}: an example is {of_train} in x_train, and {of_test} in x_test; make them the same")
     counts = {"train": len(x), "test": len(x_test)}
     for key in (key for key in ARRAYS if key[0] != "x" and key in arrays):
         wanted = counts[key.rpartition("_")[2]]
@@ -182,7 +182,7 @@ def with_owners(data: LabelledData, where: str, owners: np.ndarray | None, test:
 
     Args:
         data: The data. Owners that it already has are replaced, or removed if ``owners`` is None.
-        where: Where the names come from, for messages.
+        where: The file or column that the names come from, for messages.
         owners: Client names or numbers of the training examples, ``[n]``. They are normalised by `identifiers`.
         test: Client names or numbers of the test examples, ``[n_test]``. None: the owners of test examples are not known.
 
@@ -196,12 +196,12 @@ def with_owners(data: LabelledData, where: str, owners: np.ndarray | None, test:
 
 
 def _class_notes(y: np.ndarray, y_test: np.ndarray, class_names: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return a note for the user about classes that have no training examples.
+    """Return a note for the user that names the classes without training examples; an empty tuple if there are none.
 
     Args:
         y: Class indices of the training examples, ``[n]``.
         y_test: Class indices of the test examples, ``[n_test]``.
-        class_names: The names of the classes, or empty.
+        class_names: The names of the classes. Empty: the indices are shown.
         path: The file, for the message.
 
     Raises:

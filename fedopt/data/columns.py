@@ -72,7 +72,9 @@ def refuse_empty(x: np.ndarray, names: list[str], path: Path) -> None:
 
 
 def column_notes(data: LabelledData, label: str) -> list[str]:
-    """Return notes on columns that are probably not features: constants, identifiers, and columns that reveal the label.
+    """Return notes for the user, one text each, on columns that are probably not features.
+
+    These are constant columns, identifiers, and columns that reveal the label.
 
     Only the training rows are examined.
 

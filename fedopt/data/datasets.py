@@ -120,13 +120,13 @@ class Npz:
     tokens: StrictBool = False
 
     def load(self) -> LabelledData:
-        """Read the file and return the data. Raise UserError if the file is missing or broken (see `read_npz`)."""
+        """Read the .npz file and return the data. Raise UserError if the file is missing or broken (see `read_npz`)."""
         return replace(read_npz(expanded(self.path), self.channels, self.tokens), pixels=self.pixels)
 
 
 @dataclass(frozen=True, config=_config)
 class Digits:
-    """1797 images of handwritten digits with 8 x 8 pixels and values from 0 to 16. digits.md names their source.
+    """1797 images of handwritten digits with 8 x 8 pixels and values from 0 to 16, included in fedopt.
 
     Every fifth image is a test example.
 
@@ -137,5 +137,5 @@ class Digits:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
-        """Return the data."""
+        """Return the images, their classes, and their split into training and test examples."""
         return replace(read_npz(SHIPPED / "digits.npz"), pixels=self.pixels)

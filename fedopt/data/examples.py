@@ -20,11 +20,11 @@ Values = Callable[[Batch], tuple[Tensor, ...]]  # function from a batch to tenso
 
 
 def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
-    """Scale and shift the logits of each class.
+    """Return ``scale * logits + shift``, ``[B, classes]``.
 
     Args:
         logits: Logits, ``[B, classes]``.
-        tuning: Scale and shift, ``[classes]`` each. None: the logits are returned unchanged.
+        tuning: The pair (scale, shift), ``[classes]`` each. None: the logits are returned unchanged.
     """
     return logits if tuning is None else logits * tuning[0] + tuning[1]
 
@@ -44,11 +44,12 @@ def losses(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def of_finite(judged: Tensor, scores: Tensor) -> Tensor:
-    """Convert the results of a comparison to numbers, with nan where the compared scores are not finite.
+    """Convert Boolean results to numbers, ``[B]``: 1 or 0, or nan where the scores that were compared are not finite.
 
     Args:
-        judged: Boolean results, ``[B]``, such as whether the largest score is the score of the true class.
-        scores: The compared scores, ``[B]`` or ``[B, classes]``. The result is nan if one of them is not finite.
+        judged: Result for each example, ``[B]``, such as whether the largest score is the score of the true class.
+        scores: The scores that were compared, ``[B]`` or ``[B, classes]``. One infinite or nan score of an example suffices for
+            the result nan.
     """
     return judged.to(scores).where(scores.isfinite().reshape(len(judged), -1).all(1), torch.nan)
 
@@ -86,7 +87,7 @@ class Examples:
         x: Raw inputs, in the layout of `LabelledData`.
         y: Their classes or targets, ``[n]``.
         data: The data set, which provides the normalisation.
-        world: Provides the device and the type.
+        world: The `World` of the problem, which provides the device and the type of the tensors.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
@@ -117,7 +118,7 @@ class Examples:
         Args:
             rows: Indices of the examples, ``[B]``.
             weight: Weights of the examples, ``[B]``.
-            keys: The key of the dropout masks, as a tuple with one element; empty for no dropout.
+            keys: A tuple with the integer tensor that determines the dropout masks. Empty: no dropout.
         """
         # F.embedding copies rows; under vmap, index_select copies single numbers, which is ten times slower
         return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows, keys)
@@ -129,7 +130,7 @@ class Examples:
         Examples are processed in chunks of 2048, which bounds memory.
 
         Args:
-            values: Function of a `Batch` that returns a tuple of tensors ``[B]``, one number per example each.
+            values: Function from a `Batch` to a tuple of tensors ``[B]``, each with one number per example.
             rows: Indices of the examples. None: all examples.
             weights: Weights of the examples, with sum 1. None: equal weights.
 

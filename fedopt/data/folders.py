@@ -93,13 +93,16 @@ class Folder:
     def _open(self, file: Path) -> Image.Image:
         """Open an image in its upright orientation, in Pillow's mode L if it is grey and in RGB otherwise.
 
+        Args:
+            file: The image file.
+
         Raises:
             UserError: The file is damaged, or it has more than 8 bits per channel.
         """
         try:
             with Image.open(file, formats=FORMATS) as opened:
                 if opened.mode[0] in "IF":
-                    raise ValueError("it has more than 8 bits per pixel; dataset=npz reads arrays of any numbers")
+                    raise ValueError("it has more than 8 bits per channel; dataset=npz reads arrays of any numbers")
                 image = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
         except Exception as error:  # Pillow raises many different exceptions for damaged files
             raise UserError(f"{file}: cannot be read as an image ({first_line(error)}); replace or remove it") from None

@@ -97,7 +97,9 @@ class LabelledData:
         return replace(kept, left_out=len(validation.y), validation=validation)
 
     def filled(self, by_owner: bool) -> "LabelledData":
-        """Replace missing feature values by means and set ``fills``. Complete data are returned unchanged.
+        """Return the data with missing feature values replaced by means, which are stored in ``fills``.
+
+        Complete data are returned unchanged.
 
         A missing value becomes the mean of its column over the training examples of the same client, not counting validation
         examples. A client without any value in a column gets the mean over all training examples (0 after standardisation).
@@ -206,7 +208,7 @@ class LabelledData:
         return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
 
     def resplit(self, test: float, rng: np.random.Generator) -> "LabelledData":
-        """Pool all examples and split them at random into new training and test examples.
+        """Pool all examples, split them at random into new training and test examples, and return the new data set.
 
         The data must have no validation marks; call `without_validation` first.
 
@@ -220,7 +222,7 @@ class LabelledData:
         if self.fills is not None:
             raise UserError(f"problem.test={test}: is not possible with dataset.missing=mean; use dataset.test={test}")
         if (self.owners is None) != (self.owners_test is None):
-            raise UserError(f"problem.test={test}: only x_train or only x_test names its clients; set it to null")
+            raise UserError(f"problem.test={test}: clients are named for x_train or x_test only; set it to null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(exact(test * len(y)))])
         numbers = np.arange(len(y) + self.left_out)

@@ -170,7 +170,7 @@ class Model(Normalised):
         """Return a copy of the model for one client.
 
         Args:
-            client: The client's name.
+            client: The client's name. It selects the means that replace missing features.
             parameters: Parameters of the client's own model, ``[dim]``. None: the client uses the common model.
         """
         model = deepcopy(self)
@@ -181,7 +181,7 @@ class Model(Normalised):
         return model
 
     def _fill(self, client: str) -> list[float] | None:
-        """Return the values that replace a client's missing features, ``[features]``; None if values must not be missing."""
+        """Return the values that replace missing features of the named client; None if values must not be missing."""
         fill = self.fills.get(client, self.fills.get(""))
         return None if fill is None else [*map(float, fill)]
 
@@ -196,6 +196,9 @@ class Model(Normalised):
 
         Args:
             examples: A data frame or an array of raw examples.
+
+        Returns:
+            The array, in the layout of the data set.
 
         Raises:
             UserError: A column is missing, or a cell is not a finite number.

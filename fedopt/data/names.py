@@ -23,7 +23,7 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
 
     Args:
         values: Names or integers, ``[n]``.
-        where: Where the names come from, for messages.
+        where: The file or column that the names come from, for messages.
 
     Returns:
         The names, ``[n]``: int64 if all are integers (such as 7, +7 or 7.0), otherwise texts.
@@ -54,7 +54,7 @@ def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...
 
     Args:
         labels: Class names or numbers, ``[n]``.
-        where: Where the labels come from, for messages.
+        where: The file or column that the labels come from, for messages.
 
     Returns:
         The class index of each label, ``[n]``, and the names of the classes in sorted order.

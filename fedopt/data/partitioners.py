@@ -83,7 +83,12 @@ def _check(clients: int, count: int, least: int) -> None:
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
-    """Return the labels. Raise UserError if they are None, because the partitioner needs classes."""
+    """Return the labels unchanged. Raise UserError if they are None, because the partitioner needs classes.
+
+    Args:
+        labels: Class of each example, ``[count]``, or None.
+        partitioner: The partitioner that needs them, named in the message.
+    """
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # the name on the command line
         how = "use partitioner=iid or, in a custom problem, self.world.split(n, labels=CLASSES)"
@@ -168,7 +173,7 @@ class ByColumn:
     file: str | None = None
 
     def with_owners(self, data: LabelledData) -> LabelledData:
-        """Return the data with the client of each example.
+        """Return the data with the name of the client that owns each example, read from the file if there is one.
 
         Raises:
             UserError: Neither a file nor the data set names the clients, or the file does not match the data.
@@ -225,7 +230,7 @@ class ByColumn:
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            raise UserError(f"partitioner=by_column: client {names[sizes.argmin()]} needs {least} examples; remove it")
+            raise UserError(f"partitioner=by_column: {names[sizes.argmin()]} has fewer than {least} examples; drop it")
         return _by_owner(owner, sizes)
 
 

@@ -38,20 +38,20 @@ class Csv:
         real: Whether this column contains real numbers, the targets of a regression, instead of classes.
         features: Columns used as features. None: all columns except label, client and split.
         drop: Columns that are not used as features. None: none.
-        missing: What to do with empty cells of features: ``refuse`` the table, or fill in the ``mean``
-            (`LabelledData.filled`).
+        missing: What happens if feature cells are empty. ``refuse``: an error is raised. ``mean``: they are filled with the
+            column's mean (`LabelledData.filled`).
         client: Column that names the client of each row, for `ByColumn`.
         split: Column with the values ``train``, ``val`` or ``test``. None: a random fraction of the rows is used for
             testing.
-        test: This fraction.
+        test: Fraction of the rows used for testing if ``split`` is None.
         split_seed: Seed of the random choice of test rows.
-        stratify: Whether the fraction is taken from each class of each client, up to rounding. Regression targets are not
-            stratified.
+        stratify: Whether the fraction ``test`` is taken from each class of each client, up to rounding. Regression targets
+            are not stratified.
         pixels: How inputs are scaled for models (see `LabelledData`).
         separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
             contain it, the first of ; tab | that it contains.
-        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number contains a point,
-            otherwise a point.
+        decimal: The decimal mark. None: a comma if cells are separated by semicolons, a digit,digit occurs and no digit.digit
+            does (a date such as 12.05.2024 counts); otherwise a point.
         encoding: Encoding of the text. None: UTF-8, or Latin-1 if the text is not valid UTF-8.
     """
 
@@ -98,7 +98,7 @@ class Csv:
         if self.split is not None:
             split = table[self.split].map(clean_name).to_numpy()
             if other := sorted({*split} - {"train", "val", "test"}):
-                raise UserError(f"dataset.split={self.split}: has {other[0]}; each row must have train, val or test")
+                raise UserError(f"dataset.split={self.split}: this column has {other[0]}; use only train, val and test")
             rows = np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
         else:
             strata = [columns[key] for key in ("client", "y") if key in columns and not (key == "y" and self.real)]
@@ -114,7 +114,7 @@ class Csv:
 
     @property
     def _roles(self) -> dict[str, str]:
-        """The columns of the label, the client and the split, by key; columns that are not set are left out."""
+        """The columns that are not features: ``label``, ``client`` and ``split`` -> column name; unset ones are left out."""
         columns = {"label": self.label, "client": self.client, "split": self.split}
         return {key: column for key, column in columns.items() if column is not None}
 
@@ -141,7 +141,7 @@ class Csv:
                 lacks = f"there is no such column in {path}{nearest(column, names)}"
                 raise UserError(f"dataset.{key}={column}: {lacks}; there are {joined(names, SHOWN)}")
             if used.count(column) > 1:
-                raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
+                raise UserError(f"dataset.{key}={column}: this column is named more than once; name it once")
         return features
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -174,15 +174,15 @@ class Csv:
         try:
             names = [clean_name(name) for name in next(rows, [])]
             if "" in names or len({*names}) < len(names):
-                raise ValueError("a name is empty or occurs twice; with pandas, write it by to_csv(index=False)")
+                raise ValueError("a column name is empty or occurs twice; with pandas, use to_csv(index=False)")
             for number, row in enumerate(rows, 1):
                 if len(row) != len(names):
                     has = f"row {number} below the names has {len(row)} cells, not {len(names)}"
-                    raise ValueError(f"{has}; set dataset.separator and dataset.decimal")
+                    raise ValueError(f"{has}; correct it, or set dataset.separator or dataset.decimal")
             del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]
             if table.empty:
-                raise ValueError("it has no rows below the names")
+                raise ValueError("it has no rows below the column names")
         except (ValueError, csv.Error) as error:
             why = first_line(error)
             raise UserError(f"{path}: must be a CSV with column names, and rows of the same length ({why})") from None

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """The context in which a problem is built: data, their partition, random numbers and a device.
+    """The context in which a problem is built: data, their partition, random numbers and a device (``self.world``).
 
     Args:
         seed: Seed of everything that is random while the problem is built.
@@ -54,10 +54,10 @@ class World:
         Every call returns a fresh generator: the same name always yields the same numbers.
 
         Args:
-            name: What the numbers are for: a `Part`, or any text that you choose. None: an error.
+            name: What the numbers are for: a `Part`, or any text that you choose. It must be given.
 
         Raises:
-            UserError: The name is missing.
+            UserError: ``name`` is None.
         """
         return keyed_rng(self.seed, Purpose.PROBLEM, name) if isinstance(name, Part) else keyed_rng(self.seed, name)
 
@@ -67,7 +67,7 @@ class World:
         return torch.from_numpy(writable).to(self.device, self.dtype)
 
     def load(self, validation: bool = False, real: bool = False) -> LabelledData:
-        """Load the data set.
+        """Load and return the data set.
 
         Missing values are filled in, for each client separately if the data name the clients. The hash of the data is added to
         ``read``.
@@ -111,7 +111,7 @@ class World:
                 or down, independently of the world's seed. None: the split is not stratified and follows the world's seed.
 
         Returns:
-            For each split, the indices of each client's examples.
+            The indices of each client's examples, by split: ``train`` and, with ``validation``, ``val``.
 
         Raises:
             UserError: The partition omits or repeats examples, or leaves a client without examples in a split; an array does
@@ -119,7 +119,7 @@ class World:
         """
         for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
             if isinstance(values, np.ndarray) and values.shape != (count,):
-                raise UserError(f"world.split: {name} have shape {[*values.shape]}; give one for each of {count} rows")
+                raise UserError(f"world.split: {name} has shape {[*values.shape]}; it must be [{count}], one per row")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         with untouched(type(self.partitioner).__call__, ()):
@@ -134,8 +134,8 @@ class World:
             for name, lists in splits.items():
                 if lacking := [i for i, rows in enumerate(lists) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "which the data mark; mark others, or change the partitioner"
-                    raise UserError(f"client {client} has no examples in the split {name}, {why}")
+                    why = "mark other examples as validation examples, or change the partitioner"
+                    raise UserError(f"client {client} has no examples in the split {name}; {why}")
             return {name: Ragged(lists, names) for name, lists in splits.items()}
         own = Ragged(clients)
         held_out = np.clip(np.rint(exact(validation * own.sizes)), 1, own.sizes - 1).astype(np.int64)

@@ -57,7 +57,11 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no warnings about scr
 
 @contextmanager
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Apply `STYLE` and further matplotlib settings in the `with` block; restore the previous settings afterwards."""
+    """Return a context in which matplotlib uses fedopt's style (`STYLE`); the previous settings are restored afterwards.
+
+    Args:
+        more: Further matplotlib settings (rcParams), which take precedence.
+    """
     settings: Any = {**STYLE, **more}
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -81,7 +85,7 @@ def scale_of(metric: Metric, values: np.ndarray) -> ScaleBase:
 
 
 def named_scale(log: bool) -> ScaleBase:
-    """Return a logarithmic or a linear scale."""
+    """Return matplotlib's logarithmic scale, or its linear scale if ``log`` is False."""
     return LogScale(None) if log else LinearScale(None)
 
 
@@ -135,21 +139,21 @@ def is_share(title: str, values: np.ndarray) -> bool:
 
 
 def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
-    """Return the limits (low, high) of the y axis.
+    """Return the present limits (low, high) of the y axis, clipped to the range 0 to 100 for percentages.
 
     Args:
         axis: The axes.
-        share: Whether the values are percentages. The limits are then clipped to the range 0 to 100.
+        share: Whether the values are percentages.
     """
     low, high = axis.get_ylim()
     return (max(low, 0), min(high, 100)) if share else (low, high)
 
 
 def look(j: int, rank: int | None = None) -> dict[str, Any]:
-    """Return the colour, dashes and marker of a line, as options of matplotlib's `plot`. No two lines share all three.
+    """Return the colour, dashes and marker of a line, as options of matplotlib's `plot`.
 
-    The first `STRONG` lines of a picture have colours of the style, by default colours that colour-blind readers can tell
-    apart. All other lines are grey.
+    No two lines share all three. The first `STRONG` lines of a picture have colours of the style, by default colours that
+    colour-blind readers can tell apart. All other lines are grey.
 
     Args:
         j: The line's index among all lines of the figure.
@@ -197,7 +201,7 @@ def draw_lines(
     Args:
         axis: The axes.
         lines: label -> line.
-        slots: label -> index in the order of colours. Empty: the order of ``lines``.
+        slots: label -> index of the line's colour (see `look`). Empty: lines are coloured in the order of ``lines``.
         bars: Whether lines of at most `FEW` points get error bars, side by side, instead of bands.
         diverged: The labels of the lines in which a run diverged.
     """
@@ -226,9 +230,9 @@ def draw_lines(
 def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str]) -> tuple[float, float]:
     """Return the range (low, high) that the y axis of a picture has to show.
 
-    The range contains the means of the lines in which no run diverged, and the first values of the lines in which a run
-    diverged. Bands, and later values of diverged lines, extend it by at most half of its size on either side. If a run
-    diverged in every line, all means are contained.
+    The range always contains the means of the lines in which no run diverged, and the first values of the lines in which a
+    run diverged. Bands, and later values of diverged lines, may extend it, on either side, by at most half of its size. If
+    a run diverged in every line, the range contains all means.
 
     Args:
         axis: The axes of the picture, whose scale of the y axis is set.
@@ -284,7 +288,7 @@ def pictures(
         height: Inches of the whole figure. None: it follows from the number of rows.
         settings: matplotlib settings in addition to `STYLE`.
         shared: Options of matplotlib's `subplots`, such as sharex.
-        written: The arguments title, note, place and grows of `save`.
+        written: Further arguments of `save`: title, note, place and grows.
 
     Raises:
         UserError: The figure is too small for its axes.
@@ -302,7 +306,7 @@ def pictures(
 
 
 def save(fig: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True) -> None:
-    """Write a figure with its title, one legend without repeated labels, and a note below.
+    """Add a title, one legend without repeated labels, and a note to a figure, and write it to files.
 
     Args:
         fig: The figure. Its texts are broken into lines, and its height may grow, in place.

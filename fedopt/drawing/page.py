@@ -46,7 +46,7 @@ class Section(NamedTuple):
             target values (targets), lines (name, label, colour, dash), and their points: curves[y][x][line] is [x, mean,
             low, high], or [x, mean] without a band, or None without points. With menus, a list of names, one menu per name
             chooses the y axis, whose key consists of the chosen values, joined by |. None: no chart.
-        views: y axis -> (tables, notes) that are shown with this axis.
+        views: name of a y axis of the chart -> (tables, notes) that are shown while this axis is chosen.
         tables: Tables that are shown with every y axis.
         maps: label -> heat map, with its clients, classes and counts [clients, classes].
         notes: Remarks that are shown with every y axis.
@@ -110,12 +110,12 @@ class Page(NamedTuple):
 
 
 def _printable(value: object) -> object:
-    """Escape unprintable characters of a text, as `console.texts.printable` does; return markup unchanged."""
+    """Escape unprintable characters if the value is a plain str; return any other value, such as escaped markup, unchanged."""
     return printable(value) if type(value) is str else value
 
 
 def _file(name: str) -> str:
-    """Return the text of a file in the folder of this module."""
+    """Return the content of a text file in the folder of this module, such as page.css."""
     return files("fedopt.drawing").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -24,8 +24,9 @@ NAMES = 40  # with at most this many clients or classes, their names are shown
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
-    """Draw the number of training examples of each class on each client. The names of clients are shown if there is enough
-    space.
+    """Draw a picture of the number of training examples of each class on each client, and write it to a file.
+
+    The names of clients are shown if there is enough space.
 
     Args:
         path: The file to write.
@@ -58,10 +59,11 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 
 
 def clients(path: Path, table: Path, metric: Metric) -> None:
-    """Draw the test metric of each client with its own model (or else the common model), and with the other models.
+    """Draw a test metric of each client with two models, so that readers see which clients gain, and write it to a file.
 
-    The picture shows which clients gain. The metric has a confidence interval, in a paler colour if the client has fewer than
-    `FEW_ROWS` test examples. If only one model was evaluated, only its metric is drawn.
+    The models are the client's own model (or else the common model) and the model that it is compared with. The metric has a
+    confidence interval, in a paler colour if the client has fewer than `FEW_ROWS` test examples. If only one model was
+    evaluated, only its metric is drawn.
 
     Args:
         path: The file to write.
@@ -128,7 +130,7 @@ def _share(gains: np.ndarray) -> str:
 
 
 def metrics(path: Path, table: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
-    """Draw every metric of a run against communication rounds.
+    """Draw every metric of a run against communication rounds, one picture per metric, and write the figure to a file.
 
     Args:
         path: The file to write.

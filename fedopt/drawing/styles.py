@@ -7,9 +7,9 @@ from pydantic.dataclasses import dataclass
 
 
 def _rising(limits: tuple[float, float]) -> tuple[float, float]:
-    """Return the limits unchanged. Raise ValueError unless the first is smaller than the second."""
+    """Return the limits (low, high) of an axis unchanged. Raise ValueError unless low is smaller than high."""
     if not limits[0] < limits[1]:
-        raise ValueError("must have the lower end first")
+        raise ValueError("must begin with the smaller number")
     return limits
 
 
@@ -28,7 +28,7 @@ class PlotStyle:
         title: The text above the figure.
         legend: Where the legend is placed.
         caption: Whether a caption below the figure explains its lines and bands.
-        band: The band around a mean, one of `fedopt.analysis.lines.BANDS`.
+        band: The kind of band around a mean, one of `fedopt.analysis.lines.BANDS`, such as std.
         width, height: Inches of the whole figure, 1 to 20. None: each picture is as wide as a paper's column.
         font: The font size, 4 to 60 points. None: 8 points.
     """

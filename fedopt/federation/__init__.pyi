@@ -1,5 +1,6 @@
 from fedopt.federation.client import Client as Client
 from fedopt.federation.client import ClientFn as ClientFn
+from fedopt.federation.client import ratio as ratio
 from fedopt.federation.draws import Steps as Steps
 from fedopt.federation.effective import effective_weights as effective_weights
 from fedopt.federation.engines import OneByOne as OneByOne

@@ -13,9 +13,10 @@ from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Drawn
 from fedopt.federation.oracles import Oracles, for_problems
 from fedopt.federation.samples import ClientSamples, Sample, Share
-from fedopt.problems import Hierarchical, Minimax, Nested, Problem
+from fedopt.problems import Hierarchical, Minimax, Nested, Problem, scales
 
 Carry = TypeVar("Carry")
+Tensors = tuple[Tensor, ...]
 
 
 class Client(Oracles):
@@ -33,6 +34,8 @@ class Client(Oracles):
         share: The values that differ between the clients of the stack.
         stack: The number of clients in the stack. None: clients are run one by one.
     """
+
+    h_weighted: Callable[[Tensor], Tensors]
 
     def __init__(self, problem: Problem, calls: Calls, drawn: dict[str, Drawn], share: Share, stack: int | None = None):
         super().__init__(problem, calls, stack)
@@ -197,6 +200,29 @@ class Client(Oracles):
         """
         return self._problem.project(*point)
 
+    def project_x(self, x: Tensor) -> Tensor:
+        """Project x onto the problem's constraint set, ``[d]``. Methods that do so set ``projects_x = True``.
+
+        Args:
+            x: The point, ``[d]``.
+        """
+        return self._problem.project_x(x)
+
+    def _oracle_weighted(self, name: str, values: Tensor) -> Tensors:
+        """Return the answer to the server, which computes the mean over clients from it by `ratio`.
+
+        Args:
+            name: The name of a function that the problem marks with `oracle`, such as h.
+            values: This client's values, one for each value of the function, ``[K, ...]``.
+
+        Returns:
+            (values,), or (c values, c) if clients count differently for each value, because the problem has
+            ``per_client["h_weights"]``. The factors c, ``[K]``, are proportional to the client's weights.
+        """
+        if (c := scales(self._problem, name)) is None:
+            return (values,)
+        return torch.einsum("k,k...->k...", c[self.index], values), c[self.index]
+
     def hold(self, x: Tensor) -> "Client":
         """Return a copy of this client with x fixed, for which quantities that depend only on x are computed once.
 
@@ -223,6 +249,16 @@ class Client(Oracles):
 
     def _sample(self, name: str, k: int) -> Sample:
         return self._counter.hand_out(*self._samples.sample(name, k))
+
+
+def ratio(answers: Tensors) -> Tensor:
+    """Return the mean over clients from the mean of their answers, ``[K, ...]``; nan for a value that no client has.
+
+    Args:
+        answers: The mean of the clients' ``client.h_weighted(values)``: (values,), or (c values, c).
+    """
+    values, *c = answers
+    return torch.einsum("k,k...->k...", 1 / c[0], values) if c else values
 
 
 ClientFn = Callable[[Client, Any], Any]  # (client, message) -> the client's answer

@@ -2,8 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,19 @@ from fedopt.federation.inverse import Inverse
 from fedopt.federation.samples import Sample
 from fedopt.federation.varied import Varied
 from fedopt.networks import depth, differs_by_client
-from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, XRisk, class_of
+from fedopt.problems import (
+    CLASSES,
+    Composition,
+    Constrained,
+    Hierarchical,
+    Minimax,
+    Minimisation,
+    Nested,
+    Problem,
+    XRisk,
+    class_of,
+    marked,
+)
 from fedopt.problems import name as class_name
 
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
@@ -76,7 +88,8 @@ class Function:
     def __get__(self, oracles: "Oracles | None", owner: type) -> Callable[..., Tensor]:
         if oracles is None:
             return self  # type: ignore[return-value]
-        oracles._check(self._name, self.classes)
+        if self._name not in marked(oracles._problem):
+            oracles._check(self._name, self.classes)
         # Bound only once, since a step is short
         function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)
         return function
@@ -104,10 +117,12 @@ class Oracles(Derivatives):
         stack: The number of clients that are vectorised by torch.func.vmap. None: a single client.
     """
 
-    f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
+    f, g = Function(Minimisation, Nested, Minimax, Constrained), Function(Nested)
     level = Function(Composition)
     f2, h = Function(Hierarchical), Function(Hierarchical, XRisk)
     pair_loss, slope = Function(XRisk), Function(XRisk)
+    h_vjp: Callable[[Tensor, Tensor, Sample], Tensor]
+    h_jacobian: Callable[[Tensor, Sample], Tensor]
 
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         super().__init__(calls, stack)
@@ -115,9 +130,42 @@ class Oracles(Derivatives):
         # The results of the last steps, which the next steps may overwrite
         self._overwritable = deque[Tensor](maxlen=OWN)
 
-    @for_problems(Minimisation)
+    if not TYPE_CHECKING:  # so that mypy refuses misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a function that the problem marks with `oracle`, or one of its forms, such as ``h_vjp`` of ``h``."""
+            function, _, form = name.rpartition("_")
+            if name[0] != "_" and name in marked(self._problem):
+                return getattr(self._problem, name)
+            if name[0] != "_" and function in marked(self._problem) and hasattr(type(self), f"_oracle_{form}"):
+                return partial(getattr(self, f"_oracle_{form}"), function)
+            raise AttributeError(f"client.{name} does not exist, and the problem marks no such function with @oracle")
+
+    def _oracle_vjp(self, name: str, x: Tensor, w: Tensor, sample: Sample) -> Tensor:
+        """Return the gradient of w'h_i(x), ``[d]``, for the function h of this name. It counts as one gradient call.
+
+        Args:
+            name: The name of the function.
+            x: The point, ``[d]``.
+            w: The weights of the values of h, ``[K]``.
+            sample: The sample on which h_i is evaluated.
+        """
+        return self.grad(lambda x, sample: w @ getattr(self, name)(x, sample), x, sample)
+
+    def _oracle_jacobian(self, name: str, x: Tensor, sample: Sample) -> Tensor:
+        """Return the Jacobian of h_i, ``[K, d]``, for the function h of this name. It counts as K gradient calls.
+
+        Args:
+            name: The name of the function.
+            x: The point, ``[d]``.
+            sample: The sample on which h_i is evaluated.
+        """
+        value, product = self.vjp(lambda x: getattr(self, name)(x, sample), x, grad=1, sample=sample)
+        return self.at_each(lambda w: product(w)[0], torch.eye(len(value)).to(value))
+
+    @for_problems(Minimisation, Constrained)
     def gradient(self, x: Tensor, sample: Sample) -> Tensor:
-        """Return the gradient of the client's objective, grad f_i(x), [d], of a minimisation problem.
+        """Return the gradient of the client's objective, grad f_i(x), [d], of a minimisation or constrained problem.
 
         It counts as one gradient call.
 
@@ -127,11 +175,11 @@ class Oracles(Derivatives):
         """
         return self.grad(self.f, x, sample)
 
-    @for_problems(Minimisation)
+    @for_problems(Minimisation, Constrained)
     def gradient_step_(self, x: Tensor, sample: Sample, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
-        """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
+        """Return P(x - eta (grad f_i(x) - grad f_i(anchor) + plus)), [d], of a minimisation or constrained problem.
 
-        This is the new point after a gradient step with the step size eta.
+        This is the new point after a gradient step with the step size eta. P is the problem's ``project_x``.
 
         It counts as one gradient call, or two with an anchor. If x was itself returned by such a step, it may be
         overwritten, so do not use it afterwards. Other tensors are never overwritten.
@@ -143,7 +191,7 @@ class Oracles(Derivatives):
             plus: A vector that is added to the gradient, ``[d]``. None: no such term.
             anchor: The point whose gradient is subtracted, ``[d]``. None: no such term.
         """
-        return self._owned(self._stepped(self.f, (x, sample), eta, plus, anchor))
+        return self._owned(self._problem.project_x(self._stepped(self.f, (x, sample), eta, plus, anchor)))
 
     @for_problems(Nested)
     def inner_step_(
@@ -170,9 +218,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_step_(self, x: Tensor, y: Tensor, sample: Sample, eta: Step) -> tuple[Tensor, Tensor]:
-        """Return x - eta grad_x f_i(x, y), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
+        """Return P(x - eta grad_x f_i(x, y)), [dx], and grad_y f_i(x, y), [dy], of a bilevel or minimax problem.
 
-        The first vector is the new x after a gradient step, and the second one is the gradient in y at the old point.
+        The first vector is the new x after a gradient step, and the second one is the gradient in y at the old point. P is the
+        problem's ``project_x``.
 
         It counts as one gradient call. If x was itself returned by such a step, it may be overwritten, so do not use it
         afterwards.
@@ -184,7 +233,7 @@ class Oracles(Derivatives):
             eta: The step size: a number, or a scalar tensor with this client's step size.
         """
         g_x, g_y = self.outer_gradients(x, y, sample)
-        return self.moved_(x, g_x, eta), g_y
+        return self._owned(self._problem.project_x(self.moved_(x, g_x, eta))), g_y
 
     @for_problems(Hierarchical)
     def lower_step_(self, x: Tensor, y: Tensor, sample: Sample, gamma: float) -> Tensor:

@@ -67,8 +67,8 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
 
     Args:
         path: The file.
-        most: The largest number of bytes. None: no limit.
-        links: Whether the path may be a symbolic link.
+        most: The largest size of the file in bytes. None: no limit.
+        links: Whether the path may be a symbolic link (see `opened`).
 
     Raises:
         OSError: The file cannot be opened.
@@ -110,7 +110,7 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
     try:
         text = content.decode(encoding or ("utf-16" if marked else "utf-8"))
         if "\0" in text:
-            raise ValueError("it contains zero bytes")
+            raise ValueError("it contains zero bytes, so it is not text")
     except (ValueError, LookupError) as error:
         why = f"is not text in {encoding or 'UTF-8'} ({first_line(error)}); save it as UTF-8"
         raise UserError(f"{path}: {why}") from None
@@ -159,7 +159,10 @@ def config_text(path: Path, links: bool = False) -> str:
 
 
 def read_config(path: Path) -> Node:
-    """Read a YAML file that contains a dict of dicts, lists, strings, numbers, true, false and null.
+    """Return the content of a YAML file, a dict of dicts, lists, strings, numbers, true, false and null.
+
+    Args:
+        path: The file.
 
     Raises:
         UserError: The file cannot be read, or contains anything else.
@@ -194,7 +197,7 @@ def read_json(path: Path, types: Mapping[str, object], others: object = None) ->
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return the pydantic adapter that checks values of a type."""
+    """Return the pydantic adapter that checks values of the type ``kind``. Adapters are cached."""
     return TypeAdapter(kind)
 
 

@@ -36,6 +36,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     A link at the path is replaced, not followed.
 
+    Args:
+        path: The file to write.
+        content: Its new content.
+
     Raises:
         OSError: The file cannot be written.
     """

@@ -169,7 +169,7 @@ def plan(overrides: Sequence[str], folders: Sequence[str], taken: dict[str, Comp
         from fedopt.running import check_parts
     for one in configs:
         with _in_combination(one.overrides, swept):
-            check_parts(one)
+            check_parts(one, {*map(key_of, swept)})
     places = {one.settings.output_dir for one in configs}
     if len(places) > 1:
         raise UserError(f"output_dir={','.join(map(str, places))}: a sweep needs one output_dir for all its runs")

@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The result of a forward and backward pass. Each list has one entry per layer.
+    """The result of a forward and backward pass of a network. Each list has one entry per layer.
 
     Attributes:
         layers: Parameters of the layers.
@@ -149,7 +149,7 @@ class Dense:
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _pass(self, flat: Tensor, batch: Batch, tuning: Tuning = None) -> Pass:
-        """Run the network forward and backward.
+        """Run the network forward and backward, and return what both passes computed.
 
         Args:
             flat: Parameters, ``[dim]``.
@@ -173,7 +173,12 @@ class Dense:
         return Pass(layers, a, of_layers, logits)
 
     def _outputs(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
-        """Return the input of each layer, followed by the output of the last layer."""
+        """Run the network forward, and return the input of each layer, ``[inputs, B]``, and the output of the last layer.
+
+        Args:
+            layers: Parameters of the layers.
+            batch: The examples; the key of the batch determines the dropout masks.
+        """
         a, dropout = [batch.x.mT], Dropout(batch.keys[0]) if batch.keys else None
         for n, (W, b) in enumerate(layers):
             out = W @ a[-1]
@@ -202,14 +207,15 @@ class Dense:
 def _difference(one: Pass, other: Pass) -> Pass:
     """Return a pass whose gradient is the difference of the gradients of two passes on the same batch.
 
-    With d', a' of the other pass, the gradient of a layer's weights is::
+    A pass holds, for each layer, its inputs a and the derivatives d of the loss in its outputs, so the gradient of the layer's
+    weights is d a^T. With d' and a' of the other pass, the difference is::
 
         [d, -d'] [a, a']^T = d a^T - d' a'^T
 
-    The first layer has the same input a in both passes, so that its d is d - d'.
+    The first layer has the same inputs a in both passes, so it keeps a and gets the derivatives d - d'.
 
     Args:
-        one: The pass whose layers are kept.
+        one: The pass from which the gradient is subtracted; all its other fields are kept.
         other: The pass whose gradient is subtracted.
     """
     a = [torch.cat([mine, its.expand_as(mine)], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]

@@ -38,7 +38,7 @@ class FlatModel(Dense):
             methods of `Dense` be called.
         random: Whether the network has dropout.
         vmap_error: The reason why vmap cannot run the network; empty if it can.
-        remark: A remark for the user, or empty.
+        remark: Text about the network for the user, such as that some parameters are never trained. Empty: nothing to say.
     """
 
     vmap_error = remark = ""
@@ -62,7 +62,7 @@ class FlatModel(Dense):
         self.random = dropped > 0
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
-        """Split the network into all layers but the last, and the last layer.
+        """Return two networks: all layers but the last, and the last layer.
 
         Raises:
             UserError: The network has only one layer.
@@ -170,7 +170,8 @@ class Normalised(nn.Module):
             raise TypeError(f"the network takes a tensor, not {type(x).__name__}; use torch.as_tensor(x)")
         shape = self.input_shape
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
-            raise ValueError(f"the network takes a batch of examples {list(shape)}, not {list(x.shape)}; reshape x")
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"the network takes examples [B, {sizes}], not {list(x.shape)}; reshape x")
         x, mean, std = x.reshape(-1, *shape), self.mean, self.std
         if mean is not None and std is not None:
             x = ((x - mean) / std).to(next(self.network.parameters()).dtype)

@@ -57,7 +57,7 @@ class FlatModule(FlatModel):
             return torch.func.functional_call(self.module, values, (x.reshape(-1, *self.input_shape),))
 
     def split_last(self) -> tuple[FlatModel, FlatModel]:
-        """Split the network into all layers but the last, and the last layer.
+        """Return two networks: all layers but the last, and the last layer.
 
         Raises:
             UserError: The module is not an nn.Sequential that ends with nn.Linear.

@@ -34,8 +34,8 @@ def at_once(function: Function) -> Function:
     Each tensor, including tensors in lists and tuples, then has an additional first dimension: ``[n, ...]``, or ``[1, ...]``
     if it is the same for all clients. Each tensor that the function returns must have this dimension too; returned named
     tuples become plain tuples. Inside the function, operations have no vmap overhead and may write to memory in place. Where
-    a derivative is taken through the function, it is called with the tensors as they are. The same happens, more slowly, if
-    the installed version of torch has other private names.
+    a derivative is taken through the function, vmap maps it in the usual, slower way; so it always does if the installed
+    version of torch lacks the private functions that the decorator needs.
 
     The function must work for tensors of shape ``[...]``, ``[n, ...]`` and ``[m, n, ...]``: it sees no additional dimension
     under vmap(grad), one under grad(vmap), and two under vmap(vmap).
@@ -100,7 +100,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _level(tensor: Tensor) -> int:
-    """Return the innermost vmap level of a tensor: 0 without vmap, `DIFFERENTIATED` where a derivative is taken."""
+    """Return the level of the innermost vmap that batches a tensor: 0 if none does, `DIFFERENTIATED` where a derivative of the
+    tensor is taken.
+    """
     if is_batchedtensor(tensor):
         return maybe_get_level(tensor)
     return DIFFERENTIATED if is_gradtrackingtensor(tensor) else 0

@@ -24,10 +24,10 @@ SHOWN = 5  # parameters named in a message
 
 @contextmanager
 def user_errors(what: str) -> Iterator[None]:
-    """Turn any exception raised inside the context into a UserError with a prefix. A UserError passes unchanged.
+    """Return a context that turns any exception raised inside it into a UserError. A UserError passes unchanged.
 
     Args:
-        what: Beginning of the message.
+        what: Beginning of the error message; the message of the exception follows.
     """
     try:
         yield
@@ -38,11 +38,13 @@ def user_errors(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """Try a network, set its attribute ``random``, and return remarks for the user.
+    """Try a network on examples, and return remarks for the user, such as that some parameters are not trained.
+
+    The attribute ``net.random`` is set: whether the network has dropout.
 
     Args:
         net: The network.
-        x: Some examples. Two are enough, except for finding parameters that are not trained.
+        x: Two or more examples. With more examples, a parameter is less likely to seem untrained by chance.
         classes: Number of classes.
         key: The config key and its value, for messages.
 
@@ -62,6 +64,9 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
         x: Two examples.
         classes: Number of classes.
         key: The config key and its value, for messages.
+
+    Returns:
+        Whether the module has dropout, and whether its outputs look like probabilities instead of logits.
 
     Raises:
         UserError: The outputs are not logits; parameters or buffers change; or the output for an example depends on other
@@ -94,7 +99,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Return a remark about the parameters that no gradient reaches, if there are any.
+    """Return a list with one remark that names the parameters that no gradient reaches; [] if there are none.
 
     Args:
         net: The network.
@@ -116,7 +121,7 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
 def find_vmap_error(net: FlatModule, examples: Tensor) -> str:
     """Return the reason why vmap cannot differentiate the network; empty if it can.
 
-    Both forms are tried: one point per client, and a point shared by all clients.
+    Two cases are tried: each client has its own parameter vector, and all clients share one.
 
     Args:
         net: The network.

@@ -86,9 +86,12 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """Return by how much a value satisfies the bound; the number is negative if the value violates the bound.
+        """Return the distance of a value from the bound: positive if the value satisfies the bound, negative if it violates it.
 
-        For the bound `equals`, the result is inf or -inf.
+        For the bound `equals`, the result is inf (equal up to rounding) or -inf.
+
+        Args:
+            value: A value of the measure.
         """
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT) else -math.inf
@@ -97,10 +100,11 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """Return the verdict on the claim.
+        """Return the verdict on the claim: 'supported', 'not supported', 'undecided' or 'not measured', after a prefix such as
+        'with changes: ' if the settings differ from the published ones.
 
         Args:
-            mean: The mean of the measure over seeds. nan: the verdict is `UNMEASURED`.
+            mean: The mean of the measure over seeds. nan: the verdict is 'not measured'.
             std: The standard deviation of the measure over seeds.
             n: The number of seeds. With one seed, the claim is undecided.
         """
@@ -113,7 +117,7 @@ class Claim:
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
-    """Return the row of claims.csv for a claim, without the columns `MADE`.
+    """Return the row of claims.csv for a claim, without the date, the commit and the machine of the runs.
 
     The cell `note` says which seeds have no value and why, and which runs diverged. Diverged runs are included in the mean.
 
@@ -141,7 +145,7 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
-    """Return the row of claims.csv for a claim, without the columns `MADE`.
+    """Return the row of claims.csv for a claim whose measure is known, without the date, the commit and the machine.
 
     Args:
         claim: The claim.
@@ -162,13 +166,21 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a line that counts the paper's claims by their verdict, from rows of claims.csv."""
+    """Return a line that counts the paper's claims by their verdict.
+
+    Args:
+        rows: Rows of claims.csv: column -> value.
+    """
     counts = Counter(re.sub(r" with \d.*", "", row["holds"]) for row in rows if row["kind"] == "paper")
     return f"The paper's claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in sorted(counts)) or 'none'}."
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Return a line about one claim, with its verdict, its measured value and its bound, from a row of claims.csv."""
+    """Return a line about one claim, with its verdict, its measured value and its bound.
+
+    Args:
+        row: A row of claims.csv: column -> value.
+    """
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<28} {row['says']}: {row['note'] or 'no run of it'}"
     value = f"{plus_minus(row['mean'], row['std'])} ({counted(row['seeds'], 'seed')})"

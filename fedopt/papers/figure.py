@@ -23,9 +23,9 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
     """Return the points of all lines of the figure, one row per point.
 
-    The columns are `CURVES`, then the x, mean, low and high of the point. Among `CURVES`, ``title`` is the title of the
-    metric, ``scale`` is the scale of the y axis (log or linear), ``seeds`` is the number of runs, and ``diverged`` tells
-    whether a run diverged. A line whose runs lack the metric has no points.
+    The columns are: line (its label), metric, title (of the metric), scale (of the y axis, log or linear), seeds (number of
+    runs), diverged (whether a run diverged), the cost (named as the cost axis), mean, low and high (the ends of the band). A
+    line whose runs lack the metric has no points.
 
     Args:
         published: The experiment.
@@ -46,7 +46,7 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
 
 def draw(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw the figure of an experiment, which shows points if the experiment defines ``points``, else curves.
+    """Draw the figure of an experiment: its points if the experiment defines ``points``, otherwise its curves.
 
     Nothing is written if there is nothing to draw.
 
@@ -120,7 +120,13 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
-    """Return the line with these points (rows of `curves`). If it shows percentages, its band is clipped to 0 to 100."""
+    """Return the line through some points, with its band.
+
+    Args:
+        published: The experiment, which names the cost axis.
+        points: The points of the line: rows of the table that `curves` returns.
+        share: Whether the values are percentages. The band is then clipped to the range 0 to 100.
+    """
     line = Line(*points[[published.x, *BAND]].to_numpy(dtype=float).T)
     return line.clipped() if share else line
 
@@ -156,7 +162,13 @@ def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def _with_values(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric; its values are squared if the experiment's ``transform`` is square."""
+    """Return the runs that have the metric, with its values transformed as the experiment's ``transform`` says.
+
+    Args:
+        published: The experiment.
+        runs: The runs of a line.
+        metric: A column of metrics.csv.
+    """
     runs = [run for run in runs if metric in run.table]
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
@@ -164,7 +176,12 @@ def _with_values(published: Published, runs: Sequence[Recorded], metric: str) ->
 
 
 def _label(label: str | Mapping[str, str], panel: str) -> str:
-    """Return the label of an axis of a panel, from one text for all panels or a mapping from panels to texts."""
+    """Return the label of an axis of a panel.
+
+    Args:
+        label: One text for all panels, or panel title -> text.
+        panel: The title of the panel.
+    """
     return label if isinstance(label, str) else label.get(panel, "")
 
 

@@ -132,5 +132,5 @@ def _picture(file: Path) -> str:
     """
     (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
     if mark not in content[:1000]:
-        raise UserError(f"{file}: is not a picture; run the experiment again")
+        raise UserError(f"{file}: is not a picture; draw it again with fedopt reproduce")
     return f"data:{kind};base64,{b64encode(content).decode()}"

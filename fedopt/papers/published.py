@@ -24,7 +24,12 @@ Words = Annotated[list[str], Splits]
 
 
 def _each_series(point: Any, info: ValidationInfo) -> Any:
-    """Return a mapping from each series to its measure; a single measure is used for all series."""
+    """Return the mapping series -> measure, for the field ``point`` of `Published`.
+
+    Args:
+        point: The value in the file: such a mapping, or a single measure, which is then used for all series.
+        info: The fields that pydantic has validated before, among them ``points``, whose keys are the series.
+    """
     return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
 
@@ -123,6 +128,9 @@ class Task(NamedTuple):
     """A run that a line needs.
 
     Attributes:
+        line: The label of the line.
+        seed: The seed of the run.
+        composed: The composed config of the run.
         folder: The name of the run's folder within the folder of all runs. Tasks with equal configs share a folder.
     """
 
@@ -163,7 +171,11 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Return a context that puts ``where``, such as a file's name, before the message of a UserError."""
+    """Return a context that puts a text before the message of a UserError raised inside it.
+
+    Args:
+        where: The text, such as the name of a file.
+    """
     try:
         yield
     except UserError as error:
@@ -202,7 +214,7 @@ def _completed(claim: Claim, published: Published) -> Claim:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """Return the minutes that an experiment takes as text, followed by 'on a GPU' if it needs one.
+    """Return how long an experiment takes as text, such as '3' (minutes), followed by 'on a GPU' if it needs one.
 
     Args:
         name: <paper>/<name>.

@@ -81,9 +81,10 @@ class Plan:
         return len(new)
 
     def add_undecided(self) -> int:
-        """Add seeds, up to `MOST_SEEDS`, to the lines of undecided claims; return the number of new runs.
+        """Add runs with further seeds to the lines of undecided claims, and return the number of new runs.
 
-        A claim is skipped if none of its runs has ended, or if one of its runs took `SHORT` seconds or more.
+        Each line then has `MOST_SEEDS` (10) seeds. A claim is skipped if none of its runs has ended, or if one of its runs
+        took `SHORT` (120) seconds or more.
         """
         if self.quick or self.seeds:
             return 0
@@ -158,7 +159,7 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the date, the commit and the machine of the runs in some folders, as the columns `MADE` of claims.csv.
+    """Return when and where some runs were made, as the columns date, commit and machine of claims.csv.
 
     The date is the latest day on which one of the runs began. Several commits or machines are separated by commas.
 

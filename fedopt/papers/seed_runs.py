@@ -40,11 +40,21 @@ class SeedRuns:
     point: Mapping[str, Any]
 
     def final(self, label: str, metric: str = "") -> float:
-        """Return the value of the metric at the last evaluation."""
+        """Return the value of the metric at the last evaluation.
+
+        Args:
+            label: The label of the line.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+        """
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str = "") -> float:
-        """Return the best value of the metric over all evaluations; nan if none is finite."""
+        """Return the best value of a metric over all evaluations of a run; nan if none is finite.
+
+        Args:
+            label: The label of the line.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+        """
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
@@ -105,7 +115,13 @@ class SeedRuns:
         return float(np.std(np.diff(last), ddof=1))
 
     def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
-        """Return the least-squares slope of log10(metric) against cost, over the evaluations with costs from `start` to `end`."""
+        """Return the least-squares slope of log10(metric) against cost.
+
+        Args:
+            label: The label of the line.
+            start, end: The evaluations whose costs are from `start` to `end` are used.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+        """
         x, values = self._spent(label, ""), self._values(label, metric)
         within = (start <= x) & (x <= end)
         if np.count_nonzero(within) < 2:
@@ -113,8 +129,9 @@ class SeedRuns:
         return float(np.polyfit(x[within], np.log10(values[within]), 1)[0])
 
     def first_mean_square(self, label: str, value: float, metric: str = "") -> float:
-        """Return the cost at which the mean of the squares of all evaluations so far is first at most a value; inf if it never
-        is.
+        """Return the cost at which the running mean of the squared metric first reaches a value; inf if it never does.
+
+        The mean is over all evaluations so far. It has reached the value when it is at most the value.
 
         Args:
             label: The label of the line.
@@ -126,19 +143,35 @@ class SeedRuns:
         return self._first(label, hits.tolist(), "", or_end=False)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """Return the mean of the squares of the last n evaluations; with n = 0, of the last fifth of them, at least 3."""
+        """Return the mean of the squared values of the metric over the last n evaluations.
+
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+        """
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
-        """Return the last value of a column of metrics.csv, divided by the number of the last round."""
+        """Return the last value of a column of metrics.csv, divided by the number of the last round.
+
+        Args:
+            label: The label of the line.
+            column: The column, such as a cumulative cost.
+        """
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
-        """Return 1 if the run diverged, else 0."""
+        """Return 1 if the run of the line with this label diverged, else 0."""
         return float(self._run(label).status == "diverged")
 
     def setting(self, label: str, key: str) -> float:
-        """Return the value at a dotted key of the run's config, such as 'algo.p', as a number."""
+        """Return the value of a config key as a number.
+
+        Args:
+            label: The label of the line whose run is read.
+            key: The dotted key, such as 'algo.p'.
+        """
         keys = self._run(label).keys
         if key not in keys:
             raise Unmeasurable(f"there is no {key}{nearest(key, list(keys))}")
@@ -151,23 +184,37 @@ class SeedRuns:
         return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
 
     def _first(self, label: str, hits: list[bool], x: str, or_end: bool) -> float:
-        """Return the cost of the first evaluation that is True in ``hits``; if there is none, inf or the cost at the end."""
+        """Return the cost of the first evaluation that is True in ``hits``.
+
+        Args:
+            label: The label of the line.
+            hits: One Boolean per evaluation.
+            x: The cost axis. Empty: the figure's cost axis.
+            or_end: What is returned if no evaluation is True: the cost at the end of the run (True), or inf (False).
+        """
         spent = self._spent(label, x)
         return float(spent[hits.index(True)] if any(hits) else spent[-1] if or_end else math.inf)
 
     def _run(self, label: str) -> Recorded:
-        """Return the run of a line. Raise Unmeasurable if there is none."""
+        """Return the run of the line with this label. Raise Unmeasurable if there is none."""
         if label not in self.runs:
             raise Unmeasurable(f"{label} has no run that ended")
         return self.runs[label]
 
     def _described(self, label: str, metric: str) -> Metric:
-        """Return the description of a metric; an empty name stands for the figure's first y."""
+        """Return the description of a metric of the line's run; an empty name stands for the figure's first y."""
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
-        """Return the values of a metric at the evaluations whose cost is at most `until`; values that are not finite are
-        replaced with the worst value.
+        """Return the values of a metric at the evaluations whose cost is at most `until`.
+
+        Values that are not finite are replaced with the worst value.
+
+        Args:
+            label: The label of the line.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: The largest cost of the evaluations.
+            x: The cost axis. Empty: the figure's cost axis.
 
         Raises:
             Unmeasurable: The run lacks the metric, or has no such evaluation.
@@ -182,12 +229,19 @@ class SeedRuns:
         return values
 
     def _last(self, label: str, n: int, metric: str, until: float = math.inf) -> np.ndarray:
-        """Return the last n values with a cost of at most `until`; with n = 0, the last fifth of them, at least 3."""
+        """Return the values of a metric at its last n evaluations.
+
+        Args:
+            label: The label of the line.
+            n: The number of evaluations. 0: the last fifth of them, at least 3.
+            metric: A column of metrics.csv. Empty: the figure's first y.
+            until: Only evaluations whose cost is at most this number are used.
+        """
         values = self._values(label, metric, until)
         return values[-(n or max(3, len(values) // 5)) :]
 
     def _spent(self, label: str, x: str) -> np.ndarray:
-        """Return the cumulative cost at each evaluation; an empty `x` stands for the figure's cost axis."""
+        """Return the cumulative cost of the line's run at each evaluation; an empty `x` stands for the figure's cost axis."""
         if (x or self.x) not in COSTS:
             raise Unmeasurable(f"x={x}: must be one of {', '.join(COSTS)}")
         return self._run(label).cost(x or self.x)

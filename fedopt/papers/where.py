@@ -81,7 +81,12 @@ def _table(where: Any) -> Rows:
 
 
 def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
-    """Group rows by the values of some names, and yield the rows of each group, in the order of the rows."""
+    """Group rows of the table `where` by the values of some names, and yield the rows of each group.
+
+    Args:
+        names: The names.
+        rows: The rows, whose order is kept.
+    """
     groups: dict[tuple[str | None, ...], Rows] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
@@ -89,7 +94,7 @@ def _groups(names: Iterable[str], rows: Rows) -> Iterator[Rows]:
 
 
 def _filled(node: Any, rows: Rows) -> Any:
-    """Return the node with names replaced by values in all keys and texts.
+    """Return a node of an experiment file with names replaced by values in all keys and texts.
 
     Args:
         node: A mapping, a list, a text or another value, which is returned unchanged.
@@ -100,7 +105,7 @@ def _filled(node: Any, rows: Rows) -> Any:
         for key, value in node.items():
             for group in _groups(_IN_TEXT.findall(str(key)), rows):
                 if (text := _text(str(key), group)) in result:
-                    raise UserError(f"{key}: gives the key {text} twice; remove one, or add a name to the key")
+                    raise UserError(f"{key}: is expanded to {text} twice; remove one, or add a {{name}} to the key")
                 result[text] = _filled(value, group)
         return result
     if isinstance(node, list):

@@ -4,12 +4,14 @@ from fedopt.problems.classes import CLASSES as CLASSES
 from fedopt.problems.classes import Bilevel as Bilevel
 from fedopt.problems.classes import Composition as Composition
 from fedopt.problems.classes import Compositional as Compositional
+from fedopt.problems.classes import Constrained as Constrained
 from fedopt.problems.classes import Hierarchical as Hierarchical
 from fedopt.problems.classes import KnownOuter as KnownOuter
 from fedopt.problems.classes import LocalBilevel as LocalBilevel
 from fedopt.problems.classes import LocalCompositional as LocalCompositional
 from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
+from fedopt.problems.classes import MultiObjective as MultiObjective
 from fedopt.problems.classes import Nested as Nested
 from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import Side as Side
@@ -17,7 +19,10 @@ from fedopt.problems.classes import XRisk as XRisk
 from fedopt.problems.classes import class_of as class_of
 from fedopt.problems.classes import name as name
 from fedopt.problems.classes import named as named
+from fedopt.problems.function import marked as marked
+from fedopt.problems.function import scales as scales
 from fedopt.problems.projections import ball as ball
 from fedopt.problems.projections import simplex as simplex
 from fedopt.problems.reductions import covered as covered
+from fedopt.problems.reductions import projects as projects
 from fedopt.problems.reductions import reduce as reduce

@@ -79,13 +79,13 @@ def one_class(data: LabelledData, positive: int) -> LabelledData:
 class Auc(Ranking, SupervisedMinimax):
     """Maximisation of the area under the ROC curve (AUC) as a saddle point problem [Ying et al. 2016].
 
-    The docstring of the module has the formulas.
-
-    The variable x = (w, a, b) consists of the parameters of a network with two outputs and two numbers; y = (alpha).
+    The variable x = (w, a, b) consists of the parameters of a network with two outputs and two numbers, which tend to the mean
+    scores of positive and of negative examples; y = (alpha) is one number. The docstring of the module has the formulas.
 
     Args:
         positive: Index of the positive class. All other classes are negative.
-        form: The objective, ``square`` or ``margin``.
+        form: The loss that replaces the AUC, up to constants, for scores s+ of positive and s- of negative examples. ``square``:
+            E(1 - s+ + s-)². ``margin``: var(s+) + var(s-) + (1 - E s+ + E s-)².
     """
 
     positive: NonNegativeInt

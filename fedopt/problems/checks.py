@@ -16,14 +16,17 @@ from fedopt.networks import FlatModule
 from fedopt.problems.classes import (
     CLASSES,
     Composition,
+    Constrained,
     Hierarchical,
     Minimax,
     Minimisation,
+    MultiObjective,
     Nested,
     Problem,
     class_of,
     name,
 )
+from fedopt.problems.function import marked
 from fedopt.randomness import untouched
 
 # A function, its arguments, and the shape that its result must have
@@ -122,7 +125,7 @@ def _refuse_uncalled(problem: Problem) -> None:
         problem: The problem.
     """
     cls, kind = type(problem), class_of(problem)
-    for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)}):
+    for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)} - {*marked(problem)}):
         if users := ", ".join(name(other) for other in CLASSES if hasattr(other, attribute)):
             value = getattr(cls, attribute)
             fault = f"has {attribute}, which belongs to {users} problems: in a {name(kind)} problem nothing calls it"
@@ -146,7 +149,7 @@ def _check_splits(problem: Problem) -> None:
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
-    """Yield the functions of a problem that are to be tried.
+    """Yield the functions of a problem that `check` tries, with arguments.
 
     Args:
         problem: The problem.
@@ -157,6 +160,9 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
         A function, its arguments, and the shape that its result must have.
     """
     x = start[0]
+    if isinstance(problem, Constrained | MultiObjective) and "h" not in marked(problem):
+        raise WrongFunction(problem.h, "is not decorated with @oracle(K), where K is the number of its values")
+    yield from ((getattr(problem, name), (x, sample), (K,)) for name, K in marked(problem).items())
     if isinstance(problem, Hierarchical):
         yield problem.f1, (x, problem.server_sample(np.random.default_rng(0), 1)), ()
         yield problem.f2, (x, x, sample), ()
@@ -165,7 +171,7 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
         shapes = [*((dim,) for dim in problem.dims), ()]
         for n, dim in enumerate(problem.dims):
             yield partial(problem.level, n), (x.new_zeros(dim), sample), shapes[n + 1]
-    elif isinstance(problem, Minimisation | Nested | Minimax):
+    elif isinstance(problem, Minimisation | Nested | Minimax | Constrained):
         yield problem.f, (*start, sample), ()
         if isinstance(problem, Nested):
             yield problem.g, (*start, sample), ()

@@ -143,6 +143,16 @@ class Problem(_InWorld, ABC):
         """
         self.has_common = common
 
+    def project_x(self, x: Tensor) -> Tensor:
+        """Project x onto its constraint set. By default, x is unconstrained and returned unchanged.
+
+        Only methods with ``projects_x = True`` accept a problem that defines this method.
+
+        Args:
+            x: The variable, ``[d]``.
+        """
+        return x
+
     @abstractmethod
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the value of each metric in ``metrics`` at a point, by the name of the metric.
@@ -220,6 +230,60 @@ class Minimisation(Problem):
         raise UserError(f"{type(self).__name__} has no last layer; set algo.own to a number, or algo.own=all")
 
 
+class Constrained(Problem):
+    """Minimisation problems with K constraints that involve the clients' data.
+
+    The problem is::
+
+        min_x sum_i p_i f_i(x)    with    sum_i p_i h_ik(x) <= 0    for k = 1, ..., K
+
+    If ``per_client`` contains ``h_weights``, the constraints are ratios: ``sum_i n_ik h_ik(x) / sum_i n_ik <= 0``.
+
+    Attributes:
+        largest_multiplier: Upper bound of the multipliers y of the constraints in ``f + y'h``, as minimax methods see it.
+    """
+
+    largest_multiplier: float = 100.0
+
+    @abstractmethod
+    def f(self, x: Tensor, sample: Any) -> Tensor:
+        """Return the objective ``f_i(x)``, a scalar.
+
+        Args:
+            x: The variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
+
+    @abstractmethod
+    def h(self, x: Tensor, sample: Any) -> Tensor:
+        """Return ``h_i(x)``, ``[K]``, whose means over clients must be at most 0. Decorate it with ``@oracle(K)``.
+
+        Args:
+            x: The variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
+
+
+class MultiObjective(Problem):
+    """Problems with K objectives, whose solutions are the Pareto optima.
+
+    The problem is::
+
+        min_x ( sum_i p_i h_i1(x), ..., sum_i p_i h_iK(x) )
+
+    If ``per_client`` contains ``h_weights``, the objectives are ratios: ``sum_i n_ik h_ik(x) / sum_i n_ik``.
+    """
+
+    @abstractmethod
+    def h(self, x: Tensor, sample: Any) -> Tensor:
+        """Return the objectives ``h_i(x)``, ``[K]``. Decorate it with ``@oracle(K)``.
+
+        Args:
+            x: The variable, ``[d]``.
+            sample: One client's sample, as `sample` returns it.
+        """
+
+
 class Conditional(Minimisation):
     """Conditional stochastic problems, in which a conditional expectation is inside a nonlinear function.
 
@@ -230,7 +294,8 @@ class Conditional(Minimisation):
     ``f`` evaluates ``f_xi`` at the mean of ``r`` over samples ``eta``.
 
     Attributes:
-        inner: Number of samples eta for each example xi. With a finite number, ``f`` is biased. None: the exact expectation.
+        inner: Number of samples eta for each example xi. With a finite number, ``f`` is biased. None: f uses the exact
+            expectation.
     """
 
     inner: int | None
@@ -317,7 +382,7 @@ class Nested(Problem):
     def shares_examples(self) -> bool:
         """Whether f and g use the same examples, and both enter the hypergradient.
 
-        Products of their derivatives on one sample would then be biased, so that each derivative needs its own sample.
+        Products of their derivatives on one sample would then be biased, so each derivative needs a sample of its own.
         """
         return self.indirect and self.f_split == self.g_split
 
@@ -547,6 +612,8 @@ CLASSES: tuple[type[Problem], ...] = (
     Minimax,
     Hierarchical,
     Minimisation,
+    Constrained,
+    MultiObjective,
     LocalCompositional,
     Conditional,
     KnownOuter,

@@ -47,7 +47,11 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class CompositeBilinear(Minimax):
-    """A bilinear saddle point problem with l1 penalties and box constraints. The docstring of the module has the formulas.
+    """A bilinear saddle point problem with l1 penalties and box constraints.
+
+    The problem is::
+
+        min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
 
     Args:
         m, n: Dimensions of x and y.

@@ -1,11 +1,14 @@
 """Decorator for functions of a problem that have hand-written derivatives."""
 
 from collections.abc import Callable
-from functools import partial, partialmethod, update_wrapper
+from functools import cache, partial, partialmethod, update_wrapper
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
+
+Method = TypeVar("Method", bound=Callable[..., Tensor])
 
 
 class Second(NamedTuple):
@@ -56,10 +59,12 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the value of the function. After ``@function(where=...)``, decorate the function in the argument instead.
+        """Return the value of the function for some arguments.
+
+        After ``@function(where=...)``, which has no function yet, decorate the function in the argument, and return the decorator.
 
         Args:
-            arguments: The arguments of the function, or only the function to decorate.
+            arguments: The problem and the other arguments of the function; or only the function to decorate.
         """
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 
@@ -77,6 +82,52 @@ class function:
     gradient, both = partialmethod(_with, "gradient"), partialmethod(_with, "both")
     second, pullback = partialmethod(_with, "second"), partialmethod(_with, "pullback")
     step, steps = partialmethod(_with, "step"), partialmethod(_with, "steps")
+
+
+def oracle(K: int | str) -> Callable[[Method], Method]:
+    """Return a decorator of a problem's method ``h(self, x, sample)`` with K values, which gives clients its derivatives.
+
+    Clients call it as ``client.h``, ``client.h_vjp`` and ``client.h_jacobian``. The method may have any name.
+
+    Args:
+        K: The number of values that the method returns, or the name of the problem's attribute with this number.
+    """
+
+    def mark(method: Method) -> Method:
+        method.oracle = K  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def marked(problem: Any) -> dict[str, int]:
+    """Return the number of values of each function that a problem marks with `oracle`, by the name of the function.
+
+    Args:
+        problem: The problem.
+    """
+    return {name: getattr(problem, K) if isinstance(K, str) else K for name, K in _marks(problem.__class__)}
+
+
+@cache
+def _marks(cls: Any) -> list[tuple[str, Any]]:
+    K = {name: getattr(getattr(cls, name, None), "oracle", None) for name in dir(cls)}
+    return [(name, number) for name, number in K.items() if number is not None]
+
+
+def scales(problem: Any, name: str) -> Tensor | None:
+    """Return the factors c with which means over clients become ratios, ``[M, K]``; None if all clients count by p_i.
+
+    With the weights n of the problem, ``per_client["h_weights"]``, they satisfy::
+
+        sum_i p_i c_ik h_ik  =  sum_i n_ik h_ik / sum_i n_ik
+
+    Args:
+        problem: The problem.
+        name: The name of a function that it marks with `oracle`, such as h.
+    """
+    n = problem.per_client.get(f"{name}_weights")
+    return None if n is None else n / n.sum(0).clamp(min=1e-30) / torch.from_numpy(problem.weights).to(n)[:, None]
 
 
 class written_for:

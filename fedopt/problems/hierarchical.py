@@ -50,7 +50,9 @@ class Sample(NamedTuple):
 class Hierarchical(WithServer, classes.Hierarchical):
     """Learning a global model x together with each client's own model y_i [ZO-HFL].
 
-    The docstring of the module has the formulas. `WithServer` and `Supervised` describe the arguments that are not listed here.
+    The global model is trained on the server's examples, and pulled towards the models y_i, which are trained on the clients'
+    examples and pulled towards x. The docstring of the module has the formulas. `WithServer` and `Supervised` describe the
+    arguments that are not listed here.
 
     Args:
         lam: Factor of |x - y|^2 / 2 in f2.

@@ -23,7 +23,7 @@ class Features(Batch):
 
 @dataclass(eq=False)
 class HyperRepresentation(SupervisedBilevel):
-    """Learning a representation that all clients share.
+    """Learning a representation that all clients share, such that the output layer fitted to it has a small validation loss.
 
     The variable x contains the parameters of all layers but the last, and y the parameters of the last layer, which is
     linear. `SupervisedBilevel` describes the arguments.

@@ -24,7 +24,10 @@ from fedopt.problems.classes import Hierarchical, Rows
 
 @dataclass(eq=False)
 class ImplicitToy(Hierarchical):
-    """A small hierarchical problem without data, which is the same for all clients. The docstring of the module has the formulas.
+    """A small hierarchical problem without data, which is the same for all clients.
+
+    The outer functions are f1 = 0 and f2_i(x, y) = 1/2 |x + 1 - y|^2, and the inner function is h_i(x, y) = |y - x|^2 over
+    y >= 0.
 
     Args:
         d: Dimension of x.

@@ -46,7 +46,11 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class InvariantLogistic(Conditional):
-    """Logistic regression on perturbed features, a conditional problem. The docstring of the module has the formulas.
+    """Logistic regression on perturbed features, a conditional problem.
+
+    With features a, their perturbed copies eta, and labels b, the problem is::
+
+        min_x  E_{a, b} log(1 + exp(-b E_{eta | a}[eta]'x)) + lam sum_k gamma x_k^2 / (1 + gamma x_k^2)
 
     Args:
         d: Dimension of x and a.

@@ -28,7 +28,11 @@ SUBOPTIMALITY = Metric("suboptimality", "objective minus its value at x*")
 
 @dataclass(eq=False)
 class Mco(Compositional):
-    """Risk-averse phase retrieval, a composition of three levels [FedMSA]. The docstring of the module has the formulas.
+    """Risk-averse phase retrieval, a composition of three levels [FedMSA].
+
+    With the loss U(x) = (b - (a'x)^2)^2 of an example (a, b), the problem is::
+
+        min_x  E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta)
 
     The data are random::
 

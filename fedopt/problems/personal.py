@@ -22,7 +22,7 @@ OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated prob
 
 
 class Errors:
-    """The root mean squared error of the first output, for regression, with the methods and attributes of `Scores`."""
+    """The metrics of a regression: the root mean squared error of the first output. Its interface is that of `Scores`."""
 
     client_metrics, rarest, each, note = (CLIENT_RMSE,), None, dict[str, tuple[str, int]](), ""
 
@@ -217,7 +217,7 @@ class ScoresModels(Problem):
 
     @cached_property
     def _defined(self) -> dict[str, np.ndarray]:
-        """For each score that is defined for some client: an array ``[M]``, true for the clients for which it is defined."""
+        """The clients for which each score is defined: name -> Boolean array ``[M]``. A score defined for no client is left out."""
         assert self.local_set is not None
         blank = self.local_set.y.new_zeros(len(self.local_set.rows), max(self.classes, 1)).double()
         finite = {name: np.isfinite(values) for name, values in self.client_scores(blank, None, True).items()}
@@ -240,10 +240,10 @@ class ScoresModels(Problem):
 
     @cached_property
     def _alone(self) -> tuple[Tensor, np.ndarray, dict[str, float]]:
-        """The results of the baselines that clients fit to their own examples.
+        """The results of the baselines that clients fit to their own examples, as a tuple of three values.
 
-        They are the outputs of `fit_alone`, the main score of each client with the penalised baseline, for the clients for which
-        this score is defined, and the metrics of the penalised baselines over all examples.
+        They are the outputs of `fit_alone`; the main score of the penalised baseline for each client for which this score is
+        defined; and the metrics of the penalised baselines over all examples, by name.
         """
         assert self.local_set is not None
         outputs, main = self.fit_alone(), self.scorer.client_metrics[0].name

@@ -41,7 +41,8 @@ Sample = namedtuple("Sample", "A c D e")
 class PlMinimax(Reduced, Minimax):
     """A minimax problem that is not concave in y but satisfies the Polyak-Lojasiewicz (PL) condition.
 
-    The docstring of the module has the formulas. `Quadratic` describes the arguments that are not listed here.
+    With u = y - S x and a matrix R, f is a quadratic function of x minus 1/2 |z|^2 + rho sum_j sin^2(z_j) for z = R u. The
+    docstring of the module has the exact formulas. `Quadratic` describes the arguments that are not listed here.
 
     Args:
         d: Dimension of x and of y.

@@ -54,7 +54,7 @@ def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
 
 
 def of_client(terms: Mapping[str, Tensor], client: int | Tensor) -> list[Tensor]:
-    """Return the terms of one client, as a list.
+    """Return the terms (matrices and vectors) of one client, as a list in the order of ``terms``.
 
     Args:
         terms: Terms of all clients, ``[M, ...]`` each.

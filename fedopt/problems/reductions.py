@@ -14,18 +14,23 @@ from fedopt.problems.classes import (
     CLASSES,
     Bilevel,
     Compositional,
+    Constrained,
     LocalCompositional,
     Minimax,
     Minimisation,
     Problem,
+    Rows,
     TwoLevel,
     class_of,
     name,
 )
+from fedopt.problems.function import marked, scales
 
 
 class _Reduced(Problem):
-    """A problem in the form of another problem class. Attributes that a reduction does not define are the original problem's.
+    """Base class of reductions: a problem in the form of another problem class.
+
+    Attributes that a reduction does not define are taken from the original problem.
 
     Args:
         original: The original problem.
@@ -66,6 +71,37 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
     def project(self, y: Tensor) -> Tensor:
         return self.original.project(y)
+
+
+class ConstrainedAsMinimax(_Reduced, Minimax):
+    """A constrained problem as a minimax problem, whose variable y contains the multipliers of the constraints.
+
+    The functions are::
+
+        f_i(x, y) = f_i(x) + sum_k y_k c_ik h_ik(x),    0 <= y_k <= largest_multiplier
+
+    with the factors c of `scales`, or 1. The problem is linear, hence not strongly concave, in y.
+    """
+
+    source = Constrained
+
+    def start(self) -> tuple[Tensor, ...]:
+        (x,) = self.original.start()
+        return x, x.new_zeros(marked(self.original)["h"])
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
+        c = scales(self.original, "h")
+        return self.original.sample(client, rows), 1.0 if c is None else c[client]
+
+    def keyed(self, sample: Any, key: Tensor) -> Any:
+        return self.original.keyed(sample[0], key), sample[1]
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        of_client, c = sample
+        return self.original.f(x, of_client) + y @ (c * self.original.h(x, of_client))
+
+    def project(self, y: Tensor) -> Tensor:
+        return y.clamp(0, self.original.largest_multiplier)
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):
@@ -154,6 +190,7 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
 
 # If an algorithm solves both target classes, the first reduction is used
 REDUCTIONS: tuple[type[_Reduced], ...] = (
+    ConstrainedAsMinimax,
     MinimaxAsBilevel,
     TwoLevelAsBilevel,
     MinimisationAsCompositional,
@@ -182,6 +219,16 @@ def fits(cls: type) -> list[str]:
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]
     return [kind for kind in map(name, CLASSES) if kind in covered(getattr(cls, "solves", (cls,)))]
+
+
+def projects(problem: type[Problem], algorithm: Any) -> bool:
+    """Return whether an algorithm respects the problem's constraint set of x, if it has one.
+
+    Args:
+        problem: The class of the problem, which constrains x if it defines ``project_x``.
+        algorithm: The algorithm or its class.
+    """
+    return problem.project_x is Problem.project_x or getattr(algorithm, "projects_x", False)
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:

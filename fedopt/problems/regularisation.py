@@ -38,7 +38,7 @@ FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 
 @dataclass(eq=False)
 class Regularisation(Labelled, Bilevel):
-    """Learning the strengths of the ridge penalties of a linear model.
+    """Learning the strengths of the ridge penalties of a linear model, such that its validation loss is small.
 
     The variable x contains the logarithms of the strengths, and y the coefficients, ``[outputs, features]``, as a flat vector.
     Two classes have one output.
@@ -146,7 +146,7 @@ class Regularisation(Labelled, Bilevel):
         return gradient if self.outputs > 1 else gradient[len(gradient) // 2 :]
 
     def _penalised(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient of the penalty in y, which is linear in y.
+        """Return the gradient of the penalty in y, ``[dy]``, which is linear in y.
 
         Args:
             x: Logarithms of the strengths.

@@ -99,8 +99,8 @@ class RobustFederatedGlobal(_Robust, KnownOuter):
 
         f_k^0 = exp((g_k - c) / lam) - 1,    f^1(u) = c + lam log(1 + u)
 
-    The true u is never below exp(-c / lam) - 1; a smaller estimate is raised to this value. Methods that start with u = 0
-    start with nearly equal weights of the clients.
+    The true u is never below exp(-c / lam) - 1; a smaller estimate is raised to this value. At the start g_k is about c, so
+    u = 0 is nearly the correct value, and all clients have nearly equal weights.
     """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:

@@ -26,8 +26,9 @@ from fedopt.randomness import Part
 class Saddle(Minimax):
     """A quadratic saddle point problem with random terms.
 
-    The docstring of the module has the formulas. The terms of the clients are::
+    The functions and the random terms of the clients are::
 
+        f_i(x, y) = -(1/2 |y|^2 - b_i'y + t_i y'x) + lam/2 |x|^2
         t_i ~ U(0, t_max),    b_i = b'_i - mean b',    b'_i ~ N(0, s^2 I)
 
     Args:

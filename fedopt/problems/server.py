@@ -84,7 +84,7 @@ class WithServer(Supervised):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self) -> Tensor:
-        """Take ``pretrain`` steps of SGD on the server's examples, and return the parameters, ``[dim]``."""
+        """Take ``pretrain`` steps of SGD on the server's examples from the initial parameters, and return the result, ``[dim]``."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(self.pretrain):
             batch = self.server_batch(rng, PRETRAIN_BATCH)

@@ -119,7 +119,7 @@ class Labelled(ScoresModels):
         return [*map(str, self.class_names or range(self.classes))]
 
     def scorer_of(self, data: LabelledData, wanted: Sequence[str] | None) -> Scorer:
-        """Return the scorer of the outputs of models.
+        """Return the object that computes metrics from the outputs of models.
 
         Args:
             data: The data set.

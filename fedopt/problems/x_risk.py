@@ -52,14 +52,16 @@ def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float
 class XRiskAuc(Ranking, XRisk):
     """Maximisation of the area under the ROC curve (AUC), or of a partial area, as a risk of pairs of examples.
 
-    The docstring of the module has the formulas. `Supervised` describes the arguments that are not listed here.
+    A pair of a positive and a negative example has the loss max(0, m - s)² if the score of the positive one is larger by s. The
+    docstring of the module has the formulas of both risks. `Supervised` describes the arguments that are not listed here.
 
     Args:
         examples: Number of training examples to use, chosen at random. None: all.
         positive: Index of the positive class. All other classes are negative.
-        form: The risk, ``pairwise`` or ``partial``.
+        form: The risk. ``pairwise``: the mean loss of all pairs. ``partial``: a risk in which negative examples with large
+            scores count most.
         margin: The margin m.
-        lam: The parameter lam of ``form=partial``.
+        lam: The temperature of ``form=partial``. With a large value, the risk is like ``pairwise``.
         max_fpr: False positive rate up to which the metric test_partial_auc is computed.
 
     Raises:

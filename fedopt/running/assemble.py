@@ -1,6 +1,6 @@
 """Build the objects of a run from a checked config."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import Federation, engines
 from fedopt.files import expanded
-from fedopt.problems import Problem, check, reduce
+from fedopt.problems import Problem, check, projects, reduce
 from fedopt.results import division, refuse_other_data
 from fedopt.running import hardware as machine
 
@@ -58,19 +58,24 @@ class Experiment:
         return hasattr(self.algorithm, "personal")
 
 
-def check_parts(composed: Composed) -> None:
+def check_parts(composed: Composed, swept: Collection[str] = ()) -> None:
     """Check a config as far as possible without loading data.
 
     Other exceptions than UserError come from the user's code. They are ignored here, since the run reports their line.
 
     Args:
         composed: The config.
+        swept: The keys over which a sweep runs.
 
     Raises:
-        UserError: The algorithm, the partitioner or the data set refuses a value.
+        UserError: The algorithm, the partitioner or the data set refuses a value, or a key of the sweep has no effect.
     """
     try:
         participation_of(composed)
+        clients = getattr(composed.parts["partitioner"], "clients", None)
+        ignored = composed.settings.participation.ignored(clients) if clients else []
+        for key in {f"participation.{key}" for key in ignored} & {*swept}:
+            raise UserError(f"{key} has no effect, since all clients take part; remove it from the sweep")
     except Exception as error:
         if isinstance(error, UserError):
             raise
@@ -133,6 +138,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         declare = "does not declare its metrics; write metrics = (Metric(...),) with each value that evaluate returns"
         raise UserError(f"{type(original).__name__} {declare}")
     check(original)
+    if not projects(type(original), algorithm):
+        raise UserError(
+            f"{type(algorithm).__name__} does not project x, and {type(original).__name__} constrains x; choose a method that "
+            f"sets projects_x, such as algo=fedavg"
+        )
     participation = participation_of(composed, original.clients)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:

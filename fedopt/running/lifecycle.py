@@ -283,7 +283,9 @@ class Run:
         algo = chosen.get("algo", type(e.algorithm).__name__)
         if warning := experimental(algo):
             bar.line(warning)
-        bar.line(f"{algo} on {chosen.get('problem', type(problem).__name__)}; {self._tuned()}")
+        ignored = self.composed.settings.participation.ignored(problem.clients)
+        idle = [f"participation.{key} has no effect, since all clients take part" for key in ignored]
+        bar.line("; ".join([f"{algo} on {chosen.get('problem', type(problem).__name__)}", self._tuned(), *idle]))
         bar.line("; ".join(filter(None, [e.federation.participation.described(problem.clients), problem.remark])))
         bar.line(f"in {self.folder.path}")
 

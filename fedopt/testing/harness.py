@@ -26,7 +26,7 @@ from fedopt.config import (
     with_project,
 )
 from fedopt.errors import UserError
-from fedopt.problems import Problem, class_of, covered
+from fedopt.problems import Problem, class_of, covered, projects
 from fedopt.problems import name as class_name
 from fedopt.running import Experiment
 from fedopt.running.assemble import assemble
@@ -109,7 +109,8 @@ def pairs() -> list[tuple[str, str]]:
     """Return all pairs of names (algorithm, problem) in which the algorithm can solve the problem."""
     classes = problem_classes()
     solvable = {algo: covered(class_at("algo", algo).solves) for algo in names("algo")}
-    return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
+    found = [(a, p) for a in names("algo") for p in names("problem") if classes[p] in solvable[a]]
+    return [(a, p) for a, p in found if projects(class_at("problem", p), class_at("algo", a))]
 
 
 def held_pairs() -> list[tuple[str, str]]:
@@ -204,11 +205,13 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Distribute the checks over the pairs, and return the pytest parameters of each test by the name of the test.
+    """Distribute the checks over the pairs, and return the cases of each test: name of the test -> pytest parameters.
 
-    The parameters are the algorithm, the problem and, if the test has several settings, a setting. By default, each pair of
-    `usual_pairs` runs only one check: the one that the fewest pairs run so far. For each pair of `with_variants`, `FULL` further
-    checks get the mark full, and all other checks get the mark slow. If your own files are tested, every check runs by default.
+    The parameters of a case are the algorithm, the problem and, if the test has several settings, a setting.
+
+    By default, each pair of `usual_pairs` runs only one check: the one that the fewest pairs run so far. The other checks are
+    marked, so that pytest runs them only on request: for each pair of `with_variants`, `FULL` further checks have the mark
+    ``full``, and all other checks have the mark ``slow``. If your own files are tested, every check runs by default.
 
     Args:
         checks: A function of (algorithm, problem) that lists the checks of the pair, each as (name of the test, setting) or,
@@ -273,7 +276,7 @@ def contract_overrides(algo: str, problem: str) -> list[str]:
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble an algorithm and a problem as `tuned` does, but with less work per round.
+    """Assemble an algorithm and a problem as `tuned` does, but with less work per round, and return the experiment.
 
     Args:
         algo: The name of the algorithm.

@@ -19,7 +19,7 @@ class Tap(torch.autograd.Function):
     """The identity function, which appends to a list of events when it is differentiated.
 
     It appends 'back' for each gradient that is propagated back through it, and 'second' for each derivative of such a
-    gradient.
+    gradient. It is called as ``Tap.apply(v, events)``.
     """
 
     @staticmethod
@@ -66,9 +66,9 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a hand-written derivative of a problem so that the gradients that it computes are counted, and return it.
+        """Return a hand-written derivative, wrapped so that its gradients are added to ``own``.
 
-        A `Tap` does not see gradients that are computed without automatic differentiation.
+        A `Tap` does not see gradients that are computed without automatic differentiation. A step with an anchor counts as two.
 
         Args:
             form: What the function computes: ``gradient``, ``gradients`` or ``step``.

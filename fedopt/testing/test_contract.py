@@ -431,7 +431,7 @@ def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> 
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
-    letters = "fg" if isinstance(p, classes.XRisk) else "fgh"  # its function h returns the scores of examples
+    letters = "fgh" if isinstance(p, classes.Hierarchical) else "fg"  # h of other classes is no scalar
     for function in (getattr(p, letter) for letter in letters if hasattr(p, letter)):
         *fixed, last = [*point, point[0] + 0.1] if isinstance(p, classes.Hierarchical) else point
         automatic = torch.func.grad(lambda v, function=function, fixed=fixed: function(*fixed, v, xi))(last)

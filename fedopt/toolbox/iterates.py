@@ -5,13 +5,16 @@ from fedopt.randomness import Purpose
 
 
 def sampled_iterate(fed: Round, K: int = 1) -> int:
-    """Return the index k = 1, ..., K of the iterate of this round that becomes the random iterate; 0 if the random iterate stays.
+    """Sample whether one of this round's K iterates becomes the random iterate of the method.
 
     With these choices, the random iterate is uniformly distributed over all iterates so far.
 
     Args:
         fed: The round.
         K: The number of iterates per round. In the first round, only one iterate counts.
+
+    Returns:
+        The index k = 1, ..., K of the new random iterate; 0 if the old random iterate stays.
     """
     rng, iterates = fed.rng(Purpose.OUTPUT), K if fed.r else 1
     if rng.random() >= iterates / (1 + fed.r * K):

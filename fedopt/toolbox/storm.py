@@ -30,7 +30,12 @@ Samples = Callable[[Client], Iterator[Sample]]
 
 
 class Pair(NamedTuple):
-    """A point z, and directions d at z."""
+    """A point of a method and its estimated directions.
+
+    Attributes:
+        z: The point.
+        d: The directions at z, with the shapes of z.
+    """
 
     z: Vectors
     d: Vectors
@@ -100,13 +105,13 @@ class Storm(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """The state between two rounds of `together`, before iteration t.
+    """The state of a method between two rounds of `together`, before iteration t. z_t is the point, and d_t the direction.
 
     Attributes:
         z: The mean of the clients' z_t.
         d: The mean of the clients' d_{t-1}.
-        previous: The mean of the clients' z_{t-1} as one vector. If cohorts change, it takes the place of each client's z_{t-1}.
-        memory: Each client's z_{t-1} as one vector. It is used if all clients take part in every round.
+        previous: The mean of the clients' z_{t-1} as one vector. It is used for every client if cohorts change.
+        memory: Each client's z_{t-1} as one vector. It is used instead if all clients take part in every round.
     """
 
     z: Vectors
@@ -234,7 +239,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, s
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced with means.
+    """Return the variables z, the first of which are replaced with means.
 
     Args:
         z: The variables.
@@ -247,7 +252,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
     """Raise ValueError if a weight of a method is greater than 1.
 
     Args:
-        weights: The weights by the name that the message shows, which is a formula such as ``c * eta^2``.
+        weights: name for the message -> weight. The name is a formula such as ``c * eta^2``.
     """
     for name, weight in weights.items():
         if weight > 1 + 1e-12:

@@ -37,7 +37,7 @@ class Vectors(tuple[Tensor, ...]):
         return Vectors(a.sub(d, alpha=step) for a, d, step in zip(self, direction, steps, strict=False))
 
     def unflatten(self, row: Tensor) -> "Vectors":
-        """Split a vector, such as a row of a `Memory`, into variables that have the sizes of these variables.
+        """Split a vector, such as one client's row of a `Memory`, into variables that have the sizes of these variables.
 
         Args:
             row: One vector, as ``torch.cat`` makes it of such variables. Its length is the total size of these variables.

@@ -370,7 +370,7 @@ def test_dropout():
         (["algo=fednest", "participation.work=[1,2]"], ["participation.work=[1, 2]", "algo.tau_in and algo.tau_out"]),
         (["algo=fedmsa", "participation.least=9"], ["participation.least=9", "at most algo.K, which is 5 steps"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
-        (["algo.tau=5 passes"], ["algo.tau=5 passes", "a number of steps such as 5, of epochs such as '5 epochs'"]),
+        (["algo.tau=5 passes"], ["algo.tau=5 passes", "a number of steps, such as 5", "a number of epochs"]),
         (["algo.rho=[]"], ["at least 1 item"]),
         (
             ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],

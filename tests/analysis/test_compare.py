@@ -117,7 +117,7 @@ def test_chosen_groups(tmp_path, command):
         (["--target", "nan"], "finite number"),
         (["--at", "inf"], "finite number"),
         (["--at", "many"], "--at: invalid number value: 'many'"),
-        (["--ylim", "5,1"], "ylim=['5', '1']: must have the lower end first"),
+        (["--ylim", "5,1"], "ylim=['5', '1']: must begin with the smaller number"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(tmp_path, command, arguments, said):

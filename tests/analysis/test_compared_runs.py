@@ -38,10 +38,10 @@ def test_broken_runs_are_skipped(tmp_path, command):
     one, other = err.splitlines()
     assert one.startswith("note: 10 folders skipped: ")
     for folders, why in [
-        (("empty", "no_rows"), "metrics.csv has no rows"),
+        (("empty", "no_rows"), "metrics.csv has no rows, since the run has not been evaluated yet"),
         (("no_table",), "no metrics.csv"),
         (("no_config",), "no config.yaml"),
-        (("no_x",), "metrics.csv lacks the column comm_rounds"),
+        (("no_x",), "metrics.csv lacks the column comm_rounds; choose another cost axis (--x)"),
         (("short",), "metrics.csv has rows without a number for comm_rounds; delete or rerun the run"),
     ]:
         assert f"{', '.join(str(runs / folder) for folder in folders)} ({why})" in one

@@ -55,7 +55,9 @@ def test_one_key(monkeypatch, capsys):
     lines = [line.split("  ") for line in result.out.splitlines()]
     meanings = {line[0]: line[-1].strip().split(", ") for line in lines if len(line) > 1}
     assert "fednest" in meanings["step size of y"]
-    assert "fedmsa" in meanings["step size of the sequences z^n: one for all, or a list"]
+    assert any(
+        key.startswith("step size of the sequences z^n") and "fedmsa" in names for key, names in meanings.items()
+    )
     budget = fedopt(monkeypatch, capsys, "--help", "budget")
     assert row(budget, "budget.bytes")[1] == "null"
     assert "seed" not in budget.out
@@ -261,7 +263,7 @@ def test_a_list_of_all_methods_is_short(monkeypatch, capsys):
     monkeypatch.setattr("fedopt.console.say.PIPED", 80)
     lines = fedopt(monkeypatch, capsys, "list", "algorithms").out.splitlines()
     heads = [line.partition(":")[0] for line in lines if line[:1] != " "]
-    assert len(lines) <= len(options("algo")) + 15
+    assert len(lines) <= len(options("algo")) + 17
     assert {"bilevel", "bilevel (local lower level)", "compositional (local)", "risk of pairs"} < {*heads}
     assert not any("_" in head for head in heads)
     fits = fedopt(monkeypatch, capsys, "list", "algorithms", "minimax").out
@@ -363,5 +365,5 @@ def test_completion_of_no_shell(words, monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, "-sc", *words)
     assert (result.code, result.err) == (
         2,
-        "fedopt: -sc: needs install, uninstall or query, and a shell: bash, zsh or fish; write install=bash\n",
+        "fedopt: -sc: needs install, uninstall or query with bash, zsh or fish, such as -sc install=bash\n",
     )

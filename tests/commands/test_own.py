@@ -118,7 +118,7 @@ IN_ALGORITHM = {
     "a state of another type": (
         "return State(*problem.start())",
         "return State(problem.start()[0].double())",
-        "s.x of torch.float64, and hardware.dtype is torch.float32",
+        "s.x of torch.float64, but hardware.dtype is torch.float32",
         "def init",
     ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "does not give clients any", None),

@@ -390,7 +390,7 @@ def test_by_column():
     assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
     both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
     assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
-    with pytest.raises(UserError, match=r"client cy needs 2 examples"):
+    with pytest.raises(UserError, match=r"cy has fewer than 2 examples"):
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)
@@ -411,7 +411,7 @@ def test_by_a_file(numbers, ends, tmp_path):
     parts = world.split(12, data.y_train, None, data.owners)["train"]
     order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
     assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
-    with pytest.raises(UserError, match=r"problem\.test=0\.5.*only x_train or only x_test names its clients"):
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*clients are named for x_train or x_test only"):
         data.resplit(0.5, np.random.default_rng(0))
     path.write_text("\n".join([*names, *"abab"]))
     whole = world.load().resplit(0.5, np.random.default_rng(0))
@@ -434,9 +434,9 @@ def test_by_a_column_that_is_not_there():
     ("given", "said"),
     [
         ({}, r"self.world.split\(n, owners=NAMES\)"),
-        ({"owners": np.array([1, 2, 2])}, r"owners have shape \[3\]; give one for each of 4 rows"),
-        ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels have shape \[4, 1\]; "),
-        ({"owners": np.arange(4), "validation": np.array([True])}, r"validation have shape \[1\]; "),
+        ({"owners": np.array([1, 2, 2])}, r"owners has shape \[3\]; it must be \[4\], one per row"),
+        ({"owners": np.arange(4), "labels": np.zeros((4, 1))}, r"labels has shape \[4, 1\]; "),
+        ({"owners": np.arange(4), "validation": np.array([True])}, r"validation has shape \[1\]; "),
     ],
 )
 def test_a_division_of_ones_own_data_says_what_it_lacks(given, said):

@@ -77,7 +77,7 @@ def test_options_say_how_a_table_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, not 3; set"),
+        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, not 3; correct it, or set"),
         ("age,dose,label\n0,2,5,1\n1,3,5,0\n", "row 1 below the names has 4 cells"),  # pandas would shift the columns
         ("age,label\n1,a,\n2,b,\n", "row 1 below the names has 3 cells"),  # a last column without a name
         ("age,label\n1,a\n2\n", "row 2 below the names has 1 cells"),
@@ -198,7 +198,7 @@ def odd_images(folder, ending, made, **how):
 
 @pytest.mark.parametrize(("kind", "ending"), [("u2", "png"), ("i4", "tif"), ("f4", "tif")])
 def test_images_of_more_than_8_bits_are_refused(kind, ending, tmp_path):
-    with pytest.raises(UserError, match=r"0\.(png|tif): .* more than 8 bits per pixel; dataset=npz"):
+    with pytest.raises(UserError, match=r"0\.(png|tif): .* more than 8 bits per channel; dataset=npz"):
         odd_images(tmp_path, ending, lambda grey: Image.fromarray(grey.astype(kind)))
 
 

@@ -119,7 +119,10 @@ def test_computing_together_from_python(tmp_path):
     ("words", "line"),
     [
         (["--at-once"], "--at-once needs a sweep; add -m"),
-        (["-m", "--at-once", "--launcher", "slurm"], "--at-once computes runs on this machine; leave out --launcher"),
+        (
+            ["-m", "--at-once", "--launcher", "slurm"],
+            "--at-once and --launcher cannot be combined; leave out one of them",
+        ),
     ],
 )
 def test_mistakes(words, line, monkeypatch, capsys, tmp_path):

@@ -80,7 +80,7 @@ MISTAKES_IN_NAMES = [
     ({"lines": {"A {qq}": []}}, "'A {qq}': {qq} has no value here, did you mean q?"),
     ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K} has several values here (1, 2, 4)"),
     ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least} has no value here"),
-    ({"lines": {"A {K}": [], "A 1": []}}, "A 1: gives the key A 1 twice"),
+    ({"lines": {"A {K}": [], "A 1": []}}, "A 1: is expanded to A 1 twice"),
     ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
     ({"where": 3}, "where: cannot be read"),
     ({"where": {"K": 3}}, "where: cannot be read"),

@@ -23,6 +23,7 @@ ALONE = {
     "drfa": "each configuration samples other cohorts",
     "proxskip_gda": "the number of local steps depends on `p`",
     "f2sa": "a step reads `lam` as a number",
+    "fedsgm": "the server takes one of two branches, as the constraints say",
 }
 FACTORS = (1.0, 0.97, 0.9, 0.8, 0.75)
 SAMPLE = sorted(usual_pairs())[::12]
