@@ -84,8 +84,12 @@ def released(folder: Path) -> pd.DataFrame:
 
 
 def with_newer(table: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the rows of a newer table for each task and method that the newer one has."""
-    if not len(newer) or not len(table):
-        return newer if len(newer) else table
-    pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (table, newer)]
-    return pd.concat([table[~pairs[0].isin(pairs[1])], newer], ignore_index=True)
+    """Return a table with the rows of a newer table for each task and method that the newer one has.
+
+    Rows of another version of the benchmark are left out. If the newer table is empty, the other one is returned.
+    """
+    same = table[table["bench_version"].isin(newer["bench_version"].unique())] if len(newer) else table
+    if not len(newer) or not len(same):
+        return newer if len(newer) else same
+    pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (same, newer)]
+    return pd.concat([same[~pairs[0].isin(pairs[1])], newer], ignore_index=True)
