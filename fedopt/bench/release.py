@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from fedopt.bench.suite import COUNTS, NAME
+from fedopt.bench.suite import BITS, COUNTS, NAME
 from fedopt.config import CONF
 from fedopt.console import note
 from fedopt.errors import UserError, first_line
@@ -27,9 +27,10 @@ ROWS = 100_000  # of a group, whose different texts fit into one dictionary
 
 
 def rounded(values: pd.Series) -> np.ndarray:
-    """Round values to single precision with 9 bits of the fraction (0.1 %), which compresses well. inf and nan are unchanged."""
-    exact = values.to_numpy(np.float32)
-    bits = ((exact.view(np.uint32) + np.uint32(1 << 13)) & np.uint32(0xFFFFC000)).view(np.float32)
+    """Round values to single precision with `BITS` bits of the fraction, which compresses well. inf and nan are unchanged."""
+    exact, dropped = values.to_numpy(np.float32), 23 - BITS
+    kept = (exact.view(np.uint32) + np.uint32(1 << dropped - 1)) & np.uint32(2**32 - (1 << dropped))
+    bits = kept.view(np.float32)
     return np.where(np.isfinite(exact), bits, exact)
 
 
