@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     AVAILABILITY = 16
     POOL = 17  # which scores of other clients a client receives
     LATE = 18
+    HOSTILE = 19  # the noise that hostile clients add
 
 
 class Part(IntEnum):

@@ -129,7 +129,9 @@ class Adaptive:
         d = s.d if fed.r else fed.exchange(first, s.z, fed.cohort(), first=Steps(1, self.B1, samples))
         a, A = rebuilt(self.A_of_x, s.a, d[0], self.r, self.rho)
         b, B = rebuilt(self.A_of_y, s.b, d[1], self.r, self.rho)
-        z, d = fed.exchange(iterations, (s.z, d, A, B), fed.new_cohort(), xi=Steps(self.q, self.B, samples))
+        z, d = fed.exchange(
+            iterations, (s.z, d, A, B), fed.new_cohort(), origin=(s.z, None), xi=Steps(self.q, self.B, samples)
+        )
         return State(z, d, a, b)
 
     def output(self, s: State) -> Tensors:

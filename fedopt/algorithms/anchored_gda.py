@@ -122,7 +122,7 @@ class AnchoredGda:
 
         K = self.K if self.steps == "fixed" else int(fed.rng(Purpose.COIN).geometric(1 / self.K))
         message = (s.w, q, w_s) if lam else (s.w, q)
-        mean, _ = fed.exchange(local_steps, message, S_local, memory=v, local=Steps(K, self.B))
+        mean, _ = fed.exchange(local_steps, message, S_local, memory=v, origin=s.w, local=Steps(K, self.B))
         return State(descend(problem, s.w, s.w - mean, (self.gamma_x(fed.r), self.gamma_y(fed.r))), s.w, q, w_s)
 
     def output(self, s: State) -> Vectors:

@@ -1,8 +1,7 @@
 """BR-FedBi: SimFBO with one local step, whose server takes a robust mean of the clients' directions [BR-FedBi 2026].
 
 The equations come from notes that others wrote about the paper; we have not read its text. Rules: coordinate-wise median and
-trimmed mean [Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et
-al. 2020].
+trimmed mean [Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. `participation.hostile` sets attacks.
 
 Explained in docs/algorithms/br_fedbi.md.
 
@@ -10,22 +9,18 @@ Notation
     z = (x, y, v)    the variables; the notes about the paper write v for our -v
     D_i, P_r         the directions of client i, and the projection of v onto |v| <= r; both are defined in toolbox/directions.py
     g_i              the vector that client i sends: its directions D_i, their momentum, or PAGE's estimate of D_i
-    S                the clients that take part, of which clients 0 to hostile - 1 are hostile
+    S                the clients that take part
 """
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config import Schedule
-from fedopt.errors import UserError
-from fedopt.federation import Client, Memory, Round, Steps
-from fedopt.networks import depth
+from fedopt.config import Rule, Schedule
+from fedopt.federation import Client, Memory, Round, Steps, combined
 from fedopt.problems import Bilevel
 from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend
 
@@ -64,10 +59,6 @@ class BRFedBi:
         momentum: The weight of the old g_i, for variance=momentum.
         p: The probability of a new estimate, for variance=page.
         B_page: The batch size of a new estimate, for variance=page. None: all examples of the client.
-        hostile: The number of hostile clients, which are the first ones by index.
-        attack: The answers of hostile clients. ``none``: their g_i. ``large``: 10^6 in every coordinate. ``sign_flip``: -g_i.
-            ``ipm``: -1/2 times the mean of the honest answers. ``alie``: this mean minus the largest multiple of the standard
-            deviation of honest answers that remains undetected.
     """
 
     gamma_x: Schedule
@@ -82,13 +73,14 @@ class BRFedBi:
     momentum: Annotated[float, Field(ge=0, lt=1)]
     p: Annotated[float, Field(gt=0, le=1)]
     B_page: PositiveInt | None
-    hostile: NonNegativeInt
-    attack: Literal["none", "large", "sign_flip", "ipm", "alie"]
 
     solves: ClassVar = (Bilevel,)
     cohort_weights: ClassVar = "unbiased"
     each_once = property(lambda self: self.rule not in ("mean", "geometric"))
-    least_clients = property(lambda self: 2 * self.trim + 1 if self.rule == "trimmed" else 1)
+    server = property(
+        lambda self: Rule(self.rule, self.trim if self.rule == "trimmed" else None, passes=self.iterations)
+    )
+    least_clients = property(lambda self: self.server.least)
 
     def init(self, problem: Bilevel) -> State:
         z = bilevel_start(problem)
@@ -97,7 +89,6 @@ class BRFedBi:
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         sizes, S = [len(variable) for variable in s.z], fed.cohort()
-        hostile = np.less(S, self.hostile)
         fresh = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
 
         def directions(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
@@ -116,7 +107,7 @@ class BRFedBi:
             return g, torch.cat([*g, *kept, torch.ones_like(has_sent)])
 
         def aggregate(answers: Vectors, weights: Tensor) -> Vectors:
-            return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
+            return Vectors(combined(g, weights, self.server) for g in answers)
 
         pt = fed.weights(S, unbiased=True)
         xi = Steps(1, self.B_page if fresh and self.variance == "page" else self.B)
@@ -126,66 +117,3 @@ class BRFedBi:
 
     def output(self, s: State) -> Tensors:
         return s.z
-
-    def combined(self, g: Tensor, weights: Tensor) -> Tensor:
-        """Combine the answers of the clients by the rule, and return the result, ``[d]``.
-
-        Args:
-            g: The answers, ``[S, d]``.
-            weights: The weights of the clients, ``[S]``. Only the rules mean and geometric use them.
-
-        Raises:
-            UserError: The rule trimmed removes all answers.
-        """
-        n = len(g)
-        if self.rule == "mean":
-            return weights @ g
-        if self.rule == "median":
-            ordered = in_order(g)
-            return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        if self.rule == "trimmed":
-            if 2 * self.trim >= n:
-                raise UserError(f"algo.trim={self.trim}: removes all of the {n} answers; choose a smaller number")
-            return in_order(g)[self.trim : n - self.trim].mean(dim=0)
-        point = weights @ g / weights.sum()
-        for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA
-            closeness = weights / torch.linalg.vector_norm(g - point, dim=1).clamp(min=1e-6)
-            point = closeness @ g / closeness.sum()
-        return point
-
-    def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """Return the answers, ``[S, d]``, in which the answers of hostile clients are replaced with those of the attack.
-
-        Args:
-            g: The answers, ``[S, d]``.
-            hostile: Whether each client is hostile, ``[S]`` bool.
-        """
-        n, f = len(g), int(hostile.sum())
-        if self.attack == "none" or f == 0:
-            return g
-        bad = torch.from_numpy(hostile).to(g.device)
-        honest = g if f == n else g[~bad]
-        if self.attack == "large":
-            sent = torch.full_like(g, 1e6)
-        elif self.attack == "sign_flip":
-            sent = -g
-        elif self.attack == "ipm":
-            sent = -0.5 * honest.mean(dim=0)
-        else:
-            supporters = max(n // 2 + 1 - f, 1)  # honest clients whose answers must be further from the mean
-            share = max((n - f - supporters) / max(n - f, 1), 0.5)
-            sent = honest.mean(dim=0) - NormalDist().inv_cdf(share) * honest.std(dim=0, correction=0)
-        return torch.where(bad[:, None], sent, g)
-
-
-def in_order(g: Tensor) -> Tensor:
-    """Sort each coordinate of the answers in ascending order, and return the result, ``[S, d]``.
-
-    On the CPU, it uses NumPy, which is several times faster than torch.
-
-    Args:
-        g: The answers, ``[S, d]``.
-    """
-    if g.device.type == "cpu" and depth() == 0:
-        return torch.from_numpy(np.sort(g.numpy(), axis=0))
-    return g.sort(dim=0).values

@@ -109,7 +109,7 @@ class Codasca:
 
         S, local = fed.cohort(), Steps(self.K, self.B)
         message = (s.w, s.c, (s.x_s,) if self.lam else ())
-        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=local)
+        (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, origin=(s.w, None), local=local)
         c = s.c + float(problem.weights[S].sum()) * dc
         w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
         w_mean = s.w_mean + 1 / (place + 1) * (w - s.w_mean)

@@ -73,7 +73,7 @@ class Ditto:
             return client.scan("local", step, (w, client.memory))
 
         local = fed.local(self.tau, self.B, replace=True)
-        mean, theta = fed.exchange(local_steps, s.w, fed.cohort(), memory=s.theta, local=local)
+        mean, theta = fed.exchange(local_steps, s.w, fed.cohort(), memory=s.theta, origin=s.w, local=local)
         return State(s.w + self.gamma(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

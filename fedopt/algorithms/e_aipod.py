@@ -140,7 +140,7 @@ class EAiPOD:
             due += 1
             if coin:
                 inner = Steps(due, self.B, split=problem.g_split)
-                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner)
+                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, origin=ybar, inner=inner)
                 due, untold = 0, True
         p: Tensors = ()
         if problem.indirect:
@@ -151,7 +151,7 @@ class EAiPOD:
         if self.tau_out == Fixed(1):
             return State(moved(x, h, alpha), ybar, memory)
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        x = answered(svrg_steps(lambda _: alpha), h, outer=outer)
+        x = answered(svrg_steps(lambda _: alpha), h, origin=x, outer=outer)
         return State(x, ybar, memory)
 
     def output(self, s: State) -> Tensors:

@@ -64,7 +64,7 @@ class LocalExtragradient:
                 u = descend_(client, u, minimax_field(client, h, b2), eta)
             return u
 
-        mean = fed.exchange(local_steps, s.w, fed.cohort(), local=Steps(self.K, self.B, samples=2))
+        mean = fed.exchange(local_steps, s.w, fed.cohort(), origin=s.w, local=Steps(self.K, self.B, samples=2))
         return State(descend(problem, s.w, s.w - mean, (self.eta_s(fed.r),) * 2))  # w + eta_s (mean u - w)
 
     def output(self, s: State) -> Vectors:
@@ -128,7 +128,8 @@ class FeDualEx:
                 total = total + z_h if theory else total
             return (o, 1 / K * total) if theory else (o,)
 
-        mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))
+        local, origin = Steps(K, self.B, samples=2), (s.o, s.z)[: 1 + theory]
+        mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), origin=origin, local=local)
         o = s.o + self.eta_s * (mean - s.o)
         z_mean = s.mean + 1 / (fed.r + 1) * (z_h[0] - s.mean) if theory else s.mean
         return DualState(o, self._T(problem, o, first + self.eta_s * K), z_mean)

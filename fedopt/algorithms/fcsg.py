@@ -84,7 +84,7 @@ class Fcsg:
                 x = client.moved_(x, m[0] if m else G, eta)
             return State(x, m)
 
-        return State(*fed.exchange(local_steps, s, fed.cohort(), xi=xi))
+        return State(*fed.exchange(local_steps, s, fed.cohort(), origin=(s.x, None), xi=xi))
 
     def output(self, s: State | Averages) -> Tensors:
         return (s[0],) if isinstance(s, State) else s.z

@@ -75,7 +75,7 @@ class FedAvg:
 
             return client.scan("local", step, x)
 
-        mean = fed.exchange(local_steps, s.x, fed.cohort(), local=fed.local(self.tau, self.B, replace=True))
+        mean = fed.exchange(local_steps, s.x, fed.cohort(), origin=s.x, local=fed.local(self.tau, self.B, replace=True))
         direction, v = self.direction(mean - s.x, s.v)
         return State(problem.project_x(s.x + self.gamma(fed.r) * direction), v)
 

@@ -47,7 +47,7 @@ class FedAvgS:
         def local_steps(client: Client, w: Vectors) -> Vectors:
             return client.scan("local", lambda w_i, xi: descent_ascent_(client, w_i, xi, steps), w)
 
-        x, y = fed.exchange(local_steps, s.w, fed.cohort(), local=fed.local(self.tau, self.B))
+        x, y = fed.exchange(local_steps, s.w, fed.cohort(), origin=s.w, local=fed.local(self.tau, self.B))
         return State(Vectors((problem.project_x(x), y)))
 
     def output(self, s: State) -> Vectors:

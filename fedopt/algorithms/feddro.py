@@ -87,10 +87,10 @@ class FedDro:
 
         # The first y of a round is computed at the mean x, so x needs an exchange of its own, after I exchanges of y
         S = fed.cohort()
-        ybar, memory = fed.exchange(first, (s.x, s.ybar), S, memory=s.memory, xi=Steps(1, self.B))
+        ybar, memory = fed.exchange(first, (s.x, s.ybar), S, memory=s.memory, origin=s.ybar, xi=Steps(1, self.B))
         for _ in range(self.I - 1):
-            ybar, memory = fed.exchange(later, ybar, S, memory=memory, xi=Steps(1, self.B, samples=2))
-        x, memory = fed.exchange(last, ybar, S, memory=memory, xi=Steps(1, self.B))
+            ybar, memory = fed.exchange(later, ybar, S, memory=memory, origin=ybar, xi=Steps(1, self.B, samples=2))
+        x, memory = fed.exchange(last, ybar, S, memory=memory, origin=s.x, xi=Steps(1, self.B))
         return State(x, ybar, memory)
 
     def output(self, s: State) -> Tensors:

@@ -146,7 +146,8 @@ class FedMSA:
             u = moved(problem, s.u, d)
             return State(u, s.u, d, u if k_sampled else s.sampled)
         xi = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
-        u, sampled = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), xi=xi, K=Steps(work))
+        origin = (s.u, s.u if k_sampled else None)
+        u, sampled = fed.exchange(local_steps, (s.u, d), fed.new_cohort(), origin=origin, xi=xi, K=Steps(work))
         return State(u, s.u, d, sampled if k_sampled else s.sampled)
 
     def output(self, s: State) -> Vectors:

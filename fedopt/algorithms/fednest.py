@@ -163,7 +163,7 @@ class FedNest:
             q = fed.exchange(inner_gradient, (x, y), anchored, xi=Steps(1, self.B_anchor, split=problem.g_split))
             message = (x, y, q)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
-        return fed.exchange(local_steps, message, S, inner=inner)
+        return fed.exchange(local_steps, message, S, origin=y, inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Run local outer steps with SVRG [Alg. 2], and return the new x, ``[dx]``.
@@ -182,7 +182,7 @@ class FedNest:
         if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
             return moved(x, h, alpha)
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, outer=outer)
+        return fed.exchange(svrg_steps(self.step_of("outer", alpha)), (x, y, h), S, origin=x, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: np.ndarray, problem: Bilevel, fed: Round) -> Tensor:
         """Return the estimate p of [grad^2_yy g]^-1 grad_y f [FedIHGP, Alg. 3], ``[dy]``.
@@ -227,7 +227,7 @@ class FedNest:
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
-        return fed.exchange(local_steps, (x, y), fed.new_cohort(), outer=outer)
+        return fed.exchange(local_steps, (x, y), fed.new_cohort(), origin=x, outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> State:
         """Run one round of LFedNest-NonAlt [App. H.1], and return the new state.
@@ -249,7 +249,7 @@ class FedNest:
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
-        return State(*fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner))
+        return State(*fed.exchange(local_steps, (x, y), fed.cohort(), origin=(x, y), outer=outer, inner=inner))
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
         """Return a function that maps a client to its local step size.

@@ -92,7 +92,7 @@ class FedRep:
         samples: dict[str, Any] = {"head": fed.local(self.tau_h, self.B, replace=True)}
         if shared:
             samples["phi"] = fed.local(self.tau_phi, self.B, replace=True)
-        mean, heads = fed.exchange(local_steps, s.phi, fed.cohort(), memory=s.heads, **samples)
+        mean, heads = fed.exchange(local_steps, s.phi, fed.cohort(), memory=s.heads, origin=s.phi, **samples)
         return State(s.phi + self.gamma(fed.r) * (mean - s.phi), heads)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

@@ -126,7 +126,9 @@ class MomentumLocalSGDA:
             return Pair(Vectors((x, y)), Vectors((u, v)))
 
         d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
-        return Pair(*fed.exchange(iterations, Pair(s.z, d), fed.new_cohort(), xi=Steps(self.tau, self.B)))
+        return Pair(
+            *fed.exchange(iterations, Pair(s.z, d), fed.new_cohort(), origin=(s.z, None), xi=Steps(self.tau, self.B))
+        )
 
     def output(self, s: Pair) -> Tensors:
         return s.z

@@ -91,7 +91,7 @@ class FedSgm:
             return client.scan("local", step, x)
 
         message = (s.x, share * largest / largest.sum())
-        change = fed.exchange(local_steps, message, S, local=fed.local(self.tau, self.B)) - s.x
+        change = fed.exchange(local_steps, message, S, origin=s.x, local=fed.local(self.tau, self.B)) - s.x
         total = s.total + 1 - share
         mean = s.mean + (1 - share) / total.clamp(min=1e-30) * (s.x - s.mean)
         return State(problem.project_x(s.x + self.gamma(fed.r) * change), mean, total)

@@ -173,7 +173,9 @@ class FeDXL:
             chosen = ([torch.from_numpy(rng.choice(len(v), shape, p=v)) for v in shares] for rng in rngs)
             entries = ((a_other[at], slopes[at] / self.B_pool, b_other[at_other]) for at, at_other in chosen)
             own = torch.stack([torch.stack(of_client) for of_client in entries])
-        (w, v, rows), u = fed.exchange(local_steps, message, S, memory=s.u, own=own, combine=means, **samples)
+        (w, v, rows), u = fed.exchange(
+            local_steps, message, S, memory=s.u, own=own, combine=means, origin=(s.w, None, None), **samples
+        )
         return State(w, v, u, pools.replaced(S, rows))
 
     def output(self, s: State) -> Tensors:

@@ -69,7 +69,7 @@ class FessGda:
             return client.scan("local", lambda w_i, b: descent_ascent_(client, w_i, b, eta_l), w)
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
-        mean = fed.exchange(local_steps, s.w, S, local=local)
+        mean = fed.exchange(local_steps, s.w, S, origin=s.w, local=local)
         K = float(np.average(local.steps_of(problem.splits, S), weights=fed.weights(S)))
         x, y = descend(problem, s.w, s.w - mean, gamma)  # w + gamma (mean w_i - w)
         x = x - eta_l[0] * gamma[0] * K * self.p * (s.w[0] - s.z)

@@ -103,7 +103,9 @@ class Fgdro:
             return (w, u), torch.stack([u, known])
 
         local = Steps(self.tau, self.B, replace=True)
-        (w, _), memory = fed.exchange(local_steps, (s.w, s.s), fed.cohort(), memory=s.u, local=local)
+        (w, _), memory = fed.exchange(
+            local_steps, (s.w, s.s), fed.cohort(), memory=s.u, origin=(s.w, None), local=local
+        )
         u, known = memory.tensor().double().T
         p = known * torch.from_numpy(problem.weights).to(known)
         return State(w, self._threshold(s.s, u, p / p.sum(), fed).to(w), memory)

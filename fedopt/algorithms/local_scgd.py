@@ -106,7 +106,7 @@ class LocalScgd:
 
         xi = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
         S = fed.everyone() if first and not share_u else fed.cohort()  # each client has its u from the start
-        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=xi)
+        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, origin=(s.x, None, s.u), xi=xi)
         return State(x, m, u, memory)
 
     def output(self, s: State) -> Tensors:

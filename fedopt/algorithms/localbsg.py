@@ -99,7 +99,7 @@ class LocalBSGM(Momentum):
                 y = client.project(client.moved_(y, v, self.rho2 * eta))
             return Pair(Vectors((x, y)), Vectors((u, v)))  # line 12 prints u_{t+1} and v_{t+1}, not yet computed
 
-        return Pair(*fed.exchange(iterations, s, fed.cohort(), xi=Steps(self.p, self.B, samples)))
+        return Pair(*fed.exchange(iterations, s, fed.cohort(), origin=(s.z, None), xi=Steps(self.p, self.B, samples)))
 
 
 @dataclass(frozen=True)

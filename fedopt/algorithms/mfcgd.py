@@ -143,12 +143,12 @@ class Mfcgd:
 
         if fed.r == 0:  # each client has its h, U and v from the start
             xi, S = Steps(1, self.B_start, samples=2), fed.everyone()
-            (x, w), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=xi)
+            (x, w), memory = fed.exchange(start, s.x, S, memory=s.memory, origin=(s.x, None), xi=xi)
             return State(x, w, s.a, memory)
         pairs = [rebuilt(self.adaptive, a, s.w, self.theta, self.rho) for a in s.a if self.adaptive != "none"]
         a, A = zip(*pairs, strict=True) if pairs else ((), ())
         xi, S = Steps(self.I, self.B, samples=2), fed.cohort()
-        (x, w), memory = fed.exchange(iterations, (s.x, s.w, A), S, memory=s.memory, xi=xi)
+        (x, w), memory = fed.exchange(iterations, (s.x, s.w, A), S, memory=s.memory, origin=(s.x, None), xi=xi)
         return State(x, w, a, memory)
 
     def output(self, s: State) -> Tensors:

@@ -105,10 +105,11 @@ class Multilevel:
         levels = len(problem.dims)
         if fed.r == 0:  # each client has its h and p from the start
             xi = Steps(1, self.B_start, levels)
-            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=xi)
+            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, name="start", xi=xi)
             return State(s.x, p, memory)
         S, xi = fed.cohort(), Steps(self.tau - at_mean, self.B, levels)
-        answer, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=xi)
+        origin = s.x if at_mean else (s.x, None)
+        answer, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, origin=origin, xi=xi)
         if not at_mean:
             x, p = answer
             return State(x, p, memory)

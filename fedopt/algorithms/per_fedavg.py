@@ -68,7 +68,7 @@ class PerFedAvg:
             return client.scan("local", step, w)
 
         local = fed.local(self.tau, self.B, samples=3 if self.hessian else 2, replace=True)
-        mean = fed.exchange(local_steps, s.w, fed.cohort(), local=local)
+        mean = fed.exchange(local_steps, s.w, fed.cohort(), origin=s.w, local=local)
         return State(s.w + self.gamma(fed.r) * (mean - s.w))
 
     def output(self, s: State) -> tuple[Tensor, ...]:

@@ -85,7 +85,7 @@ class PFedMe:
         p = np.zeros(problem.clients)
         p[S] = fed.weights(S)
         weights, local = p[trained] / p[trained].sum(), fed.local(self.R, self.B, replace=True)
-        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=weights, memory=s.theta, local=local)
+        mean, theta = fed.exchange(local_rounds, s.w, trained, weights=weights, memory=s.theta, origin=s.w, local=local)
         return State(s.w + self.beta(fed.r) * (mean - s.w), theta)
 
     def output(self, s: State) -> tuple[Tensor, ...]:

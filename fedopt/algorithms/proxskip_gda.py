@@ -76,7 +76,7 @@ class ProxSkipGda:
             return a_i, torch.cat(a_i)
 
         local = Steps(int(fed.rng(Purpose.COIN).geometric(self.p)), self.B)  # until the coin shows heads
-        (x, y), memory = fed.exchange(iterations, s.w, fed.everyone(), memory=s.memory, local=local)
+        (x, y), memory = fed.exchange(iterations, s.w, fed.everyone(), memory=s.memory, origin=s.w, local=local)
         return State(Vectors((x, problem.project(y))), memory)  # the proximal step: a mean, projected onto Y
 
     def output(self, s: State) -> Vectors:

@@ -156,7 +156,7 @@ class FedBiO:
             return Vectors(z[:averaged]), torch.cat([client.memory[:0], *z[averaged:]])
 
         xi = Steps(self.I, self.B, samples=3)
-        return LocalState(*fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=xi))
+        return LocalState(*fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, origin=s.z, xi=xi))
 
     def output(self, s: LocalState) -> Tensors:
         return s.z

@@ -334,5 +334,5 @@ class SRBA(WarmStarted):
         if fed.r % self.period == 0:
             d = fed.exchange(directions, (s.z,), fed.everyone(), xi=Steps(1, None))
         else:
-            d = s.d + fed.exchange(directions, (s.z, s.previous), fed.cohort(), xi=Steps(1, self.B))
+            d = s.d + fed.exchange(directions, (s.z, s.previous), fed.cohort(), name="change", xi=Steps(1, self.B))
         return Recursive(self.descended(s.z, d, problem, fed.r), s.z, d)

@@ -40,6 +40,8 @@ from fedopt.config.patterns import Markov as Markov
 from fedopt.config.patterns import Pattern as Pattern
 from fedopt.config.project import outputs as outputs
 from fedopt.config.project import with_project as with_project
+from fedopt.config.robust import Hostile as Hostile
+from fedopt.config.robust import Rule as Rule
 from fedopt.config.schedules import Constant as Constant
 from fedopt.config.schedules import Fixed as Fixed
 from fedopt.config.schedules import LocalWork as LocalWork

@@ -267,7 +267,7 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'set')}"
     if error["type"] == "dataclass_type":
-        return f"{key}={value}: cannot be set as a whole; set individual keys with {key}.KEY=VALUE"
+        return f"{key}={value}: must be a mapping such as {{KEY: VALUE}}; fedopt help {key} explains it"
     message = MESSAGES.get(error["type"])
     text = message.format(**error.get("ctx", {})) if message else error["msg"].removeprefix("Value error, ")
     several = isinstance(value, list) or re.fullmatch(r"\d+(\.\.|-|:)\d+", str(value))

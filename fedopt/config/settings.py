@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import STRICT
 from fedopt.config.patterns import Pattern
+from fedopt.config.robust import Hostile, Rule
 from fedopt.console import counted
 from fedopt.decimals import exact
 from fedopt.metrics import LIMITS
@@ -137,6 +138,9 @@ class Participation:
             this number. A list: the fixed delay of each client.
         sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
             weights in the objective as probabilities; a client counts in the mean as often as it was sampled.
+        hostile: The clients that send wrong answers, and their attack (`config.robust`). Metrics weigh only the other clients.
+            None: all clients are honest.
+        rule: How the server combines answers (`config.robust`). None: by the weighted mean.
     """
 
     cohort: PositiveInt | None = None
@@ -147,6 +151,8 @@ class Participation:
     pattern: Pattern | None = field(default=None, metadata={"before": None})
     late: NonNegativeInt | list[NonNegativeInt] = field(default=0, metadata={"before": 0})
     sampling: Literal["uniform", "by_weight"] = field(default="uniform", metadata={"before": "uniform"})
+    hostile: Hostile | None = field(default=None, metadata={"before": None})
+    rule: Rule | None = field(default=None, metadata={"before": None})
     cohort_from: NonNegativeInt = field(default=2, kw_only=True, metadata={"before": 2})
 
     @model_validator(mode="after")
@@ -168,7 +174,9 @@ class Participation:
         cohort += ", sampled by weight" if self.sampling == "by_weight" else ""
         late = "" if self.punctual else ", delayed answers"
         pattern = f", {self.pattern.kind} availability" if self.pattern else ""
-        return counted(clients, "client") + cohort + pattern + late
+        hostile = f", {len(self.hostile.clients(clients))} hostile ({self.hostile.attack})" if self.hostile else ""
+        rule = f", combined by {self.rule.kind}" if self.rule else ""
+        return counted(clients, "client") + cohort + pattern + late + hostile + rule
 
     def ignored(self, clients: int) -> list[str]:
         """Return the keys that have no effect, since everyone takes part: ``cohort``, ``sampling`` or both.

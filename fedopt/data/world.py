@@ -1,5 +1,6 @@
 """The context in which a problem is built: data, their partition among clients, random numbers and a device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,7 @@ class World:
         device: Device of all tensors.
         dtype: Type of floating-point tensors.
         autocast: Type in which networks compute products and convolutions. None: ``dtype``.
+        mislabelled: Function that returns, for a number of clients, those whose training labels are wrong. None: there are none.
         read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
@@ -35,6 +37,7 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    mislabelled: Callable[[int], np.ndarray] | None = None
     read: set[str] = field(default_factory=set, compare=False)
 
     @property

@@ -14,6 +14,7 @@ from fedopt.federation.ledger import Ledger as Ledger
 from fedopt.federation.ledger import size_in_bytes as size_in_bytes
 from fedopt.federation.memory import Memory as Memory
 from fedopt.federation.ranks import rank as rank
+from fedopt.federation.robust import combined as combined
 from fedopt.federation.round import Federation as Federation
 from fedopt.federation.round import Round as Round
 from fedopt.federation.samples import Sample as Sample

@@ -13,7 +13,7 @@ from fedopt.federation.counting import Calls
 from fedopt.federation.draws import Drawn
 from fedopt.federation.oracles import Oracles, for_problems
 from fedopt.federation.samples import ClientSamples, Sample, Share
-from fedopt.problems import Hierarchical, Minimax, Nested, Problem, scales
+from fedopt.problems import Hierarchical, Minimax, Nested, Problem, normal, scales, uniform
 
 Carry = TypeVar("Carry")
 Tensors = tuple[Tensor, ...]
@@ -32,14 +32,23 @@ class Client(Oracles):
         calls: The oracle calls of the run, to which the calls of this client are added.
         drawn: The draws of the stack, by name.
         share: The values that differ between the clients of the stack.
+        key: A function from a name to a number, from which clients derive their random numbers.
         stack: The number of clients in the stack. None: clients are run one by one.
     """
 
     h_weighted: Callable[[Tensor], Tensors]
 
-    def __init__(self, problem: Problem, calls: Calls, drawn: dict[str, Drawn], share: Share, stack: int | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        calls: Calls,
+        drawn: dict[str, Drawn],
+        share: Share,
+        key: Callable[[str], int],
+        stack: int | None = None,
+    ):
         super().__init__(problem, calls, stack)
-        self.index, self._share = share.client, share
+        self.index, self._share, self._key = share.client, share, key
         self._samples = ClientSamples(problem, share, drawn, self._stacked)
 
     @property
@@ -77,6 +86,28 @@ class Client(Oracles):
             return values
         like = self._problem.start()[0]
         return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
+
+    def uniform(self, name: str, *shape: int, k: int = 0) -> Tensor:
+        """Return this client's own random numbers between 0 and 1, such as for a mask.
+
+        They differ between clients, exchanges and rounds, cost no bytes and follow the seed. The same arguments give the same
+        numbers.
+
+        Args:
+            name: A name for the random quantity.
+            shape: The shape of the result.
+            k: An index that distinguishes several draws of this quantity in the exchange, such as one for each local step.
+        """
+        return self._sampled(uniform, name, shape, k)
+
+    def normal(self, name: str, *shape: int, k: int = 0) -> Tensor:
+        """Return this client's own standard normal numbers. The arguments are those of `uniform`."""
+        return self._sampled(normal, name, shape, k)
+
+    def _sampled(self, numbers: Callable[..., Tensor], name: str, shape: tuple[int, ...], k: int) -> Tensor:
+        like = self._problem.start()[0]
+        key = torch.as_tensor(self.index, device=like.device) + self._key(name) + (k << 32)
+        return numbers(key, *shape).to(like)
 
     def own_steps(self, name: str) -> Tensor:
         """Return this client's number of local steps, as a scalar tensor.

@@ -30,11 +30,11 @@ def effective_weights(federation: Federation, kind: str = "mean") -> list[float]
             ``corrected``: the algorithm corrects for partial participation itself.
 
     Returns:
-        The weights. None if they equal the problem's weights, if ``kind`` is ``corrected``, or if there are more than `MOST`
-        clients.
+        The weights. None if they equal the problem's weights, if ``kind`` is ``corrected``, if the server uses a robust rule, or if
+        there are more than `MOST` clients.
     """
     p, who = federation.problem.weights, federation.participation
-    if kind == "corrected" or len(p) > MOST or (who.pattern is None and np.ptp(p) < 1e-12):
+    if kind == "corrected" or who.rule or len(p) > MOST or (who.pattern is None and np.ptp(p) < 1e-12):
         return None
     q = np.full_like(p, 1 / len(p)) if kind == "unbiased" and who.sampling == "uniform" else p
     if who.sampling == "by_weight":  # with available clients A, the expected share of draws is p_i / p(A)

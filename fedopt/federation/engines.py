@@ -1,5 +1,6 @@
 """Run the clients of an exchange in parallel, vectorised by vmap, or one by one. The results agree up to rounding."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +30,13 @@ class Stack(NamedTuple):
         clients: The indices of the clients, ``[n]``.
         drawn: The draws of the clients, by name.
         share: The values that differ between the clients: tensors with a leading dimension ``[n]``.
+        key: A function from a name to a number, from which clients derive their random numbers.
     """
 
     clients: np.ndarray
     drawn: dict[str, Drawn]
     share: Share
+    key: Callable[[str], int]
 
 
 class OneByOne:
@@ -63,7 +66,9 @@ class OneByOne:
         """
         first: Share = tree_map(lambda t: None if t is None else t[0], stack.share)
         share = first._replace(client=int(stack.clients[0]))
-        return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
+        return tree_map(
+            lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share, stack.key), message)
+        )
 
 
 class Vectorised:
@@ -83,7 +88,7 @@ class Vectorised:
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
         def one(share: Share) -> Any:
-            return client_fn(Client(problem, calls, stack.drawn, share, len(stack.share.place)), message)
+            return client_fn(Client(problem, calls, stack.drawn, share, stack.key, len(stack.share.place)), message)
 
         dims = Share(*(None if part is None else 0 for part in stack.share))  # type: ignore[arg-type]
         return torch.func.vmap(one, (dims,))(stack.share)

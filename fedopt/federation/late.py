@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 class Sent:
     """The messages of recent rounds.
 
-    An exchange is identified by the names of its draws and the number of earlier exchanges with these names in the round.
+    An exchange is identified by its name and the number of earlier exchanges of this name in the round.
 
     Attributes:
         tensors: The tensors of all messages. Their names begin with late.ROUND.EXCHANGE, as in a checkpoint.

@@ -41,6 +41,7 @@ class Ledger:
             these bytes.
         rounds: The number of rounds in which each client took part, ``[M]`` int64.
         sent: The messages of recent rounds, which are stored only if answers may be late.
+        centres: The last result of clipping in each exchange. Their names begin with centre., as in a checkpoint.
     """
 
     clients: int
@@ -50,7 +51,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.down, self.up, self.lost, self.rounds = np.zeros((4, self.clients), dtype=np.int64)
-        self.sent = Sent()
+        self.sent, self.centres = Sent(), dict[str, Tensor]()
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
         """Add the cost of one communication round.
@@ -86,7 +87,7 @@ class Ledger:
         return {"comm_rounds": self.comm_rounds, **vars(self.calls), "visits": self.visits}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all counts as tensors, keyed by their names in checkpoints. The messages in `sent` are not included."""
+        """Return all counts as tensors, keyed by their names in checkpoints. Those of `sent` and `centres` are left out."""
         counts = {f"ledger.{name}": torch.tensor(n) for name, n in self._counts().items()}
         return counts | {f"ledger.{name}": torch.from_numpy(getattr(self, name)) for name in OF_CLIENTS}
 
@@ -107,5 +108,6 @@ class Ledger:
         self.comm_rounds, self.visits = counts.pop("comm_rounds"), counts.pop("visits")
         self.calls = Calls(**counts)
         self.sent.tensors = {name: t for name, t in tensors.items() if name.startswith("late.")}
+        self.centres = {name: t for name, t in tensors.items() if name.startswith("centre.")}
         for name in OF_CLIENTS:
             setattr(self, name, tensors[f"ledger.{name}"].numpy().copy())

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, final, overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from fedopt.config import Participation, Work
 from fedopt.decimals import exact
@@ -24,6 +25,7 @@ from fedopt.federation.engines import Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
+from fedopt.federation.robust import Robust, origins
 from fedopt.federation.samples import Share
 from fedopt.problems import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
@@ -61,6 +63,8 @@ class Federation:
         ledger: The costs so far: bytes, communication rounds and oracle calls. It also stores the messages to which late clients
             respond.
         availability: Which clients are available in each round, and how late their answers are.
+        lies: Whether each client sends wrong answers, ``[M]``.
+        rule: The rule by which the server combines answers. None: by the weighted mean.
 
     Args:
         problem: The problem.
@@ -80,6 +84,9 @@ class Federation:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.problem.clients)
         self.availability = Availability(self.problem, self.seed, self.participation)
+        M, hostile, rule = self.problem.clients, self.participation.hostile, self.participation.rule
+        self.lies = np.isin(np.arange(M), hostile.clients(M) if hostile and hostile.attack != "labels" else ())
+        self.rule = rule if rule and rule.kind != "mean" else None
 
     def at(self, r: int) -> "Round":
         """Return a round. Its random draws depend only on the seed and on r.
@@ -104,7 +111,7 @@ class Round:
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
-        self._made = Counter[str]()  # number of exchanges so far, by the names of their draws
+        self._made = Counter[str]()  # number of exchanges so far, by name
         self._by_weight = self.participation.sampling == "by_weight"
         self._asked = False  # whether `weights` was called
         self._shares = list[tuple[np.ndarray, np.ndarray]]()  # cohorts sampled by weight, and their shares
@@ -328,6 +335,10 @@ class Round:
         """
         return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
 
+    def _key(self, exchange: int, name: str) -> int:
+        """Return the number from which clients derive their random numbers of a name in an exchange of this round."""
+        return int(self.rng(f"client.{name}", exchange).integers(2**62))
+
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """Return the gradient of the server's objective, ``grad f1(x)``, ``[d]``, for a hierarchical problem.
 
@@ -352,6 +363,9 @@ class Round:
         client_fn: Callable[[Client, Message], Answer],
         message: Message,
         cohort: np.ndarray,
+        *,
+        origin: Any = None,
+        name: str | None = None,
         **draws: Steps | Epochs,
     ) -> Answer: ...
 
@@ -368,6 +382,8 @@ class Round:
         memory: Memory | None = None,
         own: Tensor | None = None,
         combine: Callable[[Any, Tensor], Any] | None = None,
+        origin: Any = None,
+        name: str | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
         """Send a message to a cohort, run a function on each client, and return the weighted mean of the clients' answers.
@@ -388,6 +404,9 @@ class Round:
             combine: ``combine(answers, weights)``, which replaces the mean, for example by a median. Each tensor of ``answers``
                 has the shape ``[cohort, ...]`` and double precision. Its result, of any structure, is returned in place of the
                 mean, with floating-point tensors converted to the dtype of the run. None: the weighted mean.
+            origin: The point from which answers are changes: a tuple like an answer, with None in place of tensors or tuples that
+                are directions. None: the whole answer is a direction.
+            name: A name under which state of this exchange is stored from round to round. None: the names of the draws.
             draws: The samples that clients use, by name. With ``local=Steps(5, B=32)``, a client gets its samples by the name
                 ``local``.
 
@@ -408,16 +427,20 @@ class Round:
         if not isinstance(memory, Memory | None):
             remedy = "create one, such as Memory(x.new_zeros(problem.clients, d))"
             raise WrongFunction(client_fn, f"is exchanged with a memory= that is not a fedopt.Memory; {remedy}")
-        calls, rows = Calls(), list[Tensor]()
+        name, calls, rows = self._name(name or "+".join(draws)), Calls(), list[Tensor]()
         if weights is None:
             weights = self._weights(cohort)
             weights = weights / weights.sum()
         exchange = Exchange(next(self._exchanges), cohort, memory, own, draws)
         ages = self._federation.availability.ages(self.r)[cohort]
         mine, steps, idle = self._mine(cohort, ages, draws)
-        messages = self._by_age(message, draws, ages[mine])
+        messages = self._by_age(message, name, ages[mine])
         before = versions(messages)
-        answers = Answers(weights, idle, apart=combine is not None)
+        lies, rule = self._federation.lies[cohort], self._federation.rule
+        if rule and combine:
+            why = "this method combines answers by a function of its own; set participation.rule=null"
+            raise UserError(f"participation.rule.kind={rule.kind}: {why}")
+        answers = Answers(weights, idle, apart=bool(combine or rule or lies.any()))
         client_fn_checked = partial(checked_answer, client_fn, memory is not None)
         engine = self._federation.engine
         for age, sent in messages.items():
@@ -432,25 +455,40 @@ class Round:
         self._refuse_hidden(client_fn, calls)
         if before != versions(messages):
             raise WrongFunction(client_fn, "writes over its message; write x = x - 1 instead of x -= 1")
+        try:
+            starts = origins(origin, tree_unflatten(answers.one, answers.structure))
+        except (TypeError, ValueError, AttributeError):
+            why = "is exchanged with an origin= unlike its answer; pass a tuple of the answer's shapes, with None for directions"
+            raise WrongFunction(client_fn, why) from None
+        if rule or lies.any():
+
+            def noise(d: int) -> np.ndarray:
+                rngs = (self.rng(Purpose.HOSTILE, exchange.number, int(i)) for i in cohort[lies])
+                return np.stack([rng.standard_normal(d) for rng in rngs])
+
+            attack, centres = self.participation.hostile, self._federation.ledger.centres
+            combine = Robust(starts, lies, attack, noise, rule, combine, centres, f"centre.{name}")
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
-    def _by_age(self, message: Any, draws: Draws, ages: np.ndarray) -> dict[int, Any]:
+    def _name(self, name: str) -> str:
+        """Return the name of an exchange, followed by the number of exchanges of this name that the round has had."""
+        self._made[name] += 1
+        return f"{name}.{self._made[name] - 1}"
+
+    def _by_age(self, message: Any, exchange: str, ages: np.ndarray) -> dict[int, Any]:
         """Return the messages that clients answer, keyed by their age in rounds, in ascending order.
 
         If answers may be late, the current message is stored for later rounds.
 
         Args:
             message: The current message.
-            draws: The draws of the exchange, whose names identify the exchange.
+            exchange: The name of the exchange, with its number.
             ages: The age in rounds of the message that each client answers.
         """
         if self.participation.punctual:
             return {0: message}
         sent = self._federation.ledger.sent
-        names = "+".join(draws)
-        exchange = f"{names}.{self._made[names]}"
-        self._made[names] += 1
         sent.keep(message, exchange, self.r, self.r - int(np.max(self.participation.late)))
         return {age: sent.message(message, exchange, self.r, self.r - age) for age in np.unique(ages).tolist()}
 
@@ -503,7 +541,7 @@ class Round:
                 own=None if own is None else own[members.tolist()],
                 key=self._keys(exchange.number, clients).to(like.device) if problem.random else None,
             )
-            yield members, Stack(clients, drawn, share)
+            yield members, Stack(clients, drawn, share, partial(self._key, exchange.number))
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
         """Add the cost of one communication round to the ledger.

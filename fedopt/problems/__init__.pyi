@@ -21,6 +21,8 @@ from fedopt.problems.classes import name as name
 from fedopt.problems.classes import named as named
 from fedopt.problems.function import marked as marked
 from fedopt.problems.function import scales as scales
+from fedopt.problems.keyed import normal as normal
+from fedopt.problems.keyed import uniform as uniform
 from fedopt.problems.projections import ball as ball
 from fedopt.problems.projections import simplex as simplex
 from fedopt.problems.reductions import covered as covered

@@ -8,6 +8,7 @@ dataclasses whose fields are `world`, which provides the data, and the keys of `
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +62,7 @@ class Problem(_InWorld, ABC):
             the problem does not hold out such examples.
         one_by_one: The reason why ``vmap`` cannot run the functions, which are then run for one client at a time; empty if
             ``vmap`` can run them.
+        counted: Whether each client counts in `weights`, ``[M]``; set by `without`.
     """
 
     splits: Mapping[str, Ragged]
@@ -80,6 +82,7 @@ class Problem(_InWorld, ABC):
     client_metric: Metric | None = None
     own_test_rows: Ragged | None = None
     one_by_one: str = ""
+    counted: np.ndarray | float = 1.0
 
     @property
     def clients(self) -> int:
@@ -94,7 +97,28 @@ class Problem(_InWorld, ABC):
     def weights(self) -> np.ndarray:
         """The weights ``p_i`` of the clients in the objective, ``[M]``, with sum 1. `evaluate` uses the same weights."""
         n = self.sizes() if getattr(self, "weighting", "uniform") == "samples" else np.ones(self.clients)
+        n = n * self.counted
         return n / n.sum()
+
+    def weigh(self) -> None:
+        """Compute the solution, and whatever else depends on `weights` and serves only metrics. By default, there is nothing."""
+
+    def without(self, clients: np.ndarray) -> "Problem":
+        """Return a copy in which some clients have the weight 0, so that its metrics and its solution are those of the others.
+
+        Args:
+            clients: The indices of these clients.
+
+        Raises:
+            UserError: The solution was not computed by `weigh`, so that it cannot be computed for the other clients.
+        """
+        if self.solution() is not None and type(self).weigh is Problem.weigh:
+            why = f"the solution of {type(self).__name__} is known for all clients only; choose another problem"
+            raise UserError(f"participation.hostile: {why}")
+        others = copy(self)
+        others.counted = ~np.isin(np.arange(self.clients), clients)
+        others.weigh()
+        return others
 
     def pooled(self, split: str = "train") -> tuple[Tensor, Tensor]:
         """Return all clients' examples of a split as one large batch, which `sample` accepts in place of one client's rows.

@@ -185,7 +185,10 @@ class LinearRegression(Table, Minimisation):
         self._ridges = F.pad(self.train.x.new_full((A.shape[1] - 1,), self.ridge), (0, 1))  # 0 for the intercept
         A = A + torch.diag(self._ridges).to(A)
         self._moments = A, c, halves
-        self._p = torch.from_numpy(self.weights).to(A)
+        self.weigh()
+
+    def weigh(self) -> None:
+        self._p = torch.from_numpy(self.weights).to(self._moments[0])
         self._A, self._c, self._half = (torch.tensordot(self._p, v, 1) for v in self._moments)
         self._x = least(self._A, self._c)
 

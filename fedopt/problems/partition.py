@@ -91,9 +91,13 @@ def partitioned(
     """
     x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
     owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
-    train, test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
     held = held_out if validates is None else validates
     splits = world.split(len(y), None if data.real else y, held, owners, stratified)
+    if world.mislabelled and not data.real:
+        wrong = np.concatenate([splits["train"][i] for i in world.mislabelled(len(splits["train"]))])
+        y = y.copy()
+        y[wrong] = data.classes - 1 - y[wrong]
+    train, test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
 
     def scored(examples: Examples, names: np.ndarray | None) -> ScoredRows:
         owner = _owners(names, splits["train"], len(examples))

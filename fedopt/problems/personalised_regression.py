@@ -51,6 +51,9 @@ class PersonalisedRegression(Table, LocalBilevel):
     def __post_init__(self) -> None:
         self.set_table("personalised_regression", self.validation)
         (self._A, self._c, _), (self._F, self._e, self._halves) = self.moments("train"), self.moments("val")
+        self.weigh()
+
+    def weigh(self) -> None:
         self._p = torch.from_numpy(self.weights).to(self._halves)
         A, c, zero = self._A, self._c, 0 * self._A
         pull = self.lam * torch.eye(A.shape[1]).to(A).expand_as(A)

@@ -21,12 +21,14 @@ f(x, y) decreases and the flow converges. Otherwise it may cycle or diverge.
 import math
 from collections import namedtuple
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, DISTANCE_Y, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.networks import number
 from fedopt.problems.classes import Minimax
@@ -66,6 +68,11 @@ class PlMinimax(Reduced, Minimax):
         self._S = self.world.tensor(self.coupling * isometry(self.world.rng(Part.COUPLING), 1, d, d)[0])
         values, axes = torch.linalg.eigh(self._mean.D)
         self._R = axes * values.sqrt() @ axes.T
+
+    def without(self, clients: np.ndarray) -> Any:
+        raise UserError(
+            "participation.hostile: the solution of PLMinimax is known for all clients only; choose another problem"
+        )
 
     def reduced(self, terms: Sample) -> Outer:
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))

@@ -64,11 +64,14 @@ class QuadraticMinimax(Quadratic, Minimax):
         A, B = family(spd, dx, self.conditioning), self.coupling * family(gaussian, dx, dy)
         D, c, e = family(spd, dy, self.conditioning), family(gaussian, dx), family(gaussian, dy)
         self.set_up(Sample(A, B, D, c, e), dict.fromkeys("ABDce", "train"))
+        self.weigh()
+        self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
+
+    def weigh(self) -> None:
         self._mean = self.mean(self.weights)
         self._saddles = {"distance": self.saddle(self.weights)}
         if self.mismatch is not None:
             self._saddles["distance_mismatched"] = self.saddle(np.array(self.mismatch))
-        self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return the saddle point (x, y) of sum_i w_i f_i.

@@ -245,9 +245,12 @@ class Reduced(Quadratic):
 
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
         super().set_up(terms, noisy)
+        self.weigh()
+
+    def weigh(self) -> None:
         self._mean = self.mean(self.weights)
         if self.each_client:
-            self._outer = self.reduced(type(terms)(**self.per_client)).mean(self.weights)
+            self._outer = self.reduced(self._sample_type(**self.per_client)).mean(self.weights)
         else:
             self._outer = self.reduced(self._mean)
         self._x = -torch.linalg.solve(self._outer.hessian, self._outer.constant)

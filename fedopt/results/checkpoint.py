@@ -71,7 +71,8 @@ class Checkpoint:
         tensors, initial = _tensors(state, changed), _tensors(self._initial, changed)
         if any(_lost(initial[name], tensor) for name, tensor in tensors.items()):
             return False
-        tensors |= {**{f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}, **ledger.sent.tensors}
+        tensors |= {f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}
+        tensors |= {**ledger.sent.tensors, **ledger.centres}
         tensors = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         text = torch.frombuffer(bytearray(json.dumps({**progress, "format": FORMAT}).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}

@@ -28,7 +28,8 @@ class Experiment:
     Args:
         algorithm: The algorithm.
         original: The problem that the config names.
-        problem: The problem that the algorithm solves: the original problem, or its reduction to another problem class.
+        problem: The problem that the algorithm solves: the original problem, or its reduction to another problem class. If there
+            are hostile clients, both problems give them the weight 0, unlike the problem of ``federation``.
         federation: The clients and the server.
         budget: The budget, which determines when the run ends.
         evaluation: The evaluation settings, such as the rounds in which metrics are computed.
@@ -126,7 +127,9 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
-    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
+    hostile = settings.participation.hostile
+    mislabelled = hostile.clients if hostile and hostile.attack == "labels" else None
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast, mislabelled)
     original: Problem = parts["problem"](world=world)
     if hasattr(original, "deploys"):
         own = original.own_models and hasattr(algorithm, "personal")
@@ -144,7 +147,12 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             f"sets projects_x, such as algo=fedavg"
         )
     participation = participation_of(composed, original.clients)
-    problem = reduce(original, algorithm.solves)
+    if mislabelled and original.labels is None:
+        raise UserError("participation.hostile.attack=labels: this problem has no classes; choose another attack")
+    trained = problem = reduce(original, algorithm.solves)
+    if hostile:  # metrics are those of the honest clients
+        original = original.without(hostile.clients(original.clients))
+        problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
         raise UserError(f"eval.metric={wanted}: there is no such metric{among(wanted, [*known])}")
     if wanted is not None and evaluation.target is not None:
@@ -158,7 +166,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     if hardware.engine == "auto" and problem.one_by_one:
         why = f"clients run one by one, since torch.vmap cannot run this problem ({problem.one_by_one})"
         original.notes = [*original.notes, why]
-    fed = Federation(problem, engine, settings.seed, participation, getattr(algorithm, "first_order", False))
+    fed = Federation(trained, engine, settings.seed, participation, getattr(algorithm, "first_order", False))
     read = "+".join(sorted(world.read)) or None
     return Experiment(algorithm, original, problem, fed, settings.budget, evaluation, settings.keep, device, read)
 
@@ -241,6 +249,14 @@ def _refused_clients(who: Participation, algorithm: Algorithm, clients: int) -> 
     if most < (least := getattr(algorithm, "least_clients", 1)):
         key = f"partitioner.clients={clients}" if who.cohort is None else f"participation.cohort={who.cohort}"
         yield f"{key}: {name} needs at least {least} clients in a round with its current keys; use more clients"
+    if who.rule and most < who.rule.least:
+        yield f"participation.rule={{kind: {who.rule.kind}, f: {who.rule.f}}}: needs at least {who.rule.least} clients in a round"
+    if who.hostile and (
+        len(bad := who.hostile.clients(clients)) >= clients or max(bad, default=-1) >= clients or not len(bad)
+    ):
+        yield f"participation.hostile.who={who.hostile.who}: must be some of the {clients} clients, but not all of them"
+    if who.sampling == "by_weight" and who.rule and who.rule.kind not in ("mean", "geometric"):
+        yield f"participation.rule.kind={who.rule.kind}: counts a client once that by_weight draws twice; use sampling=uniform"
     if who.sampling == "by_weight" and getattr(algorithm, "each_once", False):
         why = f"{name} is not defined for clients that are drawn twice"
         yield f"participation.sampling=by_weight: {why}; use uniform"

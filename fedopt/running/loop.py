@@ -72,7 +72,7 @@ class Moment(NamedTuple):
 def begin(e: Experiment) -> tuple[Any, Progress]:
     """Return the algorithm's initial state, and the progress before the first round. e: the objects of the run."""
     started = time.perf_counter()
-    state = first_state(e.algorithm, e.problem)
+    state = first_state(e.algorithm, e.federation.problem)
     return state, Progress(seconds=time.perf_counter() - started)
 
 
@@ -109,7 +109,7 @@ def loop(
             return
 
         started = time.perf_counter()
-        state = step(state, e.problem, e.federation.at(progress.round))
+        state = step(state, e.federation.problem, e.federation.at(progress.round))
         progress.seconds += time.perf_counter() - started
         progress.round += 1
         progress.evaluated = False
@@ -145,9 +145,10 @@ def point_of(e: Experiment, state: Any, round: int) -> tuple[Any, ...]:
     point = e.algorithm.output(state)
     if not e.own:
         return point
-    uncounted = replace(e.federation).at(round)
+    honest = replace(e.federation.participation, hostile=None, rule=None)
+    uncounted = replace(e.federation, participation=honest).at(round)
     algorithm: Any = e.algorithm
-    return (*point, algorithm.personal(state, e.problem, uncounted))
+    return (*point, algorithm.personal(state, uncounted.problem, uncounted))
 
 
 def unmoved(e: Experiment, point: tuple[Any, ...], round: int) -> str:

@@ -177,6 +177,8 @@ def _cannot(e: Experiment) -> str:
         return f"torch.vmap cannot run this problem ({e.problem.one_by_one})"
     if not e.federation.participation.punctual:
         return "late clients answer messages of one configuration"
+    if e.federation.rule and e.federation.rule.kind == "clipping":
+        return "the rule clipping stores its last result for one configuration"
     return "budget.seconds limits the time of one configuration" if "seconds" in e.budget.limits else ""
 
 
@@ -285,7 +287,7 @@ class _Stack:
         """
         clock = self.progress[0]
         if not self.state:
-            self._timed(lambda algorithm, _: algorithm.init(self.e.problem))
+            self._timed(lambda algorithm, _: algorithm.init(self.e.federation.problem))
         share = share_spent(self.e, clock)
         if due(self.e, clock, share >= 1):
             self._evaluate()
@@ -304,9 +306,9 @@ class _Stack:
         federation, alone, n, started = self.federation(), 0.0, self.going[0], clock()
         federation.engine = Vectorised()
         if self.age == TRIED:
-            self.algorithms[n].step(self.of(n), self.e.problem, self.federation().at(r))
+            self.algorithms[n].step(self.of(n), federation.problem, self.federation().at(r))
             alone, started = clock() - started, clock()
-        self._timed(lambda algorithm, state: algorithm.step(state, self.e.problem, federation.at(r)))
+        self._timed(lambda algorithm, state: algorithm.step(state, federation.problem, federation.at(r)))
         self.e.federation.ledger = federation.ledger
         for progress in self.progress:
             progress.round, progress.evaluated = r + 1, False

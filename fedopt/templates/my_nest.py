@@ -42,7 +42,7 @@ class MyNest:
             return client.hypergradient(*message, client.sample("xi"), inverse)
 
         S = fed.cohort()  # the sampled clients of this round
-        y = fed.exchange(inner, (s.x, s.y), S, local=fed.local(self.tau, self.B, split=problem.g_split))
+        y = fed.exchange(inner, (s.x, s.y), S, origin=s.y, local=fed.local(self.tau, self.B, split=problem.g_split))
         xi = Steps(1, self.B, samples=problem.hypergradient_samples(self.N))  # a list of independent samples
         h = fed.exchange(outer, (s.x, y), S, xi=xi)  # the mean of the clients' hypergradients
         return State(s.x - self.alpha(fed.r) * h, y)

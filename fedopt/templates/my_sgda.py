@@ -34,7 +34,7 @@ class MySgda:
 
             return client.scan("local", step, message)
 
-        x, y = fed.exchange(local, (s.x, s.y), fed.cohort(), local=fed.local(self.tau, self.B))
+        x, y = fed.exchange(local, (s.x, s.y), fed.cohort(), origin=s, local=fed.local(self.tau, self.B))
         return State(x, problem.project(y))
 
     def output(self, s):

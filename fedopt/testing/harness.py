@@ -310,10 +310,10 @@ def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
         e: The experiment.
         rounds: The number of rounds.
     """
-    state = e.algorithm.init(e.problem)
+    state = e.algorithm.init(e.federation.problem)
     yield state
     for r in range(rounds):
-        state = e.algorithm.step(state, e.problem, e.federation.at(r))
+        state = e.algorithm.step(state, e.federation.problem, e.federation.at(r))
         yield state
 
 

@@ -161,9 +161,11 @@ def together(
         return Pair(z, d), torch.cat(z_prev)
 
     if fed.complete:
-        (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=xi)
+        (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, origin=(s.z, None), xi=xi)
         return Averages(z, d, s.previous, memory)
-    (z, d), previous = fed.exchange(iterations, (s.z, s.d, s.previous), fed.cohort(), xi=xi)
+    (z, d), previous = fed.exchange(
+        iterations, (s.z, s.d, s.previous), fed.cohort(), origin=((s.z, None), s.previous), xi=xi
+    )
     return Averages(z, d, previous, s.memory)
 
 
@@ -233,7 +235,7 @@ def points_first(storm: Storm, s: Means, sizes: list[int], fed: Round, I: int, s
     if fed.r == 0:
         d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=samples["first"])
     S = fed.cohort()
-    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, xi=samples["xi"])
+    z, memory = fed.exchange(to_the_step, Pair(z, d), S, memory=memory, origin=z, xi=samples["xi"])
     d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=samples["last"])
     return Means(z, d, memory)
 

@@ -1,6 +1,5 @@
-"""BR-FedBi: rules and attacks against NumPy, SimFBO as its limit, and what hostile clients can do."""
+"""BR-FedBi: SimFBO as its limit, and what hostile clients can do. tests/federation/test_robust.py has its rules and attacks."""
 
-import tracemalloc
 from itertools import islice, pairwise
 
 import numpy as np
@@ -20,14 +19,6 @@ def br_fedbi(*words):
     return small("br_fedbi", "quadratic_bilevel", *SMALL, *words)
 
 
-def method(*words):
-    return br_fedbi(*words).algorithm
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("cohort", ["null", "2"])
 def test_the_mean_without_attack_is_simfbo_with_one_step(cohort):
     words = [f"participation.cohort={cohort}", "algo.B=3", "algo.radius=0.2", *(f"algo.gamma_{n}=0.1" for n in "xyv")]
@@ -39,64 +30,10 @@ def test_the_mean_without_attack_is_simfbo_with_one_step(cohort):
         torch.testing.assert_close(torch.cat(one.z), torch.cat(other.z), rtol=1e-12, atol=1e-12)
 
 
-def test_any_number_of_hostile_clients_is_compared_and_not_listed():
-    """A list of ten million has 80 MB; with six clients it is as six."""
-    words = [*EXACT, *SMALL, SIX, "algo.attack=sign_flip"]
-    six = steps(br_fedbi(*words, "algo.hostile=6"), 1)[-1]
-    e = br_fedbi(*words, "algo.hostile=10000000")
-    tracemalloc.start()
-    many = steps(e, 1)[-1]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert torch.equal(torch.cat(many.z), torch.cat(six.z))
-    assert peak < 10**7
-
-
-@pytest.mark.parametrize("n", [5, 6])
-def test_rules(n):
-    g, weights = torch.from_numpy(np.random.default_rng(0).standard_normal((n, 3))), torch.full((n,), 1 / n).double()
-    combined = {rule: method(f"algo.rule={rule}", "algo.trim=1").combined(g, weights) for rule in ("mean", *RULES)}
-    np.testing.assert_allclose(combined["mean"], g.numpy().mean(0))
-    np.testing.assert_allclose(combined["median"], np.median(g.numpy(), axis=0))
-    np.testing.assert_allclose(combined["trimmed"], np.sort(g.numpy(), axis=0)[1:-1].mean(0))
-    point = method("algo.rule=geometric", "algo.iterations=300").combined(g, weights)
-    away = g - point
-    np.testing.assert_allclose(
-        (away / away.norm(dim=1, keepdim=True)).sum(0), 0, atol=1e-6
-    )  # where distances are least
-
-
-def test_weights_count_in_the_mean_and_in_the_geometric_median():
-    g, weights = tensor([0.0], [1.0], [5.0]), tensor(0.1, 0.3, 0.6)
-    assert method("algo.rule=mean").combined(g, weights).item() == pytest.approx(3.3)
-    assert method("algo.rule=geometric", "algo.iterations=200").combined(g, weights).item() == pytest.approx(
-        5, abs=1e-4
-    )
-
-
-def test_attacks():
-    g, hostile = tensor([9.0, 9], [1, 2], [3, 4], [5, 12]), np.array([True, False, False, False])
-    mean, deviation = np.array([3, 6]), np.sqrt([8 / 3, 56 / 3])
-    sent = {"large": [1e6, 1e6], "sign_flip": [-9, -9], "ipm": -mean / 2}
-    for attack, answer in sent.items():
-        attacked = method(f"algo.attack={attack}").attacked(g, hostile)
-        np.testing.assert_allclose(attacked[0], answer)
-        assert torch.equal(attacked[1:], g[1:])
-    # Four answers: two honest ones must look further off, of three: the quantile is at 1/3, and no less than the mean is sent
-    np.testing.assert_allclose(method("algo.attack=alie").attacked(g, hostile)[0], mean)
-    many = torch.cat([g, g[1:], g[1:], g[1:]])  # 1 and 12: six supporters of twelve, again the mean
-    few = np.arange(13) < 4  # three supporters of nine: the quantile at 2/3
-    honest = many[4:].numpy()
-    expected = honest.mean(0) - 0.4307272992954576 * honest.std(0)
-    np.testing.assert_allclose(method("algo.attack=alie").attacked(many, few)[0], expected, rtol=1e-9)
-    np.testing.assert_allclose(honest.std(0), deviation)
-    assert torch.equal(method("algo.attack=none").attacked(g, hostile), g)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_large_answers_of_a_minority_do_not_leave_the_range_of_the_honest(rule):
     """Two out of six send 10^6; the mean follows them."""
-    words = [*EXACT, *SMALL, SIX, "algo.hostile=2", "algo.attack=large", "algo.trim=2", "algo.iterations=60"]
+    words = [*EXACT, *SMALL, SIX, "participation.hostile={who: 2, attack: large}", "algo.trim=2", "algo.iterations=60"]
     e = small("br_fedbi", "quadratic_bilevel", *words, f"algo.rule={rule}")
     gammas = [getattr(e.algorithm, f"gamma_{name}")(0) for name in "xyv"]
     slack = 0 if rule != "geometric" else 0.5
@@ -119,7 +56,13 @@ def test_every_attack_moves_the_mean_further_than_the_median(attack):
     """Of clients that are nearly equal."""
     ends = {}
     for rule in ("mean", "median"):
-        words = [*EXACT, *SMALL, SIX, "problem.heterogeneity=0.05", "algo.hostile=2", f"algo.attack={attack}"]
+        words = [
+            *EXACT,
+            *SMALL,
+            SIX,
+            "problem.heterogeneity=0.05",
+            f"participation.hostile={{who: 2, attack: {attack}}}",
+        ]
         e = small("br_fedbi", "quadratic_bilevel", *words, f"algo.rule={rule}", "algo.gamma_x=0.3", "algo.gamma_y=0.6")
         ends[rule] = e.problem.evaluate(*steps(e, 60)[-1].z)["distance"]
     assert ends["median"] < (ends["mean"] if attack != "alie" else 0.2)
@@ -151,6 +94,23 @@ def test_page_with_full_batches_is_no_page(p):
         for algo, more in (("br_fedbi", []), ("br_fedbi_p", [f"algo.p={p}"]))
     )
     torch.testing.assert_close(torch.cat(plain.z), torch.cat(page.z), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_the_general_rule_is_its_own(rule):
+    """Rules that take each entry by itself. SimFBO with one step and `participation.rule` is BR-FedBi."""
+    words = [
+        ALL,
+        SIX,
+        "algo.B=3",
+        "participation.hostile={who: 2, attack: alie}",
+        *(f"algo.gamma_{n}=0.1" for n in "xyv"),
+    ]
+    own = small("br_fedbi", "quadratic_bilevel", *SMALL, *words, f"algo.rule={rule}", "algo.trim=2")
+    general = f"participation.rule={{kind: {rule}, f: 2}}"
+    simfbo = small("simfbo", "quadratic_bilevel", *SMALL, *words, "algo.tau=1", "algo.radius=null", general)
+    for one, other in zip(steps(own, 4), steps(simfbo, 4), strict=True):
+        torch.testing.assert_close(torch.cat(one.z), torch.cat(other.z), rtol=1e-12, atol=1e-12)
 
 
 def test_calls_and_bytes():

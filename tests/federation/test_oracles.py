@@ -465,7 +465,7 @@ def test_gradient(p, factor):
 
 def alone(problem, calls, rows):
     """Client 0, without draws."""
-    return Client(problem, calls, {}, Share(0, torch.tensor(0), rows, {}, {}, None, None, None))
+    return Client(problem, calls, {}, Share(0, torch.tensor(0), rows, {}, {}, None, None, None), hash)
 
 
 def test_a_function_that_is_overridden_loses_what_was_written_for_it():

@@ -160,7 +160,7 @@ def test_the_list_says_what_is_for_a_gpu(command):
 def test_the_list_says_which_experiment_is_broken(experiment, command):
     experiment("one", {"hardware": "abc"})
     assert command("--list", "test").err == (
-        "fedopt: experiment/test/one.yaml: hardware=abc: cannot be set as a whole; set individual keys with hardware.KEY=VALUE\n"
+        "fedopt: experiment/test/one.yaml: hardware=abc: must be a mapping such as {KEY: VALUE}; fedopt help hardware explains it\n"
     )
 
 
