@@ -116,10 +116,9 @@ def _fill(name: str, path: Path, **values: Any) -> None:
 def _link(name: str, entries: Entries, place: Path) -> str:
     """Return the name of an entry as Markdown, with a link to the page of its algorithm if there is one."""
     algo = entries[name].algo if name in entries else name
-    modules = (
-        class_path("algo", algo, entries.folders).split(".") if algo in options("algo", entries.folders) else ["", ""]
-    )
-    page = DOCS / "algorithms" / f"{modules[-2]}.md"
+    known = algo in options("algo", entries.folders)
+    module = class_path("algo", algo, entries.folders).split(".")[-2] if known else ""
+    page = DOCS / "algorithms" / f"{module}.md"
     return f"[{markdown_cell(name)}]({os.path.relpath(page, place)})" if page.is_file() else markdown_cell(name)
 
 
@@ -203,25 +202,21 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
 def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequence[Task]], version: str) -> Page:
     """Return the interactive page: tuning curves, and the share of targets reached against the fraction of the budget."""
     curves = found["curves"].assign(target="all (score)", title="expected score")
-    by_target = (
-        found["reach_by_points"].rename(columns={"share": "score"}).assign(title="share of searches that reach it")
-    )
-    curves = pd.concat([curves, by_target.assign(target=by_target["target"].map("{:g}".format))])
+    by_target = found["reach_by_points"].rename(columns={"share": "score"})
+    by_target["title"], by_target["target"] = "share of searches that reach it", by_target["target"].map("{:g}".format)
+    curves = pd.concat([curves, by_target])
     board_of = {task.name: board for board, here in boards.items() for task in here}
     titles = {task.name: f"{task.name}: {task.title}" for here in boards.values() for task in here}
     curves = curves.assign(board=curves["task"].map(board_of), task=curves["task"].map(titles))
     data = found["profiles"].query("kind == 'data'").rename(columns={"at": "points", "share": "score"})
     order = curves.groupby(["board", "method"])["score"].mean().sort_values(ascending=False).index
     tuning = _chart(curves, ["board", "task", "currency", "target"], "configurations tried (0: default values)", order)
-    budget = _chart(
-        data.assign(title="share of targets reached"), ["board", "currency"], "fraction of the budget", order
-    )
-    about = {
-        "Tuning curves": "What a search finds, by the number of configurations that it tries. Press a method to hide it."
-    }
-    about["Targets reached"] = f"The targets of all tasks that a search of {SEARCH} configurations reaches."
-    charts = zip(about.items(), (tuning, budget), strict=True)
-    return Page(f"fedopt benchmark {version}", [Section(title, [text], chart=chart) for (title, text), chart in charts])
+    data["title"] = "share of targets reached"
+    budget = _chart(data, ["board", "currency"], "fraction of the budget", order)
+    searched = "What a search finds, by the number of configurations that it tries. Press a method to hide it."
+    reached = f"The targets of all tasks that a search of {SEARCH} configurations reaches."
+    sections = [Section("Tuning curves", [searched], chart=tuning), Section("Targets reached", [reached], chart=budget)]
+    return Page(f"fedopt benchmark {version}", sections)
 
 
 def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: "pd.Index[Any]") -> dict[str, Any]:

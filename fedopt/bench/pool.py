@@ -25,11 +25,8 @@ from fedopt.errors import UserError
 from fedopt.jobs import Launcher, Outcome, run_all
 from fedopt.machine import processor
 
-POOL, NULL, REPORT = (
-    "pool",
-    "null",
-    "report",
-)  # kinds of runs: sampled, sampled a second time, and with the seeds of reports
+# Kinds of runs: sampled, sampled a second time, and with the seeds of reports
+POOL, NULL, REPORT = "pool", "null", "report"
 REPORTED = 8  # one of so many sampled configurations is reported: in 4 of 5 searches of 12, the best one is
 
 

@@ -207,8 +207,8 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
                 runs = own[own.index.get_level_values("point") >= THEORY]
                 shape = runs.index.get_level_values("point").nunique(), -1
                 arrays = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
-                of_others = rows.loc[method].drop("null", errors="ignore")[goals].groupby(["kind", "point"])
-                others = {} if kind == "null" else {key: costs.to_numpy() for key, costs in of_others}
+                of_others = rows.loc[str(method)].drop("null", errors="ignore")[goals].groupby(["kind", "point"])
+                others: Any = {} if kind == "null" else {key: costs.to_numpy() for key, costs in of_others}
                 pools[str(currency)][f"{method}{AGAIN * (kind == 'null')}"] = Pool(*arrays, others)
     return pools
 
@@ -374,4 +374,4 @@ def pairs(pools: ByMethod, couples: Sequence[tuple[str, str]] | None = None) -> 
         row["misses_one"], row["misses_other"] = (1 - reached.mean(axis=1)).tolist()
         row |= {"seen": seen(pools[names[a]], pools[names[b]]), "verdict": OPEN if few and said == SAME else said}
         rows.append(row)
-    return pd.DataFrame(rows, columns=PAIR)
+    return pd.DataFrame(rows, columns=PAIR).astype(dict.fromkeys(PAIR[2:-1], float))

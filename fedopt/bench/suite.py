@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.bench.space import Point, overrides_of, read_range, roles
+from fedopt.bench.space import ROLES, Point, overrides_of, read_range, roles
 from fedopt.config import CONF, content, key_of, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
@@ -26,7 +26,8 @@ from fedopt.metrics import COSTS
 VERSION = "2.1"
 NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also used in file names
 SEEDS, REPORTS = 2, 3  # seeds of each sampled configuration, and of each configuration that is reported
-EVALUATIONS, LONGEST = 30, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
+EVALUATIONS, LONGEST = 24, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
+BITS = 9  # of the fraction of a stored value: 0.1 %
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ class Entries:
     """
 
     def __init__(self, folders: Sequence[str] = ()):
-        self.folders, self.roles, self._nodes = folders, dict[str, str](), dict[str, dict[str, Any]]()
+        self.folders, self.roles, self._nodes = folders, {**ROLES}, dict[str, dict[str, Any]]()
         self.claims, self.questions = list[Claim](), dict[str, str]()
         own = (path for root in folders for path in sorted((Path(root) / "bench" / "entries").glob("*.yaml")))
         for path in (CONF / "bench" / "entries" / f"{VERSION}.yaml", *own):
@@ -267,8 +268,9 @@ class Entries:
         if not (by_key := roles(algo, self.folders)):
             why = "no comment in its file says what a key is tuned as"
             raise UserError(f"{algo}: {why}; write one, such as '# step size; tuned as a step size'")
-        local = next((f" / {key}" for key, role in by_key.items() if role == "number of local steps"), "")
-        ranges = {key: "steps" if role == "number of local steps" else role for key, role in by_key.items()}
+        steps = {key: "steps" for key, role in by_key.items() if role == "number of local steps"}
+        local = "".join(f" / {key}" for key in [*steps][:1])
+        ranges = steps | {key: role for key, role in by_key.items() if key not in steps}  # other ranges refer to them
         ranges |= {key: ("y" if key[-1] in "yvu" else "x") + local for key, role in by_key.items() if role == "step"}
         self._nodes[algo] = {"ranges": ranges}
 
@@ -277,7 +279,19 @@ class Entries:
         claims = [asdict(claim) for claim in self.claims_on(task)]
         written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
         of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
-        rules = [of_task, asdict(entry), written, claims, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, LONGEST]
+        rules = [
+            of_task,
+            asdict(entry),
+            written,
+            claims,
+            self.questions,
+            VERSION,
+            SEEDS,
+            REPORTS,
+            EVALUATIONS,
+            BITS,
+            LONGEST,
+        ]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:

@@ -13,7 +13,7 @@ from support.command import ROOT
 
 from fedopt.bench import rank, release
 from fedopt.bench.rank import Pool, chances, curves, hits, pairs, pools_of, reach, seen, spent, worth
-from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, released
+from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, released, with_newer
 from fedopt.bench.suite import CURRENCIES, LIMITS, VERSION, Task
 from fedopt.errors import UserError
 
@@ -315,3 +315,16 @@ def test_results_are_not_taken_from_elsewhere_without_a_word(capsys, tmp_path):
     """Where a folder has none, a note says whose they are."""
     released(tmp_path)
     assert f"{tmp_path}: has no {TABLE}; the results that come with fedopt are ranked" in capsys.readouterr().err
+
+
+def test_newer_runs_replace_those_of_the_same_method_and_version():
+    def one(version, method):
+        return pd.DataFrame({"bench_version": [version], "task": ["t"], "method": [method]})
+
+    def methods(*tables):
+        return with_newer(*tables)["method"].tolist()
+
+    assert methods(one("2.1", "a"), one("2.1", "b")) == ["a", "b"]
+    assert methods(one("2.1", "a"), one("2.1", "a")) == ["a"]
+    assert methods(one("2.0", "a"), one("2.1", "b")) == methods(one("2.1", "b")[:0], one("2.1", "b")) == ["b"]
+    assert methods(one("2.0", "a"), one("2.1", "b")[:0]) == ["a"]

@@ -17,10 +17,10 @@ from support.command import ROOT, code_of
 from fedopt.bench import Entries, Pools, curves, tasks, write_table
 from fedopt.bench.pool import NULL, POOL, REPORT
 from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, rounded
-from fedopt.bench.space import overrides_of
+from fedopt.bench.space import overrides_of, roles
 from fedopt.bench.suite import CURRENCIES
 from fedopt.commands import bench
-from fedopt.config import CONF, certainty
+from fedopt.config import CONF, certainty, options
 from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.jobs import Local
@@ -290,7 +290,7 @@ def test_ranges_follow_the_task_and_not_the_defaults(folder):
     pools.append(entries.points(toy, entries["twin"]))
     assert len({str(pool[:2]) for pool in pools}) == 1  # the defaults and the theory point
     assert len({str(pool[2:]) for pool in pools}) == 3
-    with pytest.raises(UserError, match="'no role' must be x, y.* may follow"):
+    with pytest.raises(UserError, match=r"'no role' must be .* may follow"):
         entries._point(task, replace(entries["local_sgda"], ranges={"algo.tau": "no role"}), np.array([0.5]))
 
 
@@ -367,6 +367,16 @@ def test_runs_of_another_commit_are_not_mixed(folder, tmp_path):
     Pools(tmp_path, entries, "abc").run(task, ["slow"], Local())
     with pytest.raises(UserError, match="another commit than abd"):
         Pools(tmp_path, entries, "abd").run(task, ["slow"], Local())
+
+
+def test_any_algorithm_with_tuned_keys_can_enter():
+    """Also if its step sizes come before the number of local steps, by which they are divided."""
+    (task,), entries = tasks(["m_pl"]), Entries()
+    for algo in filter(roles, options("algo", ())):
+        entries.enter(algo)
+        assert len(entries.points(replace(task, points=2), entries[algo])) == 4, algo
+    first = {key: float(text) for key, text in entries.points(task, entries["fed_norm_sgda"])[1].items()}
+    assert first["algo.eta_y"] == pytest.approx(1 / task.smoothness["Ly"] / first["algo.tau"], rel=1e-3)
 
 
 def test_the_list_names_each_task(monkeypatch, capsys):
