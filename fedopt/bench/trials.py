@@ -252,9 +252,7 @@ class Search:
         """
         self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.table)}
         if self.place(self.planned, FIRST_SEED).exists() or any(number >= self.planned for number, _ in self.ends):
-            raise UserError(
-                f"{self.folder.parent}: has over {self.planned} trials of {self.algo}; give a larger --trials"
-            )
+            raise UserError(f"{self.folder.parent}: has over {self.planned} {self.algo} trials; give a larger --trials")
         self.done = []
         while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
             self.done.append(trial)
