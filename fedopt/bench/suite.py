@@ -279,7 +279,19 @@ class Entries:
         claims = [asdict(claim) for claim in self.claims_on(task)]
         written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
         of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
-        rules = [of_task, asdict(entry), written, claims, self.questions, VERSION, SEEDS, REPORTS, EVALUATIONS, BITS, LONGEST]
+        rules = [
+            of_task,
+            asdict(entry),
+            written,
+            claims,
+            self.questions,
+            VERSION,
+            SEEDS,
+            REPORTS,
+            EVALUATIONS,
+            BITS,
+            LONGEST,
+        ]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:
