@@ -657,7 +657,7 @@ def test_drawing_on_given_axes(tmp_path):
         ({"ylim": 0.1}, "ylim=0.1: "),
         ({"ylim": "0,100"}, "ylim=0,100: "),
         ({"ylim": (1, 2, 3)}, "ylim"),
-        ({"ylim": (100, 0)}, "lower end first"),
+        ({"ylim": (100, 0)}, "begin with the smaller number"),
         ({"titel": "x"}, "titel: .*did you mean title"),
     ],
     ids=str,

@@ -287,6 +287,10 @@ def ratio(answers: Tensors) -> Tensor:
 
     Args:
         answers: The mean of the clients' ``client.h_weighted(values)``: (values,), or (c values, c).
+
+    Example:
+        >>> fedopt.ratio((torch.tensor([3.0, 1.0]), torch.tensor([2.0, 4.0])))
+        tensor([1.5000, 0.2500])
     """
     values, *c = answers
     return torch.einsum("k,k...->k...", 1 / c[0], values) if c else values

@@ -91,6 +91,12 @@ def oracle(K: int | str) -> Callable[[Method], Method]:
 
     Args:
         K: The number of values that the method returns, or the name of the problem's attribute with this number.
+
+    Example:
+        >>> class Loads(fedopt.Problem):
+        ...     @fedopt.oracle(2)
+        ...     def h(self, x, sample):
+        ...         return torch.stack([x.sum() - 1, -x.min()])
     """
 
     def mark(method: Method) -> Method:
