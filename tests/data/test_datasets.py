@@ -312,7 +312,7 @@ def test_columns_are_left_out(tmp_path):
     assert csv(tmp_path, features=["age", "city"], drop=["city"]).load().feature_names == ("age",)
     for drop, said in (
         (["hospitl"], r"dataset\.drop=hospitl.*did you mean hospital"),
-        (["label"], r"dataset\.label=label.*another role"),
+        (["label"], r"dataset\.label=label.*more than once"),
         (["age", "city", "income", "hospital"], "no columns except label, age"),
     ):
         with pytest.raises(UserError, match=said):
@@ -544,14 +544,14 @@ def test_constant_images_normalise_without_a_warning():
         ({"y_test": None}, "lacks .* y_test;"),
         ({"x_train": None, "y_train": None}, "lacks .* x_train, y_train;"),
         ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "Object arrays .*astype"),
-        ({"y_train": np.zeros(11, dtype=int)}, r"y_train is \[11\]; it must be \[12\]"),
+        ({"y_train": np.zeros(11, dtype=int)}, r"y_train has shape \[11\]; it must be \[12\]"),
         (
             {"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)},
             r"x_test.*\[0, 4, 3\]",
         ),
         ({"y_train": np.arange(12) - 1}, "y is -1 to 10"),
         ({"y_test": np.array([0.5, 1, 2, 3, np.nan])}, r"y has values that are not finite"),
-        ({"y_train": np.zeros((12, 2), dtype=int)}, r"y_train is \[12, 2\]; it must be \[12\]"),
+        ({"y_train": np.zeros((12, 2), dtype=int)}, r"y_train has shape \[12, 2\]; it must be \[12\]"),
         (
             {"x_train": np.zeros((12, 4, 3), dtype=np.int64)},
             r"x_train.*int64 \[12, 4, 3\].*uint8.*floating point",
