@@ -711,7 +711,7 @@ def test_starts_that_cannot_be(tmp_path):
     run = api.run([*TINY, "keep=best", "eval.metric=distance"], output_dir=tmp_path / "run", quiet=True)
     with pytest.raises(api.UserError, match="a run starts from the last checkpoint of another run; omit which=best"):
         api.run(TINY, start=api.load(run.folder, which="best"), output_dir=tmp_path / "other")
-    with pytest.raises(api.UserError, match=r"run.*FedMSA, whose state does.*FedAvg.*repeat"):
+    with pytest.raises(api.UserError, match=r"run.*FedMSA, whose state does.*FedAvg.*algo="):
         api.run("algo=fedavg problem=classification", start=run, output_dir=tmp_path / "other")
     for wrong in (3, None):
         with pytest.raises(api.UserError, match="must be a run or the path of its folder"):

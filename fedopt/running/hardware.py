@@ -84,7 +84,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         count = torch.cuda.device_count()
         index = device.index if device.index is not None else _in_turn(count)
         if index >= count:
-            raise UserError(f"hardware.device=cuda:{index}: there is no such GPU; use an index up to {count - 1}")
+            raise UserError(f"hardware.device=cuda:{index}: the number of GPUs is {count}; use an index below it")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))

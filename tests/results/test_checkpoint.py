@@ -209,7 +209,7 @@ def test_rows_that_make_no_memory(rows):
 
 
 def test_a_new_row_of_another_type_is_refused():
-    with pytest.raises(UserError, match=r"have shape \[\] of torch.int64, and a new one \[\] of torch.float32"):
+    with pytest.raises(UserError, match=r"have shape \[\] \(torch.int64\), but a new row has \[\] \(torch.float32\)"):
         Memory(torch.zeros(3, dtype=torch.int64)).replaced(np.array([1]), torch.tensor([0.5]))
 
 
