@@ -81,10 +81,11 @@ def _describe(path: str) -> About:
     try:
         cls: Any = imported(path, path)
         schema = typed(cls, "world").json_schema() if isinstance(cls, type) and dataclasses.is_dataclass(cls) else {}
-        kinds = import_module("fedopt.problems.reductions").fits(cls) if {"solves", "start"} & {*dir(cls)} else []
+        reductions = import_module("fedopt.problems.reductions") if {"solves", "start"} & {*dir(cls)} else None
+        kinds = reductions.fits(cls) if reductions else []
     except Exception:  # a user's class that cannot be imported; a run reports the error
         return {"files": {}, "fields": {}, "fits": [], "before": {}}
-    modules = (sys.modules[base.__module__] for base in cls.__mro__)
+    modules = (reductions, *(sys.modules[base.__module__] for base in cls.__mro__))
     fields: dict[str, str] = {}
     for key, node in schema.get("properties", {}).items():
         inner = schema.get("$defs", {}).get(node.get("$ref", "").rpartition("/")[2], {}) if cls is Settings else {}
