@@ -15,8 +15,8 @@ class Algorithm(Protocol):
         solves: The problem classes for which the method is written. It can also solve problems that can be reduced to one of
             these classes.
         uneven: Optional. The name of the field with the amount of local work, which ``participation.least``, ``work`` and
-            ``stragglers`` make different between clients. The field is a `LocalWork` or a whole number. This can be a tuple of
-            several names; ``participation.work`` cannot be a list then.
+            ``stragglers`` make different between clients. The field is a `LocalWork` or a whole number. It can also be a tuple
+            of names; ``participation.work`` cannot be a list then.
         on_time: Optional. True for a method that would converge to other points if answers were late. ``participation.late`` is
             then refused.
         each_once: Optional. True for a method in which a client must count only once in a cohort, for example because it updates

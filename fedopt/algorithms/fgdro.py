@@ -130,7 +130,8 @@ class Fgdro:
             kl      lam log sum_i p_i exp(u_i / lam)
             cvar    s - eta_s (1 - sum_i p_i c_i)
 
-        For cvar in round 0, it is the (1 - alpha)-quantile of the u_i, which minimises the objective in s for mu = 0.
+        c_i is the factor of client i's gradient (`_counts`), and mu is the smoothing of the hinge. In round 0, cvar returns the
+        (1 - alpha)-quantile of the u_i instead, which minimises the objective in s for mu = 0.
 
         Args:
             s: The threshold before the round.

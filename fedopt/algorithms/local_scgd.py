@@ -35,8 +35,10 @@ class State(NamedTuple):
     Attributes:
         x: The server's point, ``[d]``.
         m: (m,) with the momentum, ``[d]``; () if beta = 1 and order=estimate_first, since each step then computes a new one.
-        u: The clients' mean of u if share_u is true; otherwise ().
-        memory: The u of each client as one vector, ``[d_1 + ... + d_K]``, if share_u is false; otherwise empty.
+        u: The mean over the clients of their estimates of the inner functions' values, one per level except the last, if share_u
+            is true; otherwise ().
+        memory: Each client's estimates as one vector, ``[d_1 + ... + d_K]`` (d_k: dimension of estimate k), if share_u is false;
+            otherwise empty.
     """
 
     x: Tensor

@@ -74,8 +74,9 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
     """Return all config keys in which the runs differ.
 
     The order is: config groups (such as algo) of which different options are chosen; other keys that differ between runs with
-    the same options; and keys that change participation or communication (`departures`). Keys that differ only because the
-    options differ are left out. The key `from` is returned only if the runs differ in no other key.
+    the same options; keys that change participation or communication (`departures`); and `data`, if the contents of the data
+    sets differ. Keys that differ only because different options were chosen are left out, and so is `from`, unless it is the
+    only key.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -120,7 +121,7 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
 
 
 def _items(by: Sequence[str], groups: Values, stay: Collection[str] | None) -> list[list[str]]:
-    """Return the items of each group's label: the chosen option of a config group, such as fedavg, or KEY=VALUE otherwise.
+    """Return, for each group, the parts of its label: the chosen option of a config group, such as fedavg, or KEY=VALUE otherwise.
 
     Long decimals are rounded to four significant digits, unless two values of a key would become equal. A key that a group
     lacks is left out, and so is a limit of the budget that is null.

@@ -88,9 +88,9 @@ def finals_of(table: pd.DataFrame, lasts: Sequence[tuple[str, float]], swept: It
     """Return the summary of a sweep as a table of texts: the mean and standard deviation of the last values over seeds.
 
     The table has one row per combination of the swept keys other than seeds (seeds of data splits are averaged too). If a
-    run has no last value because it failed or diverged, its row has no mean. Refused runs are ignored. If all runs have the
-    same metric, the heading names it, otherwise a column does. Statuses are shown unless all runs have finished. The table is
-    empty if no run has a metric.
+    run has no last value because it failed or diverged, its row has no mean. Refused runs are left out of the
+    mean, but they count in the columns `runs` and `status`. If all runs have the same metric, the heading names it, otherwise
+    a column does. Statuses are shown unless all runs have finished. The table is empty if no run has a metric.
 
     Args:
         table: The rows of sweep.csv.

@@ -146,10 +146,10 @@ def repeating(search: Search) -> str:
 
 
 def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
-    """Return the commands that compare the algorithms with their best values, with three seeds that reports may use.
+    """Return the commands that compare the algorithms at their best values on three seeds that the search did not use.
 
-    It is one command if the tuned values in the search's folder give the configs of the best trials. They do not if an
-    experiment's file sets a searched key: then there is one command per algorithm, with its values as overrides.
+    One command suffices if the files in the search's `tuned/` folder reproduce the configs of the best trials. If an
+    experiment file sets a searched key, they do not; there is then one command per algorithm, with its values as overrides.
     """
     # A folder that is not shared with runs of untuned values or of a search with fewer trials
     place = outputs() / "tuned" / f"{folder.name}_{sum(len(search.done) for search in searches)}"

@@ -75,7 +75,7 @@ class Pools:
         refuse_unfinished(run_all([batch for pool in pools for batch in pool.batches()], launcher))
 
     def table(self, chosen: Sequence[Task]) -> pd.DataFrame:
-        """Return the kept rows of all entries on these tasks."""
+        """Return the stored evaluations of all methods on these tasks as one table, one row per evaluation."""
         tables = [read_table(path) for task in chosen for path in sorted((self.out / task.name).glob("*.parquet"))]
         table = pd.concat(tables or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
         return table.astype(dict.fromkeys(NAMES, "category"))

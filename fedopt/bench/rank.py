@@ -75,7 +75,7 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def goals_of(task: Task) -> list[int]:
-    """Return the columns of a table of hits that contain the costs of the targets."""
+    """Return the names of the columns with one cost per target (0, 1, ...) in a table made by `hits`."""
     return [*range(len(task.targets))]
 
 
@@ -181,7 +181,7 @@ class Pool:
 
     @property
     def best(self) -> int:
-        """The number of the point with the best mean score over seeds."""
+        """The index of the configuration with the best mean score over seeds."""
         return THEORY + int(self.scores.mean(axis=1).argmax())
 
 

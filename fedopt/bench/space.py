@@ -40,7 +40,9 @@ class Range:
         return f"{self.kind}({','.join(f'{end:g}' if isinstance(end, float) else str(end) for end in self.ends)})"
 
     def at(self, share: float) -> str:
-        """Return the value at a fraction of the range, as text. The fraction of a log range is one of the logarithm.
+        """Return the value at a fraction of the range, as text.
+
+        A log range is divided on a logarithmic scale; for a choice, the fraction selects one of the values.
 
         Args:
             share: The fraction, 0 <= share < 1, from the lower end.

@@ -199,8 +199,8 @@ class Search:
     def jobs(self, standalone: bool = False) -> list[Job | Stack]:
         """Return what is to be run next: the defaults, then batch after batch, then the best trial as a standalone run.
 
-        If that changes which trial is the best, the new best trial is run standalone too. The list is empty if the search is
-        complete. A trial that has begun keeps its point.
+        If the standalone result is worse, so that another trial is now the best, that one is also run standalone. The list is
+        empty if the search is complete. A trial that was interrupted continues with the same values.
 
         Args:
             standalone: Whether every trial is run in a run folder, instead of together with others.

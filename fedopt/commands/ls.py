@@ -90,7 +90,7 @@ def rm(arguments: list[str]) -> None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete the files of a run, and its folder if it is empty afterwards.
+    """Delete the files of a run, and its folder and the parent folder if they are empty afterwards.
 
     Args:
         path: The run's folder.

@@ -64,7 +64,11 @@ class Rule:
 
     @model_validator(mode="after")
     def _complete(self) -> "Rule":
-        """Refuse a rule without a number that it needs."""
+        """Return self.
+
+        Raises:
+            ValueError: The rule lacks the number that its kind requires: f for trimmed, krum and multikrum, tau for clipping.
+        """
         needed = {"trimmed": "f", "krum": "f", "multikrum": "f", "clipping": "tau"}.get(self.kind)
         if needed and getattr(self, needed) is None:
             raise ValueError(f"kind={self.kind} needs {needed}; add it to participation.rule")

@@ -153,7 +153,7 @@ class Fixed:
 
     @model_validator(mode="after")
     def _check(self) -> "Fixed":
-        """Refuse a fraction of a step."""
+        """Return self. Raise ValueError if a number of steps is not whole."""
         if self.unit == "steps" and self.value % 1:
             raise ValueError("must be a whole number of steps, or epochs, such as '0.5 epochs'")
         return self

@@ -89,8 +89,8 @@ def split_at_random(count: int, test: float, seed: int, path: Path, strata: Sequ
         seed: Seed of the random split.
         path: File of the examples, named in the error message.
         strata: Arrays of shape ``[count]``, such as the client and the class of each example. The split is stratified: the
-            test fraction is taken, up to rounding, from each combination of values, and from each value of the last array.
-            Empty: the split is not stratified.
+            test fraction is taken, up to rounding, from each combination of their values (such as each class of each client)
+            and also from each value of the last array (such as each class). Empty: the split is not stratified.
 
     Returns:
         The sorted indices of the training examples and of the test examples.

@@ -99,13 +99,14 @@ class LabelledData:
     def filled(self, by_owner: bool) -> "LabelledData":
         """Return the data with missing feature values replaced by means, which are stored in ``fills``.
 
-        Complete data are returned unchanged.
+        Data without ``fills`` (missing values are not to be filled) are returned unchanged.
 
-        A missing value becomes the mean of its column over the training examples of the same client, not counting validation
-        examples. A client without any value in a column gets the mean over all training examples (0 after standardisation).
+        With ``by_owner``, a missing value becomes the mean of its column over the client's training examples, not counting
+        validation examples. Clients without any value, and unknown clients, get the clients' means, weighted by numbers of
+        training examples (0 after standardisation). Otherwise every missing value becomes the mean over all training examples.
 
         Args:
-            by_owner: Whether to use each client's own mean. False: use the mean over all training examples for everyone.
+            by_owner: Whether to use each client's own mean.
 
         Raises:
             UserError: A column has no value in any training example.

@@ -48,8 +48,8 @@ class Csv:
         stratify: Whether the fraction ``test`` is taken from each class of each client, up to rounding. Regression targets
             are not stratified.
         pixels: How inputs are scaled for models (see `LabelledData`).
-        separator: Character between cells. None: a tab in a .tsv file, otherwise a comma; if the first line does not
-            contain it, the first of ; tab | that it contains.
+        separator: Character between cells. None: a tab in a .tsv file, otherwise a comma. If the first line does not
+            contain that character: the first of semicolon, tab and vertical bar that it does contain.
         decimal: The decimal mark. None: a comma if cells are separated by semicolons and the file contains numbers such as 1,5
             but none such as 1.5 (a date such as 12.05.2024 counts as one of the latter); otherwise a point.
         encoding: Encoding of the text. None: UTF-8, or Latin-1 if the text is not valid UTF-8.

@@ -230,9 +230,9 @@ def draw_lines(
 def _heights(axis: plt.Axes, lines: Mapping[str, Line], diverged: Collection[str]) -> tuple[float, float]:
     """Return the range (low, high) that the y axis of a picture has to show.
 
-    The range always contains the means of the lines in which no run diverged, and the first values of the lines in which a
-    run diverged. Bands, and later values of diverged lines, may extend it, on either side, by at most half of its size. If
-    a run diverged in every line, the range contains all means.
+    The range contains the mean of every line; of a line in which a run diverged, only the first value (unless all lines are
+    such). Bands and the rest of diverged lines extend it on each side by at most half of its size, measured on the axis's
+    scale.
 
     Args:
         axis: The axes of the picture, whose scale of the y axis is set.

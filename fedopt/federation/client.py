@@ -101,7 +101,13 @@ class Client(Oracles):
         return self._sampled(uniform, name, shape, k)
 
     def normal(self, name: str, *shape: int, k: int = 0) -> Tensor:
-        """Return this client's own standard normal numbers. The arguments are those of `uniform`."""
+        """Return this client's own standard normal numbers, of the given shape.
+
+        Args:
+            name: A name for the random quantity.
+            shape: The shape of the result.
+            k: An index that distinguishes several draws of this quantity in the exchange, such as one for each local step.
+        """
         return self._sampled(normal, name, shape, k)
 
     def _sampled(self, numbers: Callable[..., Tensor], name: str, shape: tuple[int, ...], k: int) -> Tensor:
@@ -113,7 +119,8 @@ class Client(Oracles):
         """Return this client's number of local steps, as a scalar tensor.
 
         Args:
-            name: The name of the draws.
+            name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
+                ``local`` in ``exchange(..., local=Steps(5, B=10))``.
 
         Raises:
             UserError: The exchange has no draws of that name.
@@ -127,7 +134,8 @@ class Client(Oracles):
         If the draws set ``samples``, the result is a list of samples.
 
         Args:
-            name: The name of the draws.
+            name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
+                ``local`` in ``exchange(..., local=Steps(5, B=10))``.
 
         Raises:
             UserError: The exchange has no draws of that name, or the draws have no steps.
@@ -161,7 +169,8 @@ class Client(Oracles):
         of steps; otherwise use `scan`.
 
         Args:
-            name: The name of the draws.
+            name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
+                ``local`` in ``exchange(..., local=Steps(5, B=10))``.
 
         Raises:
             UserError: The exchange has no draws of that name.
@@ -181,7 +190,8 @@ class Client(Oracles):
         returns the first carry.
 
         Args:
-            name: The name of the draws.
+            name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
+                ``local`` in ``exchange(..., local=Steps(5, B=10))``.
             step: The function of one step. It takes the carry, the sample (a list of samples if the draws set ``samples``) and
                 the value of each schedule, and returns the next carry.
             carry: The first carry: a tensor, or a (nested) tuple of tensors. Every step returns the same structure.
@@ -214,7 +224,8 @@ class Client(Oracles):
         """Return ``carry`` for the clients that take exactly k steps, and ``others`` for all other clients.
 
         Args:
-            name: The name of the draws.
+            name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
+                ``local`` in ``exchange(..., local=Steps(5, B=10))``.
             k: The number of steps.
             carry: The carry after k steps.
             others: The carries of the clients that take another number of steps.

@@ -246,7 +246,7 @@ class Round:
 
         Args:
             chosen: The indices of the sampled clients.
-            left: The number of draws of each of these clients that did not drop out, ``[chosen]``.
+            left: How many of each client's draws did not drop out, ``[chosen]``.
         """
         cohort = chosen[left > 0]
         self._dropped[id(cohort)] = cohort, chosen[left == 0]

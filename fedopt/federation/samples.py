@@ -85,7 +85,7 @@ class ClientSamples:
         If samples contain all examples, all samples are the same object, unless the problem draws random numbers.
 
         Args:
-            name: The name of the draws.
+            name: The name that the exchange gave to these draws, as in ``fed.exchange(..., xi=Steps(...))``.
             k: The index of the sample, from 0.
         """
         k = k if self._share.positions[name] or self._problem.random else 0
@@ -99,7 +99,7 @@ class ClientSamples:
         """Return the stretch that contains a sample: the index of its first sample, and its positions and weights by split.
 
         Args:
-            name: The name of the draws.
+            name: The name that the exchange gave to these draws, as in ``fed.exchange(..., xi=Steps(...))``.
             k: The index of the sample, from 0.
         """
         first, positions = self._at_hand[name]
@@ -126,7 +126,7 @@ class ClientSamples:
         """Load sample k, and return it by its index. For a stack with small samples, some of the following samples are included.
 
         Args:
-            name: The name of the draws.
+            name: The name that the exchange gave to these draws, as in ``fed.exchange(..., xi=Steps(...))``.
             k: The index of the first sample.
         """
         first, positions = self.positions(name, k)

@@ -12,10 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class Separate(Exception):
-    """Configurations take different branches, or are used where each needs a Python number of its own.
+    """Configurations that are computed together must be separated.
+
+    A condition has different results for them, or a hyperparameter is needed as one Python number.
 
     Args:
-        answers: ``[P]``, equal for the configurations that can still be computed together.
+        answers: ``[P]``, the result of the condition, or the number, for each configuration. Configurations with equal answers
+            can stay together.
     """
 
     def __init__(self, answers: np.ndarray):

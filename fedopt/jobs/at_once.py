@@ -29,9 +29,10 @@ def alike(configs: Mapping[Name, Composed]) -> list[list[Name]]:
 
 @dataclass(frozen=True)
 class AtOnce(Local):
-    """A `Launcher` that computes runs together that differ only in real numbers of the algorithm. `Local` does the others.
+    """A `Launcher` that computes runs together if they differ only in real numbers of the algorithm.
 
-    A run that has begun before is resumed by `Local` too. Groups of runs are computed one after the other, in this process.
+    `Local` does all others: runs that have begun before, runs with keep=best, and runs that cannot be computed
+    together. Groups of runs are computed one after the other, in this process.
     """
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:

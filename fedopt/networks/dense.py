@@ -215,7 +215,7 @@ def _difference(one: Pass, other: Pass) -> Pass:
     The first layer has the same inputs a in both passes, so it keeps a and gets the derivatives d - d'.
 
     Args:
-        one: The pass from which the gradient is subtracted; all its other fields are kept.
+        one: The pass that is kept, apart from a and d.
         other: The pass whose gradient is subtracted.
     """
     a = [torch.cat([mine, its.expand_as(mine)], -1) for mine, its in zip(one.a[1:], other.a[1:], strict=True)]

@@ -80,7 +80,7 @@ def each(function: Callable[[Tensor], dict[str, float]], tensor: Tensor) -> dict
         tensor: The tensor.
 
     Returns:
-        The named numbers; under vmap, one tensor per name that has the number of each client.
+        The named numbers; under vmap, one tensor per name, with one number per client.
     """
     if not differs_by_client(tensor):
         return function(tensor)
@@ -133,7 +133,7 @@ def _batched(value: Any, level: int, n: int) -> Any:
     """Replace stacked tensors with the batched tensors that vmap works with.
 
     Args:
-        value: A tensor ``[n, ...]`` or ``[1, ...]``, or nested lists and tuples of such tensors.
+        value: A tensor ``[n, ...]`` or ``[1, ...]``, or nested lists and tuples of such tensors. ``[1, ...]`` is expanded to n.
         level: The vmap level.
         n: Number of clients.
     """

@@ -68,7 +68,7 @@ def page(paths: Sequence[Path]) -> Page:
 
 
 def _results(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders of results of published experiments in some folders, at any depth, in sorted order."""
+    """Return all folders below ``paths`` that contain results of published experiments, sorted."""
     return sorted({file.parent for path in paths for file in path.rglob("*.csv") if file.name in RESULTS})
 
 

@@ -199,12 +199,12 @@ class ScoresModels(Problem):
         return {name: value for name, value in values.items() if name in self.scored}
 
     def client_scores(self, outputs: Tensor, tuning: Tuning = None, means_only: bool = False) -> Values:
-        """Return the scores of each client on its test examples, ``[M]``, by name; nan where a score is undefined.
+        """Return score name -> the score of each client on its own test examples, ``[M]``; nan where undefined.
 
         Args:
-            outputs: Outputs for the examples of ``local_set``.
-            tuning: Scale and shift of the outputs that make calibrated probabilities, which scores of probabilities use. None:
-                no change.
+            outputs: The deployed models' outputs on the test examples (``local_set``).
+            tuning: The scale and shift that calibrate the outputs; only loss, Brier score and calibration use them. None: no
+                change.
             means_only: Whether to compute only the scorer's ``client_metrics``.
         """
         assert self.local_set is not None

@@ -87,7 +87,7 @@ class QuadraticGame(Minimax):
 
         Args:
             client: Index of the client, which is not used.
-            rows: For the split ``train``, the indices of the functions, ``[B]``, and their weights, ``[B]``.
+            rows: For the split ``train``, the indices of the functions (over all clients), ``[B]``, and their weights, ``[B]``.
         """
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))

@@ -201,11 +201,11 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def _restored(name: str, like: Any, stored: Mapping[str, Tensor]) -> object:
-    """Return a stored leaf of a state: a tensor, a number or a Memory, like the leaf ``like`` of the initial state.
+    """Return a leaf of a stored state, converted to the type of ``like``: a tensor, a number or a `Memory`.
 
     Args:
         name: The name of the leaf.
-        like: The leaf of the initial state.
+        like: The same leaf of the initial state.
         stored: All tensors of the checkpoint, by name.
     """
     if isinstance(like, Memory):

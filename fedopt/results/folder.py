@@ -183,7 +183,7 @@ class RunFolder:
         return summary.get("status") in OVER or (summary.get("status") == "failed" and not summary.get("machine"))
 
     def seen(self) -> str | None:
-        """Return the status to show: the recorded status, or `interrupted` if a running run's process is gone.
+        """Return the status to show: the recorded status, or `interrupted` if the process of an unfinished run is gone.
 
         A process that was killed, for example with kill -9, cannot record the status itself.
         """

@@ -70,7 +70,11 @@ def digits(config: Mapping[str, object], values: Callable[[Mapping[str, object]]
 
 
 def stamp(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the fingerprints of a config that a checkpoint stores: ``run`` for `numbers`, and ``length`` for `identity`."""
+    """Return the two fingerprints of a config that a checkpoint stores.
+
+    ``run`` covers the values that determine the contents of the rows of metrics.csv (`numbers`). ``length`` also covers the
+    budget, which determines how many rows there are (`identity`).
+    """
     return {"run": digits(config, numbers), "length": digits(config)}
 
 

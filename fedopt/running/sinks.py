@@ -50,7 +50,7 @@ class Callback:
     """The user's function ``on_eval``. If it returns true, the run is interrupted.
 
     Args:
-        function: The function of a row of metrics.csv. None: nothing is called.
+        function: A function that is called with each row of metrics.csv. None: nothing is called.
 
     Attributes:
         interrupt: The event that stops the run.

@@ -268,7 +268,9 @@ class _Stack:
         return tree_map(lambda leaf: leaf[n], self.state)
 
     def computed(self, call: Callable[[Algorithm, Any], Any], at_once: int | None = None) -> Any:
-        """Return ``call(algorithm, state)`` for all configurations, with a leading dimension of each tensor.
+        """Return ``call(algorithm, state)`` for all configurations.
+
+        Each tensor in the result has a leading dimension, the index of the configuration.
 
         at_once: the largest number of configurations that are computed together; None for all.
         """
@@ -281,9 +283,11 @@ class _Stack:
         return torch.func.vmap(one, chunk_size=at_once)(indices, self.state)
 
     def advanced(self) -> list["_Stack"]:
-        """Take metrics if they are due, and do a round. Return the stack that continues: [] if all configurations have ended.
+        """Take metrics if they are due; then do a round or drop the configurations that have ended.
 
-        Once half of them have ended, it is a new stack of the others.
+        Returns:
+            [self] after a round. If at least half of the configurations have ended, no round is done: the result is a new
+            stack of the others, or [] if none is left.
         """
         clock = self.progress[0]
         if not self.state:

@@ -287,9 +287,10 @@ def small(algo: str, problem: str, *overrides: str) -> Experiment:
 
 
 def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
-    """Assemble an algorithm and a problem on six clients, and return the experiment.
+    """Assemble a pair with the values under which it is tested: six clients, cohorts of three, float64, one thread.
 
-    The values are the ones in the YAML files, in contract.yaml and in ``overrides``; later ones take precedence.
+    Later sources take precedence: the YAML files of the pair, fedopt/testing/contract.yaml, these settings, and
+    ``overrides``. Algorithms that need everyone get no cohorts.
 
     Args:
         algo: The name of the algorithm.

@@ -5,13 +5,14 @@ from fedopt.randomness import Purpose
 
 
 def sampled_iterate(fed: Round, K: int = 1) -> int:
-    """Sample whether one of this round's K iterates becomes the random iterate of the method.
+    """Choose the output of a method that returns a random iterate. Call it once per round.
 
-    With these choices, the random iterate is uniformly distributed over all iterates so far.
+    With probability (iterates of this round) / (iterates so far), one of this round's iterates replaces the stored one, which
+    is therefore uniformly distributed over all iterates so far.
 
     Args:
         fed: The round.
-        K: The number of iterates per round. In the first round, only one iterate counts.
+        K: The number of iterates per round. Round 0 counts as one iterate.
 
     Returns:
         The index k = 1, ..., K of the new random iterate; 0 if the old random iterate stays.
