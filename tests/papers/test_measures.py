@@ -60,7 +60,7 @@ def test_points_and_their_slope(tmp_path):
 NO_MEASURES = [
     ("final('FedMS')", "final() of FedMS: the figure has no such line, did you mean FedMSA?"),
     ("finl('FedMSA')", "there is no finl(), did you mean final?"),
-    ("first('FedMSA')", "missing a required argument: 'target'"),
+    ("first('FedMSA')", "missing a required argument: 'value'"),
     ("final(FedMSA)", "'FedMSA' is not defined"),
     ("final('FedMSA'", "cannot be evaluated"),
     ("fit('FedMSA')", "fit() of FedMSA: the figure has no such series"),
