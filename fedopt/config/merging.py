@@ -20,7 +20,7 @@ from fedopt.config.hydra import chosen_files
 from fedopt.config.overrides import key_of, parsed
 from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.tuned import Tuned, nodes, other_model, overlap, tuned_values
-from fedopt.errors import UserError, nearest, unknown
+from fedopt.errors import UserError, first_line, nearest, unknown
 from fedopt.files import Node
 from fedopt.metrics import LIMITS
 
@@ -235,6 +235,6 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: the reference cannot be resolved; set a value instead") from None
+        raise UserError(f"{error.full_key}: {first_line(error)}; set a value instead of the reference") from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}
