@@ -18,7 +18,8 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"[^./]*@?hydra\b", key):
-            raise UserError(f"{key}: settings of Hydra cannot be changed; use the options that fedopt --help lists")
+            options = "fedopt -m --jobs N or --launcher slurm, fedopt tune, and output_dir=DIR for the folder"
+            raise UserError(f"{key}: settings of Hydra cannot be changed; remove it, and use {options}")
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:

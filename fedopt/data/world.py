@@ -11,7 +11,10 @@ from fedopt.data.partitioners import ByColumn, Partitioner, check_partition
 from fedopt.data.ragged import Ragged, cut
 from fedopt.decimals import exact
 from fedopt.errors import UserError
+from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
+
+BYTES_AN_EXAMPLE = 100  # minimum memory per example while a problem is built
 
 CPU = torch.device("cpu")
 
@@ -119,7 +122,10 @@ class World:
         Raises:
             UserError: The partition omits or repeats examples, or leaves a client without examples in a split; an array does
                 not have one entry per example; or ``owners`` are missing.
+            MemoryError: There are more examples than fit in memory. It is raised before any work is done.
         """
+        if BYTES_AN_EXAMPLE * count > memory():
+            raise MemoryError(f"{count:,} examples")
         for name, values in (("labels", labels), ("owners", owners), ("validation", validation)):
             if isinstance(values, np.ndarray) and values.shape != (count,):
                 raise UserError(f"world.split: {name} has shape {[*values.shape]}; it must be [{count}], one per row")
