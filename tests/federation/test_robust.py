@@ -249,7 +249,7 @@ def test_an_attack_costs_nothing_and_a_rule_neither(algo):
     """Bytes, rounds and calls of every method are those of honest clients, and the engines agree on what it makes."""
     costs, ends = [], []
     for words, engine in (([], OneByOne()), (words_of(), OneByOne()), (words_of(), Vectorised(3))):
-        e = small(algo, USUAL[algo], *words)
+        e = small(algo, USUAL[algo].replace("quadratic_game", "quadratic_minimax"), *words)
         e.federation.engine = OneByOne() if e.problem.one_by_one else engine
         ends.append(steps(e, 2)[-1])
         costs.append(e.federation.ledger.columns())
