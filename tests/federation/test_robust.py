@@ -248,15 +248,17 @@ def test_engines_agree(rule):
 def test_an_attack_costs_nothing_and_a_rule_neither(algo):
     """Bytes, rounds and calls of every method are those of honest clients, and the engines agree on what it makes."""
     costs, ends = [], []
+    known = ("quadratic_game", "pl_minimax", "saddle")  # refused, since their solutions are known for all clients only
+    problem = "quadratic_minimax" if USUAL[algo] in known else USUAL[algo]
     for words, engine in (([], OneByOne()), (words_of(), OneByOne()), (words_of(), Vectorised(3))):
-        e = small(algo, USUAL[algo].replace("quadratic_game", "quadratic_minimax"), *words)
+        e = small(algo, problem, *words)
         e.federation.engine = OneByOne() if e.problem.one_by_one else engine
         ends.append(steps(e, 2)[-1])
         costs.append(e.federation.ledger.columns())
     assert costs[0] == costs[1] == costs[2]
     test_contract.close(*ends[1:])
     moved = any(torch.dist(a.double(), b.double()) > 0 for a, b in zip(leaves(ends[0]), leaves(ends[1]), strict=True))
-    assert moved == (algo != "local_only")  # which sends nothing
+    assert moved == (algo not in ("local_only", "proxskip_gda"))  # they send nothing in two rounds
 
 
 def test_rows_of_memory_stay_honest():
