@@ -8,7 +8,7 @@ The groups are the classes. With the mean loss F_c of the n_c examples of class 
 Client i's mean h_ic over its n_ic examples of class c has the weight n_ic, since a mean of the clients' means would not be F_c.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,12 +16,12 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.data import Batch, Batches, cross_entropy, losses
-from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS
 from fedopt.problems.classes import Constrained, MultiObjective, Weighting
 from fedopt.problems.function import oracle
 from fedopt.problems.supervised import Supervised
 
-WORST_LOSS = Metric("worst_loss", "training loss of the worst group")
+WORST_GROUP = replace(WORST_LOSS, label="training loss of the worst group")
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class GroupLosses(Supervised):
         factors[split.rows] = split.sizes[owners] / counts[owners, labels[split.rows]]
         self._factors, self._counts = self.world.tensor(factors), counts.sum(0)
         self.per_client = {"h_weights": self.world.tensor(counts)}
-        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS)
+        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_GROUP)
 
     @oracle("classes")
     def h(self, x: Tensor, sample: Batches) -> Tensor:

@@ -40,17 +40,22 @@ class Pca(Quadratic, Minimisation):
         family = self.families()
         self.splits = self.world.split(self.examples)
         self.set_up(Sample(family(spd, self.dim, self.conditioning)), {"A": "train"})
+        self.weigh()
+
+    def weigh(self) -> None:
+        self._mean = self.mean(self.weights)
+        component = torch.linalg.eigh(self._mean.A).eigenvectors[:, -1]
+        self._component = component * torch.sign(component.sum())
 
     def hessians(self) -> tuple[Tensor, ...]:
-        return (self.mean(self.weights).A,)
+        return (self._mean.A,)
 
     def start(self) -> tuple[Tensor, ...]:
         return (self.project_x(self.per_client["A"].new_ones(self.dim)),)
 
     def solution(self) -> tuple[Tensor, ...]:
         """Return the solution that is nearest to the initial point."""
-        component = torch.linalg.eigh(*self.hessians()).eigenvectors[:, -1]
-        return (component * torch.sign(component.sum()),)
+        return (self._component,)
 
     def project_x(self, x: Tensor) -> Tensor:
         return x / torch.linalg.norm(x)
@@ -59,6 +64,6 @@ class Pca(Quadratic, Minimisation):
         return -0.5 * x @ (sample.A @ x)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        (x, *_), (component,) = point, self.solution()
-        distance = torch.minimum(torch.linalg.norm(x - component), torch.linalg.norm(x + component))
-        return {"distance": number(distance), "objective": number(self.f(x, self.mean(self.weights)))}
+        x = point[0]
+        distance = torch.minimum(torch.linalg.norm(x - self._component), torch.linalg.norm(x + self._component))
+        return {"distance": number(distance), "objective": number(self.f(x, self._mean))}
