@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,11 +117,7 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
     rows, by_task = list[dict[str, Any]](), [table.iloc[:0].assign(key="")]
     about = [(claim, currency) for claim in told for currency in claim.by]
     for claim, currency in about:
-        on = (
-            table["task"]
-            .map(lambda task, claim=claim: any(fnmatch(task, pattern) for pattern in claim.on))
-            .astype(bool)
-        )
+        on = table["task"].map(claim.covers).astype(bool)
         own = oriented(table[on & (table["currency"] == currency)], claim.one, claim.other)
         by_task.append(own.assign(key=claim.key))
         known = own[np.isfinite(own["effect"])]

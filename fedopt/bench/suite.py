@@ -92,6 +92,10 @@ class Claim:
     expects: Literal["before", "not before"] = "before"
     withdrawn: bool = False
 
+    def covers(self, task: str) -> bool:
+        """Return whether one of the patterns matches the name of a task."""
+        return any(fnmatch(task, pattern) for pattern in self.on)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -249,8 +253,8 @@ class Entries:
 
     def claims_on(self, task: Task) -> list[Claim]:
         """Return the claims that are tested on a task."""
-        here = [claim for claim in self.claims if any(fnmatch(task.name, pattern) for pattern in claim.on)]
-        return [claim for claim in here if {claim.one, claim.other} <= {*task.entries}]
+        here = [claim for claim in self.claims if {claim.one, claim.other} <= {*task.entries}]
+        return [claim for claim in here if claim.covers(task.name)]
 
     def enter(self, algo: str) -> None:
         """Add an algorithm as an entry, unless an entry has its name. Its 'tuned as' comments set the ranges.
