@@ -235,6 +235,8 @@ def plain(config: DictConfig, resolve: bool = True) -> Node:
     try:
         nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {first_line(error)}; set a value instead of the reference") from None
+        raise UserError(
+            f"{error.full_key}: the reference cannot be resolved ({first_line(error)}); set a value instead"
+        ) from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}
