@@ -43,7 +43,8 @@ def _main() -> int:
         chosen = [task for task in chosen if pools.fits(task, names[task.name][0])]
     try:
         with ctrl_c_kept():
-            for number, task in enumerate(chosen if args.command != "rank" else (), 1):
+            small_first = sorted(chosen, key=lambda task: task.points)  # tasks on data, which most users read first
+            for number, task in enumerate(small_first if args.command != "rank" else (), 1):
                 show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(names[task.name])}")
                 pools.run(task, names[task.name], launcher)
     except KeyboardInterrupt:
