@@ -109,8 +109,8 @@ class Mfcgd:
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
-            levels = f"two levels, the first with at most {LARGEST} outputs, not of dimensions {problem.dims}"
-            raise UserError(f"this algorithm stores a Jacobian and needs {levels}; choose another problem")
+            levels = f"two levels with at most {LARGEST} inner values, not the dimensions {problem.dims}"
+            raise UserError(f"this algorithm stores Jacobians, so it needs {levels}; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
         return State(x, 0 * x, a, Memory([row] * problem.clients))

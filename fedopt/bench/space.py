@@ -179,7 +179,9 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{key}={value}: a step size is tuned around a positive default; set one, or give a range")
+            raise UserError(
+                f"{key}={value}: step sizes are searched around their default; set a positive one, or a range"
+            )
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{value / ratio:.2g}"), float(f"{value * ratio:.2g}")))
     if role == "number of local steps":

@@ -82,7 +82,7 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
         raise UserError(f"{name}: must be a name in lower-case letters, digits and _, such as my_{kind}")
     if taken := [str(path) for path in files if path.exists()]:
-        raise UserError(f"{taken[0]}: exists already, and is not overwritten; choose another name")
+        raise UserError(f"{taken[0]}: already exists; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):
         raise UserError(f"{name}: is the name of a {kind} of fedopt or of an installed module; choose another name")
 

@@ -57,7 +57,9 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many different exceptions for damaged files
-        raise UserError(f"{path}: cannot be read as .npz ({first_line(error)}); save texts with .astype('U')") from None
+        raise UserError(
+            f"{path}: cannot be read as .npz ({first_line(error)}); save it with numpy.savez, texts as .astype('U')"
+        ) from None
     if missing := [key for key in KEYS if key not in arrays]:
         raise UserError(f"{path}: lacks the arrays {', '.join(missing)}; save {', '.join(KEYS)} with numpy.savez")
     data = checked(arrays, path, channels, tokens)

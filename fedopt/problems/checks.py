@@ -128,7 +128,7 @@ def _refuse_uncalled(problem: Problem) -> None:
     for attribute in sorted({*dir(cls)} - {*dir(kind)} - {field.name for field in fields(cls)} - {*marked(problem)}):
         if users := ", ".join(name(other) for other in CLASSES if hasattr(other, attribute)):
             value = getattr(cls, attribute)
-            fault = f"has {attribute}, which belongs to {users} problems: in a {name(kind)} problem nothing calls it"
+            fault = f"has {attribute}, which only {users} problems use, not {name(kind)} problems"
             raise WrongFunction(value if callable(value) else cls, f"{fault}; rename it, or subclass another class")
 
 

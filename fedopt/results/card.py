@@ -109,7 +109,7 @@ def say_changed(folder: RunFolder, config: Mapping[str, object]) -> None:
         modules = [name for name, digest in sources(config).items() if digest != before.get(name, digest)]
         if modules:
             what = f"{', '.join(modules)} changed since this run started"
-            note(f"{folder.path}: {what}; delete the folder to start the run again")
+            note(f"{folder.path}: {what}; it continues with the new code; to start again, delete the folder")
 
 
 def division(problem: Problem) -> str:

@@ -64,7 +64,9 @@ class Checkpoint:
                 anything other than tensors and numbers.
         """
         if _kinds(state) != _kinds(self._initial):
-            raise UserError("the algorithm's step must return a state with the structure, shapes and dtypes of init's")
+            raise UserError(
+                "the algorithm's step must return a state with the structure, shapes and dtypes of the one that init returns"
+            )
         start = _flat(self._initial)[0]
         now = _flat(state)[0].items()
         changed = {name: leaf.changed(start[name]) for name, leaf in now if isinstance(leaf, Memory)}

@@ -123,7 +123,9 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
         state, metadata = checkpoint.restore(e.federation.ledger, stored)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
-        raise UserError(f"budget: the run in {folder.path} has used more, in {progress.round} rounds; set a larger one")
+        raise UserError(
+            f"budget: the run in {folder.path} has used more than that ({progress.round} rounds); set a larger budget"
+        )
     return state, progress, metadata["rows_size"]
 
 

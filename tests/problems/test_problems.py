@@ -565,7 +565,5 @@ def test_objectives_are_one_number(algo, problem, function, value, message, monk
 def test_what_a_class_never_calls_is_refused(algo, problem, hook, of):
     p = small(algo, problem).original
     p.__class__ = type("Own", (type(p),), {hook: lambda self, *_: None})
-    with pytest.raises(
-        UserError, match=f"has {hook}, which belongs to .* problems: in a {of} problem nothing calls it"
-    ):
+    with pytest.raises(UserError, match=f"has {hook}, which only .* problems use, not {of} problems"):
         check(p)
