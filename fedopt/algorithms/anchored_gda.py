@@ -57,7 +57,7 @@ class AnchoredGda:
         K: The number of local steps. If ``steps`` is ``geometric``, this is the mean of a random number.
         steps: ``fixed``: K local steps. ``geometric``: a random number of local steps with mean K, which is the same for all
             clients in a round.
-        a: The weight of the newest gradients in the anchor. With 1 or more, gradients of earlier rounds are not used.
+        a: The weight of the newest gradients in the anchor. If it is 1 or more, gradients of earlier rounds are not used.
         anchor: The clients that compute the anchor: ``all`` clients, or the ``cohort`` that takes the local steps.
         correction: The direction of a local step at u on the sample b, where F_i = (grad_x f_i, -grad_y f_i) and w is the server's
             point. ``sample``: F_i(u; b) - F_i(w; b) + q. ``kept``: F_i(u; b) - v_i + q, where v_i is the F_i(w) that the client

@@ -49,7 +49,7 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
         fed: The round.
 
     Raises:
-        UserError: The new state has other fields, shapes or dtypes than the old state, or `step` has changed the old state.
+        UserError: The new state has different fields, shapes or dtypes from the old state, or `step` has changed the old state.
     """
     with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)

@@ -48,7 +48,7 @@ class State(NamedTuple):
     Attributes:
         w: The server's point, ``[d]``.
         v: The direction of the steps, a moving average of gradients, ``[d]``.
-        u: The estimates u_z of each client: for each of its positive examples, of the mean loss against all negative examples.
+        u: For each client and each of its positive examples z, the estimate u_z of the mean loss against all negative examples.
         pools: The scores that each client computed last, ``[M, I (2 b1 + b2)]``: a, u and b of the module's docstring for I steps.
     """
 

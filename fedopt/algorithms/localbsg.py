@@ -76,7 +76,8 @@ class LocalBSGM(Momentum):
     Args:
         alpha: The newest hypergradient has the weight alpha eta in the momentum of x. The weight must be at most 1 (ValueError
             otherwise).
-        beta: The newest grad_y g has the weight beta eta in the momentum of y, which must be at most 1 (ValueError otherwise).
+        beta: The newest grad_y g has the weight beta eta in the momentum of y. The weight must be at most 1 (ValueError
+            otherwise).
     """
 
     def __post_init__(self) -> None:
@@ -111,7 +112,8 @@ class LocalBSGVRM(Momentum):
     Args:
         alpha: The newest hypergradient has the weight alpha eta_t^2 in the momentum of x. The weight must be at most 1 (ValueError
             otherwise).
-        beta: The newest grad_y g has the weight beta eta_t^2 in the momentum of y, which must be at most 1 (ValueError otherwise).
+        beta: The newest grad_y g has the weight beta eta_t^2 in the momentum of y. The weight must be at most 1 (ValueError
+            otherwise).
         step_size: ``constant``: eta_t = eta. ``theorem``: the decaying eta_t of Theorem 2.
         L: The constant L-hat of the theorem, for step_size=theorem.
         L_Phi: The constant L_Phi of the theorem, for step_size=theorem.

@@ -109,7 +109,7 @@ class Mfcgd:
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
-            levels = f"two levels with at most {LARGEST} inner values, not the dimensions {problem.dims}"
+            levels = f"two levels with at most {LARGEST} inner values, but this problem has dimensions {problem.dims}"
             raise UserError(f"this algorithm stores Jacobians, so it needs {levels}; choose another problem")
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]

@@ -237,7 +237,7 @@ def compared(
         runs = [run.called(metric, label) for run in runs]
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
-        note(f"--group-by={','.join(by)}: the runs also differ in {' and '.join(several)}, so they are grouped by it")
+        note(f"--group-by={','.join(by)}: the runs are also grouped by {' and '.join(several)}, in which they differ")
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):

@@ -110,7 +110,7 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
         runs: The runs to group.
 
     Raises:
-        UserError: No run's config has a key.
+        UserError: One of the keys is in no run's config.
     """
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
     present = list(dict.fromkeys(key for run in runs for key in run.keys))
@@ -222,6 +222,6 @@ def labels_of(by: Sequence[str], groups: Values, names: Sequence[str], stay: Col
             slot += 1
         renamed = new_names.get(label) or ", ".join(new_names.get(item, item) for item in items) or ABSENT
         if renamed in slots:
-            raise UserError(f"--names: two lines would have the name {renamed}; give them different ones")
+            raise UserError(f"--names: two lines would have the name {renamed}; give them different names")
         slots[renamed] = slot
     return slots

@@ -71,7 +71,7 @@ class Stack(Job):
     """A job that computes trials of a search with one seed, together where possible, and adds their curves to a table.
 
     Args:
-        points: trial -> its point.
+        points: trial -> its point, the values of the searched keys.
         configs: The config of each trial. They differ only in keys of the algorithm.
     """
 

@@ -82,7 +82,7 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
 
 
 def oriented(rows: pd.DataFrame, one: str, other: str) -> pd.DataFrame:
-    """Return the rows of a table of pairs about two methods, with ``one`` as the first of them."""
+    """Return the rows of a table of pairs that compare ``one`` and ``other``. Rows in the opposite order are reversed."""
     as_is = rows[(rows["one"] == one) & (rows["other"] == other)]
     turned = rows[(rows["one"] == other) & (rows["other"] == one)].copy()
     turned["effect"], turned["ratio"], turned["seen"] = -turned["effect"], 1 / turned["ratio"], 1 - turned["seen"]
@@ -93,7 +93,7 @@ def oriented(rows: pd.DataFrame, one: str, other: str) -> pd.DataFrame:
 
 
 def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a table with one row per claim and currency, and one with a row per claim, currency and task.
+    """Return a table with one row per claim and currency (kind of cost), and one with a row per claim, currency and task.
 
     Columns of the first table:
         key, says, one, other, expects, withdrawn, currency: The claim.
@@ -104,7 +104,7 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
         sd: The standard deviation of log ratios over tasks.
         least, most: The smallest and the largest mean ratio if a task is left out.
         better: The number of tasks with a higher score of `one`.
-        before, behind, alike: The number of tasks with this verdict.
+        before, behind, alike: The number of tasks on which `one` is cheaper than `other`, more expensive, or about equal.
         misses_one, misses_other, seen: As in the table of pairs, as means over tasks.
         verdict: 'before', 'behind', 'alike' or 'not resolved', by the interval of the mean.
 
@@ -195,7 +195,7 @@ def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
 
 
 def named(table: pd.DataFrame, **names: str) -> pd.DataFrame:
-    """Return a table with additional columns at its start."""
+    """Return a table with additional columns at its start. names: column -> its value in all rows."""
     return table.assign(**names)[[*names, *table.columns]]
 
 

@@ -56,7 +56,7 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
     """Return one row per algorithm, as text: the metric of the best trial and of the defaults, and numbers of trials.
 
     Raises:
-        UserError: A search has no value.
+        UserError: No trial of a search has a finite value.
     """
     rows = []
     for search in searches:
@@ -92,7 +92,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
         searches: Searches on the same metric.
 
     Raises:
-        UserError: A search has no value.
+        UserError: No trial of a search has a finite value.
     """
     panels = [(search, key) for search in searches for key in search.ranges]
     columns, metric = min(len(panels) + 1, COLUMNS), searches[0].metric
@@ -208,7 +208,7 @@ def write_tuned(search: Search, folder: Path) -> Path:
     Values for other problems in the file are kept.
 
     Raises:
-        UserError: The search has no value.
+        UserError: No trial has a finite value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     known = content(path) if path.exists() else {}
@@ -244,7 +244,7 @@ def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
     """Write trials.csv, tune.png and tuned/<algorithm>.yaml to a folder, and return their paths.
 
     Raises:
-        UserError: A search has no value.
+        UserError: No trial of a search has a finite value.
     """
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))

@@ -82,7 +82,7 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
 
 
 def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:
-    """Return the rows of the chosen tasks. Of an older version, only entries of this version are kept, under their present name.
+    """Return the rows of the chosen tasks. From runs of an older benchmark version, keep entries that still exist, by current name.
 
     Raises:
         UserError: The rules of a task have changed since its runs, and the runs are not of an older version.

@@ -37,7 +37,7 @@ PAIR = ["one", "other", "effect", "error", "ratio", "low", "high", "misses_one",
 
 
 def spent(table: pd.DataFrame, currency: str) -> np.ndarray:
-    """Return the cost of a run up to each row of a table of runs, in a currency."""
+    """Return the cost of a run up to each row (evaluation) of a table of runs, in a currency such as bytes."""
     names = {column: name for name, column in COUNTS.items()}
     return np.sum([table[names[column]].to_numpy(float) for column in CURRENCIES[currency].columns], axis=0)
 
@@ -106,12 +106,12 @@ def chances(n: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Pool:
-    """The points of a method on a task in one currency: the theory point, and n sampled points.
+    """The costs of a method's configurations (points) on a task in one currency: the theory point, and n sampled points.
 
     Args:
         costs: The cost of each target, [1 + n, seeds, targets]; the theory point comes first.
         ends: The last value of the metric, which breaks ties between scores, [1 + n, seeds]; higher is better.
-        others: (kind, number of a point) -> its costs, [seeds, targets]: the default values, and the points of the report.
+        others: (kind, number of a point) -> its costs, [seeds, targets], for the default values and for reported points.
     """
 
     costs: np.ndarray
@@ -189,7 +189,7 @@ ByMethod = Mapping[str, Pool]  # keys are methods
 
 
 def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
-    """Return currency -> method -> pool. The points of a second scramble are a method of their own.
+    """Return currency (such as bytes) -> method -> `Pool`. The points of a second scrambled sequence count as another method.
 
     Args:
         task: The task.
@@ -234,7 +234,7 @@ def spread(without: np.ndarray) -> np.ndarray:
 
 
 class Found(NamedTuple):
-    """What searches of several methods find on a task in one currency.
+    """The expected results of searches of several methods on a task in one currency.
 
     Args:
         mean: The expected score for each target and the probability to reach it, [methods, 2 * targets].
@@ -257,7 +257,7 @@ class Found(NamedTuple):
 
 
 def found_by(pools: Sequence[Pool], size: int) -> Found:
-    """Return what searches of ``size`` points find."""
+    """Return the expected scores of searches of ``size`` points: one search per pool, that is, per method."""
     by_seed = np.array([pool.expected(size) for pool in pools])  # [methods, seeds, 2 * targets]
     mean, goals = by_seed.mean(axis=1), by_seed.shape[2] // 2
     top = max((pool.values[pool.best - THEORY].mean(axis=0) for pool in pools), key=lambda values: values[:goals].sum())

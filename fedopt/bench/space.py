@@ -85,8 +85,9 @@ class Range:
     def at_edge(self, text: str) -> bool:
         """Return whether a best value is so close to an end of the range that better values may lie outside.
 
-        It is at an edge within a tenth of the range from an end, and outside. In a choice of three or more numbers, the smallest
-        and the largest number are at an edge. A text is never at an edge.
+        A number is at an edge if it is outside the range, or closer to an end than a tenth of the range's width (on the log scale
+        for log ranges). In a choice of three or more numbers, the smallest and the largest number are at an edge. A text
+        is never at an edge.
         """
         if self.kind == "choice":
             numbers = sorted(filter(_NUMBER.fullmatch, {*self.ends}), key=float)
@@ -179,9 +180,7 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(
-                f"{key}={value}: step sizes are searched around their default; set a positive one, or a range"
-            )
+            raise UserError(f"{key}={value}: step sizes are searched around a positive default; set one, or a range")
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{value / ratio:.2g}"), float(f"{value * ratio:.2g}")))
     if role == "number of local steps":

@@ -174,7 +174,7 @@ class Task:
         return self.budget[CURRENCIES[currency].limit]
 
     def command(self, entry: Entry, point: Point) -> list[str]:
-        """Return the overrides of a run, without its seed. It is evaluated at equal distances of log(communication rounds)."""
+        """Return the overrides of a run, without its seed. Its evaluations are evenly spaced in log(communication rounds)."""
         data = [f"dataset.path={quoted(str(self.file))}"] if self.data else []
         rounds = f"budget.comm_rounds={LONGEST * self.budget['comm_rounds']:g}"
         words = [f"algo={entry.algo}", *self.words, *data, rounds, "budget.until=last", f"eval.points={EVALUATIONS}"]
@@ -210,7 +210,7 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
 
 
 class Entries:
-    """All entries of the benchmark, by name, the search ranges of the roles that their keys have, and the registered claims.
+    """The benchmark's entries (methods with searched keys) by name, the search ranges by role, and the registered claims.
 
     An entry is built when it is first used. Whether its algorithm exists and fits a task is checked by `Pools.fits`, not here.
 
@@ -239,7 +239,7 @@ class Entries:
         for claim in self.claims:
             if not {claim.one, claim.other} <= {*self._nodes} or not {*claim.by} <= {*CURRENCIES}:
                 known = ", ".join(CURRENCIES)
-                raise UserError(f"bench.claims.{claim.key}: needs two entries, and by a list of {known}")
+                raise UserError(f"bench.claims.{claim.key}: 'one' and 'other' must be entries, 'by' a list of {known}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes
@@ -308,7 +308,7 @@ class Entries:
         Args:
             task: The task.
             entry: The entry.
-            scramble: The index of the scrambling of the sequence. Each task, entry and index has another one.
+            scramble: The index of the scrambling of the sequence. Each task, entry and index has a different one.
         """
         rng = np.random.default_rng([*(crc32(name.encode()) for name in (task.name, entry.name)), scramble])
         sequence = qmc.Sobol(max(len(entry.ranges), 1), rng=rng)
@@ -331,6 +331,6 @@ class Entries:
                 numbers[key] = point[key]
             except (TypeError, LookupError, ValueError):
                 known = f"{', '.join(self.roles)}, or a range such as log(0.1,1)"
-                known += "; ' * NAME' or ' / NAME' may follow (NAME: a number, an earlier key, L, Lx or Ly)"
+                known += "; ' * X' or ' / X' may follow (X: a number, an earlier key, L, Lx or Ly)"
                 raise UserError(f"bench.entries.{entry.name}: {key}: {text!r} must be {known}") from None
         return point

@@ -160,7 +160,7 @@ class Search:
 
     @property
     def table(self) -> Path:
-        """The table of the curves of all trials."""
+        """The path of the table with the curves of all trials."""
         return self.folder / TABLE
 
     def place(self, number: int, seed: int) -> Path:
@@ -174,12 +174,12 @@ class Search:
 
     @property
     def batch(self) -> int:
-        """How many trials are chosen together. Only the model-based sampler uses the results of earlier trials."""
+        """The number of trials that are chosen together. Only the model-based sampler uses the results of earlier trials."""
         return BATCH if self.how.sampler == "tpe" else self.planned
 
     @property
     def expected(self) -> int:
-        """The number of jobs of the search: the defaults, the batches and the best trial, with each seed."""
+        """The number of jobs of the search: for each seed, the defaults, the batches of trials, and the best trial."""
         return self.how.seeds * (2 + math.ceil((self.planned - 1) / self.batch))
 
     @property

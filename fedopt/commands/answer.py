@@ -97,7 +97,7 @@ def positive(text: str, least: int = 1) -> int:
 
 
 def minutes(text: str) -> int:
-    """Convert the value of an option that is a time: hours:minutes:seconds, or a number of minutes.
+    """Convert the value of a time option: hours:minutes:seconds, or a number of minutes.
 
     Args:
         text: The value as typed, such as 2:30:00 or 150.

@@ -44,7 +44,7 @@ EVERY = ""  # stands for the keys that every run has, among the config groups
 
 
 class Key(NamedTuple):
-    """What `fedopt --help` shows about a config key.
+    """The text that `fedopt --help` shows about a config key.
 
     Attributes:
         default: The value without tuned values, as YAML.

@@ -80,7 +80,7 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
         files: The files to write, which must not exist yet, each with its template.
     """
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
-        raise UserError(f"{name}: must be a name in lower-case letters, digits and _, such as my_{kind}")
+        raise UserError(f"{name}: must be a Python identifier in lower case, and not a keyword, such as my_{kind}")
     if taken := [str(path) for path in files if path.exists()]:
         raise UserError(f"{taken[0]}: already exists; choose another name")
     if name in options(kind) or name in sys.stdlib_module_names or find_spec(name):

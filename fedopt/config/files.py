@@ -16,7 +16,7 @@ _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2]
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 ROLE = re.compile(r"; tuned (?:as a|in) (.+?)(?: size)?$")  # the end of a key's comment: its role in `fedopt tune`
 # How certain a method's equations are: the start of the second comment in its file. A method is either checked or experimental
-CHECKED = ("compared with code", "compared with text", "fedopt's own")
+CHECKED = ("compared with public code", "compared with the paper's text", "fedopt's own")
 EXPERIMENTAL = tuple(f"unverified (reconstructed {how})" for how in ("without the paper's text", "from others' notes"))
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 

@@ -1,4 +1,4 @@
-"""Which algorithms fit which problems: an algorithm names the classes of problems that it solves."""
+"""The algorithms that fit a problem: an algorithm names the classes of problems that it solves."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -44,7 +44,7 @@ def chosen_files(
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
-        raise UserError(f"{', '.join(folders)}: defaults lists refer to each other in a cycle; remove one") from None
+        raise UserError(f"{', '.join(folders)}: defaults lists form a cycle; remove one of these references") from None
     except Exception as error:  # for example invalid YAML, or numbers in a defaults list
         why = " ".join(str(error).split()) or first_line(error)
         raise UserError(f"the config cannot be read ({why}); correct the file or the override") from None

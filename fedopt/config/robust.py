@@ -26,9 +26,9 @@ class Hostile:
         attack: ``sign_flip``: -scale b_i. ``noise``: b_i plus normal noise of deviation ``scale``. ``ipm``: -scale mu. ``alie``:
             mu - scale s. ``large``: ``scale`` in every entry. ``labels``: honest answers, but class c of the client's training
             examples is replaced by C - 1 - c, for C classes.
-        who: The number of hostile clients, which are the first ones, the fraction of such clients, or a list of clients.
+        who: The number or fraction of hostile clients (the first clients are taken), or a list of clients.
         scale: The size of the attack. None: 1 for sign_flip and noise, 0.5 for ipm, 10^6 for large, and for alie the largest
-            number for which the attack lies nearer to mu than enough honest clients to form a majority with the hostile ones.
+            number at which the hostile clients and the honest clients that are farther from mu form a majority.
     """
 
     attack: Literal["sign_flip", "noise", "ipm", "alie", "large", "labels"]
@@ -36,7 +36,7 @@ class Hostile:
     scale: PositiveFloat | None = None
 
     def clients(self, clients: int) -> np.ndarray:
-        """Return the indices of the hostile clients among so many clients."""
+        """Return the indices of the hostile clients among this number of clients."""
         if isinstance(self.who, list):
             return np.unique(self.who)
         return np.arange(self.who if isinstance(self.who, int) else round(exact(self.who * clients)))
@@ -44,14 +44,14 @@ class Hostile:
 
 @dataclass(frozen=True, config=STRICT)
 class Rule:
-    """How the server combines the clients' changes, which are vectors of all entries of an answer.
+    """The rule by which the server combines the clients' changes, which are vectors of all entries of an answer.
 
     Args:
         kind: ``mean``: the weighted mean. ``median``: of each entry. ``trimmed``: the mean of each entry without the f smallest
             and the f largest values. ``krum``: the change with the smallest sum of squared distances to its n - f - 2 nearest
-            changes, of n. ``multikrum``: the mean of the n - f changes with the smallest such sums. ``geometric``: the weighted
-            geometric median. ``clipping``: v plus the mean of the differences b_i - v, shortened to at most ``tau``, where v is
-            the result in the last round (at first 0).
+            changes, where n is the number of changes. ``multikrum``: the mean of the n - f changes with the smallest such sums.
+            ``geometric``: the weighted geometric median. ``clipping``: v plus the mean of the differences b_i - v, shortened to
+            at most ``tau``, where v is the result in the last round (at first 0).
         f: The number of hostile clients that the rule tolerates, for trimmed, krum and multikrum.
         tau: The largest norm of a difference, for clipping.
         passes: The number of steps of Weiszfeld's method, for geometric.

@@ -18,7 +18,7 @@ def refuse_hydra(overrides: Iterable[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if re.match(r"[^./]*@?hydra\b", key):
-            options = "fedopt -m --jobs N or --launcher slurm, fedopt tune, and output_dir=DIR for the folder"
+            options = "fedopt -m --jobs N for parallel runs, fedopt tune for searches, or output_dir=DIR for the folder"
             raise UserError(f"{key}: settings of Hydra cannot be changed; remove it, and use {options}")
 
 

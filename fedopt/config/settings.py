@@ -121,7 +121,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, config=STRICT)
 class Participation:
-    """Which clients take part in a round, and how much local work they do.
+    """The clients that take part in a round, and their local work.
 
     Args:
         cohort: The number of clients that are sampled in a round. None: all clients.
@@ -138,7 +138,7 @@ class Participation:
             this number. A list: the fixed delay of each client.
         sampling: How a cohort is sampled. ``uniform``: without replacement. ``by_weight``: with replacement, with the clients'
             weights in the objective as probabilities; a client counts in the mean as often as it was sampled.
-        hostile: The clients that send wrong answers, and their attack (`config.robust`). Metrics weigh only the other clients.
+        hostile: The clients that send wrong answers, and their attack (`config.robust`). Metrics ignore hostile clients.
             None: all clients are honest.
         rule: How the server combines answers (`config.robust`). None: by the weighted mean.
     """

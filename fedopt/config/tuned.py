@@ -41,7 +41,7 @@ class Tuned:
 
     @property
     def effective(self) -> bool:
-        """Whether a tuned value other than those under `eval` takes effect, or the defaults are the tuned values."""
+        """Whether the algorithm has tuned values: one outside `eval` takes effect, or tuning confirmed the defaults."""
         return self.defaults or any(not key.startswith("eval.") for key in self.keys)
 
     def __str__(self) -> str:

@@ -57,9 +57,8 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many different exceptions for damaged files
-        raise UserError(
-            f"{path}: cannot be read as .npz ({first_line(error)}); save it with numpy.savez, texts as .astype('U')"
-        ) from None
+        why = f"cannot be read as .npz ({first_line(error)})"
+        raise UserError(f"{path}: {why}; save it with numpy.savez, texts as .astype('U')") from None
     if missing := [key for key in KEYS if key not in arrays]:
         raise UserError(f"{path}: lacks the arrays {', '.join(missing)}; save {', '.join(KEYS)} with numpy.savez")
     data = checked(arrays, path, channels, tokens)
@@ -239,7 +238,7 @@ def _labels(labels: list[np.ndarray], names: tuple[str, ...], path: Path) -> tup
     if kinds <= {*"iub"}:
         least, most = min(y.min() for y in labels), max(y.max() for y in labels)
         if least < 0 or most >= MOST_CLASSES:
-            raise UserError(f"{path}: y is {least} to {most}; number the classes from 0 to at most {MOST_CLASSES - 1}")
+            raise UserError(f"{path}: y ranges from {least} to {most}; use classes from 0 to {MOST_CLASSES - 1}")
         return [y.astype(np.int64) for y in labels], names
     if not kinds <= {*"iuf"}:
         types = " and ".join(str(y.dtype) for y in labels)

@@ -26,7 +26,7 @@ def refuse_cells(table: pd.DataFrame, wrong: pd.DataFrame, path: Path, why: str)
     """
     if len(cells := np.argwhere(np.asarray(wrong))):
         row, column = cells[0]
-        cell = f"row {row + 1} below the names, column {table.columns[column]}: {table.iloc[row, column]}"
+        cell = f"row {row + 1} below the header, column {table.columns[column]}: {table.iloc[row, column]}"
         raise UserError(f"{path}: {cell} {why} ({len(cells)} such cells)")
 
 
@@ -49,7 +49,7 @@ def numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
         wrong = table[name][~np.isfinite(values) & table[name].notna()]
         texts = [*map(str, wrong.unique())]
         if texts:
-            listed.append(f"{name} ({joined(texts, 3)}; first in row {wrong.index[0] + 1} below the names)")
+            listed.append(f"{name} ({joined(texts, 3)}; first in row {wrong.index[0] + 1} below the header)")
     if listed:
         how = "correct them, encode texts (pandas.get_dummies), name the clients' column with dataset.client, or set dataset.drop"
         raise UserError(f"{path}: columns have cells that are not finite numbers: {joined(listed, MOST_NAMED)}; {how}")

@@ -120,7 +120,7 @@ class Model(Normalised):
         """Predict the probabilities of the classes.
 
         If the loss was tuned, these are the calibrated probabilities. `predict` then takes the largest output before
-        calibration, which can be another class than the most probable one.
+        calibration, which can differ from the most probable class.
 
         Args:
             examples: A data frame or an array, as for `predict`.

@@ -230,7 +230,8 @@ class ByColumn:
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients; set it to null")
         if sizes.min() < least:
-            raise UserError(f"partitioner=by_column: client {names[sizes.argmin()]} has fewer than {least} examples")
+            few = f"client {names[sizes.argmin()]} has fewer than {least} examples"
+            raise UserError(f"partitioner=by_column: {few}; remove it, or merge it with another client")
         return _by_owner(owner, sizes)
 
 

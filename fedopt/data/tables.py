@@ -177,7 +177,7 @@ class Csv:
                 raise ValueError("a column name is empty or occurs twice; with pandas, use to_csv(index=False)")
             for number, row in enumerate(rows, 1):
                 if len(row) != len(names):
-                    has = f"row {number} below the names has {len(row)} cells, not {len(names)}"
+                    has = f"row {number} below the header has {len(row)} cells, not {len(names)}"
                     raise ValueError(f"{has}; correct it, or set dataset.separator or dataset.decimal")
             del cells, rows  # they contain another copy of the text
             table = pd.read_csv(StringIO(text), names=names, dtype=texts, low_memory=False, **apart)  # type: ignore[call-overload]

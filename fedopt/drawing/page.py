@@ -44,8 +44,8 @@ class Section(NamedTuple):
         picture: A picture as a data URI. Empty: no picture.
         chart: The interactive chart: the names of its axes (xs, ys), whether each y axis is logarithmic at first (logs),
             target values (targets), lines (name, label, colour, dash), and their points: curves[y][x][line] is [x, mean,
-            low, high], or [x, mean] without a band, or None without points. With menus, a list of names, one menu per name
-            chooses the y axis, whose key consists of the chosen values, joined by |. None: no chart.
+            low, high], or [x, mean] without a band, or None without points. If the optional entry menus lists names, the page has
+            one menu per name instead of one for y; the chosen values, joined by |, are the key in ys and curves. None: no chart.
         views: name of a y axis of the chart -> (tables, notes) that are shown while this axis is chosen.
         tables: Tables that are shown with every y axis.
         maps: label -> heat map, with its clients, classes and counts [clients, classes].

@@ -20,7 +20,7 @@ Points = Annotated[float, Field(ge=4, le=60)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PlotStyle:
-    """How a comparison is drawn.
+    """The style in which a comparison is drawn.
 
     Args:
         xlim, ylim: The limits (low, high) of the axes. None: the limits are fitted to the values.

@@ -60,7 +60,7 @@ class Answers:
         """Return the weighted sum of the answers of all ranks, or the result of ``combine``.
 
         The sum of floating-point answers has the dtype of the answers. The sum of integer answers has the dtype of ``like``,
-        and so has every floating-point tensor in a result of ``combine`` whose structure differs from that of the answers.
+        and so does every floating-point tensor in a result of ``combine`` whose structure differs from that of the answers.
 
         Args:
             like: A tensor with the dtype and the device of the run.

@@ -1,4 +1,4 @@
-"""Which clients are available in a round, and how late their answers are.
+"""Availability of the clients in a round, and delays of their answers.
 
 Both depend only on the seed, the client and the round.
 """

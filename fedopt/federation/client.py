@@ -72,7 +72,7 @@ class Client(Oracles):
     def _given(self, name: str) -> Any:
         if (value := getattr(self._share, name)) is None:
             needed = f"fed.exchange(..., {name}=...)"
-            raise UserError(f"client.{name}: this exchange does not give clients any; write {needed}")
+            raise UserError(f"client.{name}: this exchange does not pass {name} to the clients; write {needed}")
         return value
 
     def entry(self, values: Any) -> Any:

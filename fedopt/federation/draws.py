@@ -28,7 +28,7 @@ Rngs = list[np.random.Generator]  # of some clients
 # the random generators of the clients, their numbers of examples, and the number of samples to draw for each client
 Sampler = Callable[[Rngs, list[int], list[int]], Sequence[Samples]]
 # `_by_choice` draws if B > WIDE, or if clients take fewer than FEW samples on average, since it is faster then; and if a client
-# has n > MANY examples, from which `Generator.choice` may draw by another algorithm than Floyd's
+# has n > MANY examples, from which `Generator.choice` may use an algorithm other than Floyd's
 WIDE, MANY, FEW = 64, 10_000, 3
 STRETCH = 2**20  # positions that are drawn at a time for a stack, which bounds memory
 

@@ -107,7 +107,7 @@ def largest_stack(message_bytes: int) -> int:
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:
-    """Return the indices at which to cut clients into stacks so that the total time is as short as possible.
+    """Return the indices at which to cut the list of clients into stacks so that the total time is as short as possible.
 
     Larger stacks have less overhead, but all clients of a stack wait for the client with the most steps.
 

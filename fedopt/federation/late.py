@@ -37,7 +37,7 @@ class Sent:
     def message(self, today: Any, exchange: str, r: int, since: int) -> Any:
         """Return the oldest message of an exchange from the rounds ``since`` to r - 1, or the message of round r.
 
-        Messages of another shape than the message of round r are skipped, since they belong to another exchange. Messages of
+        Messages whose shape differs from the message of round r are skipped, since they belong to another exchange. Messages of
         round 0 are skipped too, since many methods start differently. Numbers in a message are hyperparameters, so they are
         always taken from round r.
 

@@ -99,7 +99,7 @@ def first() -> bool:
     """Return whether this rank was the first of all ranks to call this function. Later calls return the same value.
 
     The function works before `start`, since torchrun provides a store from the beginning. Without a store, the result is True
-    on every rank. If the process with the store has ended, the result is True on rank 1 only.
+    on every rank. If the process with the store, which may be rank 0, has ended, rank 1 counts as the first.
     """
     global _first
     if _first is None:

@@ -38,7 +38,7 @@ def origins(origin: Any, answer: Any) -> list[Tensor | None]:
 
 
 def attacked(b: Tensor, hostile: np.ndarray, attack: Hostile, noise: Callable[[], np.ndarray]) -> Tensor:
-    """Return the changes, ``[n, d]``, with those of the hostile clients replaced by the attack.
+    """Return the changes, ``[n, d]``; the attack replaces the changes of hostile clients.
 
     Args:
         b: The changes, ``[n, d]``.
@@ -107,7 +107,7 @@ def combined(b: Tensor, weights: Tensor, rule: Rule, last: Tensor | float = 0.0)
 
 @dataclass(frozen=True)
 class Robust:
-    """What a server makes of the answers of an exchange with hostile clients or a robust rule.
+    """The attack and the rule that apply to the answers of an exchange.
 
     Attributes:
         origins: The origin of each tensor of an answer, as `origins` returns it.

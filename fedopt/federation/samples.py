@@ -23,9 +23,9 @@ class Share(NamedTuple):
         client: The client's index, 0 to M - 1.
         place: The client's position in the stack.
         whole: For each split, the row indices of all examples of the client and their weights, ``[n]`` each.
-        positions: For each name of draws and each split, the examples of each sample in the first stretch, as positions among
-            the client's examples, and their weights, ``[length, B]`` each.
-        steps: The client's number of steps, for each name of draws in which the numbers of steps differ between clients.
+        positions: name of draws -> split -> the examples of each sample in the first stretch (block of consecutive samples), as
+            positions among the client's examples, and their weights, ``[length, B]`` each.
+        steps: name of draws -> the client's number of steps, for draws whose numbers of steps differ between clients.
         memory: The client's row of the memory. None: the exchange has no memory.
         own: The part of the message that only this client receives. None: there is no such part.
         key: The key of the client's random numbers. None: the problem draws no random numbers.
@@ -42,13 +42,13 @@ class Share(NamedTuple):
 
 
 class ClientSamples:
-    """The samples of a client.
+    """The samples of one client, or of all clients of a stack.
 
     Args:
         problem: The problem.
-        share: The values of this client that differ from those of other clients.
+        share: The values that differ between clients.
         drawn: The draws of the stack, by name.
-        stacked: Whether this object represents all clients of a stack.
+        stacked: Whether the object represents a stack.
     """
 
     def __init__(self, problem: Problem, share: Share, drawn: dict[str, Drawn], stacked: bool):
@@ -60,10 +60,10 @@ class ClientSamples:
     def held(self, x: Tensor) -> "ClientSamples":
         """Return a copy whose samples come from the problem's ``hold`` and ``pick``; see `Client.hold`.
 
-        The copy starts without loaded samples. It shares `_at_hand`, since positions do not depend on x.
+        The copy starts without loaded samples. It shares `_at_hand`, the positions of the drawn examples, which do not depend on x.
 
         Args:
-            x: The fixed point, ``[dx]``.
+            x: The point at which the problem's ``hold`` is evaluated, ``[dx]``.
         """
         held = copy(self)
         all_examples = self._problem.sample(self._share.client, self._share.whole)

@@ -27,11 +27,11 @@ class Separate(Exception):
 
 
 class Alone(Exception):
-    """Configurations cannot be computed together, or not faster. The message says why."""
+    """Configurations cannot be computed together, or that would not be faster. The message says why."""
 
 
 class Place:
-    """Which configuration is computed, under vmap."""
+    """The index of the configuration that vmap computes."""
 
     def begin(self, index: Tensor) -> None:
         """Set the index of the configuration, a scalar tensor of the vmap that has begun."""

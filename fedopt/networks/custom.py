@@ -38,7 +38,7 @@ def build(
         autocast: Type in which products and convolutions are computed. None: the type of the parameters.
 
     Raises:
-        UserError: The module does not accept these data, has state, is random in other ways than dropout, or uses its
+        UserError: The module does not accept these data, has state, is random in ways other than dropout, or uses its
             parameters in a way that prevents training them.
     """
     made, key = maker(model, seed)

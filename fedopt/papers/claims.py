@@ -100,8 +100,8 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """Return the verdict on the claim: 'supported', 'not supported', 'undecided' or 'not measured', after a prefix such as
-        'with changes: ' if the settings differ from the published ones.
+        """Return the verdict on the claim: 'supported', 'not supported', 'undecided' or 'not measured', preceded by a prefix such
+        as 'with changes: ' if the settings differ from the published ones.
 
         Args:
             mean: The mean of the measure over seeds. nan: the verdict is 'not measured'.

@@ -94,7 +94,7 @@ class Measure:
         except FunctionNotDefined as error:
             why = f"there is no {error.func_name}(){nearest(error.func_name, [*METHODS, *FUNCTIONS])}"
         except (*FAILURES, InvalidExpression, SyntaxError, MemoryError) as error:
-            why = f"{first_line(error)}; operands must be numbers, and labels texts in quotes"
+            why = f"{first_line(error)}; operands must be numbers, and labels must be quoted"
         raise UserError(f"{text[:200]!r} cannot be evaluated: {why}")
 
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:

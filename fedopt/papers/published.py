@@ -65,7 +65,7 @@ class Published:
         small, changes: line -> how its runs are smaller than the paper's runs, and line -> how their settings differ from
             the published ones. They apply to each claim that measures the line and does not set its own (see `Claim`).
         claims: The claims. A claim that names axes is expanded to several claims (`fedopt.papers.where`).
-        headlines: The lines of the paper's page of results, for scripts/docs, which computes their verdicts from the claims.
+        headlines: The rows of the table of results on the paper's page; scripts/docs computes their verdicts from the claims.
             figure: the paper's name of the figure, such as 'Figure 3'. says: what the paper says about the figure. why: one
             sentence on the verdict. also: other experiments whose claims are counted too. about: a regular expression; only
             claims that match it are counted.
@@ -164,7 +164,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
         its = [experiment for experiment in every if name.strip("/") in (experiment, experiment.partition("/")[0])]
         if not its:
             near = nearest(name, [*every, *(experiment.partition("/")[0] for experiment in every)])
-            raise UserError(f"{name}: there is no such experiment{near}; --list shows them")
+            raise UserError(f"{name}: there is no such experiment{near}; --list shows all experiments")
         found += its
     return list(dict.fromkeys(found))
 

@@ -32,7 +32,7 @@ class Plan:
         name: <paper>/<name>.
         output: The folder of all results and runs.
         folders: The user's config folders.
-        overrides: Overrides that take precedence over the overrides of the lines.
+        overrides: Overrides that take precedence over the overrides of the lines (configurations).
         seeds: The number of seeds of each line. None: the number in the experiment's file, and more for the lines of
             undecided claims.
         quick: Whether the runs of each line have only a few rounds and one seed. Claims are then not judged.

@@ -20,17 +20,17 @@ class Unmeasurable(Exception):
 class SeedRuns:
     """The finished runs of one seed. The public methods are the functions that a measure may call.
 
-    The first argument of each method is the label of a line, except for `fit`, whose argument is the name of a series. The
-    argument ``metric`` of a method is a column of metrics.csv (empty: the figure's first y), and ``x`` is a cost axis (empty:
-    the figure's cost axis). Values that are not finite count as infinitely bad. A method that has no value raises
-    Unmeasurable.
+    The first argument of each method is the label of a line (a configuration), except for `fit`, whose argument is the name of
+    a series of points. The argument ``metric`` of a method is a column of metrics.csv (empty: the metric on the figure's first
+    y axis), and ``x`` is a cost axis (empty: the figure's cost axis). Values that are not finite count as infinitely bad. A
+    method that has no value raises Unmeasurable.
 
     Args:
         runs: label -> run.
         x: The cost axis of the figure.
-        metric: The figure's first y.
-        points: series -> {x: label of a line}.
-        point: series -> the `Measure` of its points.
+        metric: The metric on the figure's first y axis.
+        points: series -> {x: label of the line that gives the point at x}.
+        point: series -> the `Measure` whose values are the y of its points.
     """
 
     runs: Mapping[str, Recorded]
@@ -44,7 +44,7 @@ class SeedRuns:
 
         Args:
             label: The label of the line.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
         """
         return float(self._values(label, metric)[-1])
 
@@ -53,7 +53,7 @@ class SeedRuns:
 
         Args:
             label: The label of the line.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
         """
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
@@ -63,7 +63,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             where: A cost on the axis `x`.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             x: The cost axis. Empty: the figure's cost axis.
         """
         return float(self._values(label, metric, where, x)[-1])
@@ -77,7 +77,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             value: The value of the metric to reach.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             x: The cost axis. Empty: the figure's cost axis.
             or_end: Whether to return the cost at the end of the run if the value is not reached.
             n: The number of evaluations that are averaged.
@@ -92,7 +92,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             n: The number of evaluations. 0: the last fifth of them, at least 3.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             until: Only evaluations whose cost is at most this number are used.
         """
         return float(np.mean(self._last(label, n, metric, until)))
@@ -103,7 +103,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             n: The number of evaluations. 0: the last fifth of them, at least 3.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             until: Only evaluations whose cost is at most this number are used.
 
         Raises:
@@ -120,7 +120,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             start, end: The evaluations whose costs are from `start` to `end` are used.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
         """
         x, values = self._spent(label, ""), self._values(label, metric)
         within = (start <= x) & (x <= end)
@@ -136,7 +136,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             value: The value to reach.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
         """
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= value
@@ -148,7 +148,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             n: The number of evaluations. 0: the last fifth of them, at least 3.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
         """
         return float(np.mean(self._last(label, n, metric) ** 2))
 
@@ -202,7 +202,7 @@ class SeedRuns:
         return self.runs[label]
 
     def _described(self, label: str, metric: str) -> Metric:
-        """Return the description of a metric of the line's run; an empty name stands for the figure's first y."""
+        """Return the description of a metric of the line's run; an empty name stands for the figure's first y axis."""
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
@@ -212,7 +212,7 @@ class SeedRuns:
 
         Args:
             label: The label of the line.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             until: The largest cost of the evaluations.
             x: The cost axis. Empty: the figure's cost axis.
 
@@ -234,7 +234,7 @@ class SeedRuns:
         Args:
             label: The label of the line.
             n: The number of evaluations. 0: the last fifth of them, at least 3.
-            metric: A column of metrics.csv. Empty: the figure's first y.
+            metric: A column of metrics.csv. Empty: the metric on the figure's first y axis.
             until: Only evaluations whose cost is at most this number are used.
         """
         values = self._values(label, metric, until)

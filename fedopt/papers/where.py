@@ -156,7 +156,9 @@ def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
             for group in _groups(axes, allowed):
                 yield from _claims(claim["claims"], group)
         else:
-            raise UserError(f"claims: a group has only for and claims; remove {next(iter(claim.keys() - {'claims'}))}")
+            raise UserError(
+                f"claims: a group has only 'for' and 'claims'; remove {min({*claim} - {'claims'}, key=str)}"
+            )
 
 
 def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:

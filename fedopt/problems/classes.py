@@ -101,10 +101,10 @@ class Problem(_InWorld, ABC):
         return n / n.sum()
 
     def weigh(self) -> None:
-        """Compute the solution, and whatever else depends on `weights` and serves only metrics. By default, there is nothing."""
+        """Compute the solution, and whatever else depends on `weights` and serves only metrics. By default, do nothing."""
 
     def without(self, clients: np.ndarray) -> "Problem":
-        """Return a copy in which some clients have the weight 0, so that its metrics and its solution are those of the others.
+        """Return a copy in which some clients have the weight 0, so that its metrics and solution ignore them.
 
         Args:
             clients: The indices of these clients.
@@ -113,8 +113,8 @@ class Problem(_InWorld, ABC):
             UserError: The solution was not computed by `weigh`, so that it cannot be computed for the other clients.
         """
         if self.solution() is not None and type(self).weigh is Problem.weigh:
-            why = f"the solution of {type(self).__name__} is known for all clients only; choose another problem"
-            raise UserError(f"participation.hostile: {why}")
+            why = f"the solution of {type(self).__name__} without some clients is unknown"
+            raise UserError(f"participation.hostile: {why}; choose another problem, or set it to null")
         others = copy(self)
         others.counted = ~np.isin(np.arange(self.clients), clients)
         others.weigh()
@@ -357,7 +357,7 @@ class XRisk(Problem):
 
         Args:
             x: The variable, ``[d]``.
-            sample: One client's examples of one side.
+            sample: One client's positive or negative examples.
         """
 
     @abstractmethod

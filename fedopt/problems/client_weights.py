@@ -73,7 +73,7 @@ class ClientWeights(SupervisedBilevel):
         targets = kept if self.target is None else np.unique(self.target)
         for key, named in (("target", targets), ("omit", self.omit)):
             if np.max(named, initial=0) >= M:
-                raise UserError(f"problem.{key}={getattr(self, key)}: is no client; choose from 0 to {M - 1}")
+                raise UserError(f"problem.{key}: {np.max(named)} is not a client; choose from 0 to {M - 1}")
         if not len(targets) or not len(kept):
             raise UserError("problem.omit, problem.target: no client is left to train or validate; omit fewer clients")
         owner, labels = np.zeros(len(self.train), dtype=np.int64), self.train.y.cpu().numpy().copy()

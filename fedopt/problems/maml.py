@@ -64,7 +64,7 @@ class _Sinusoids(Problem):
     metrics = (NEW_TASK_LOSS, NEW_TASK_START, OBJECTIVE)
 
     def set_up(self, curves: int) -> None:
-        """Create the network and its initial parameters, the clients' curves, and the new curves.
+        """Create the network and its initial parameters, the clients' curves, and the new curves of the metrics.
 
         Args:
             curves: Number of curves over all clients.

@@ -205,7 +205,7 @@ class ScoresModels(Problem):
             outputs: The deployed models' outputs on the test examples (``local_set``).
             tuning: The scale and shift that calibrate the outputs; only loss, Brier score and calibration use them. None: no
                 change.
-            means_only: Whether to compute only the scorer's ``client_metrics``.
+            means_only: Whether to compute only the scorer's ``client_metrics``, whose means over clients are metrics.
         """
         assert self.local_set is not None
         others = self.local_set.y, self.local_set.owner, self.clients, means_only

@@ -70,9 +70,8 @@ class PlMinimax(Reduced, Minimax):
         self._R = axes * values.sqrt() @ axes.T
 
     def without(self, clients: np.ndarray) -> Any:
-        raise UserError(
-            "participation.hostile: the solution of PLMinimax is known for all clients only; choose another problem"
-        )
+        why = "the solution of PLMinimax without some clients is unknown"
+        raise UserError(f"participation.hostile: {why}; choose another problem, or set it to null")
 
     def reduced(self, terms: Sample) -> Outer:
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))

@@ -151,7 +151,7 @@ class Quadratic(Problem):
 
         Args:
             terms: A named tuple of the clients' matrices and linear terms, ``[M, ...]`` each.
-            noisy: The split whose examples have the noise, for the name of each term with noise.
+            noisy: name of a term -> the split whose examples have its noise.
         """
         self.per_client = terms._asdict()
         self._sample_type = type(terms)

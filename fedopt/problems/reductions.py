@@ -222,7 +222,7 @@ def fits(cls: type) -> list[str]:
 
 
 def projects(problem: type[Problem], algorithm: Any) -> bool:
-    """Return whether an algorithm respects the problem's constraint set of x, if it has one.
+    """Return whether an algorithm respects the problem's constraint set of x; True if the problem has none.
 
     Args:
         problem: The class of the problem, which constrains x if it defines ``project_x``.

@@ -172,7 +172,7 @@ class Scores:
             y: Classes, ``[n]``.
             owner: Index of the client of each example, ``[n]``.
             M: Number of clients.
-            means_only: Whether to compute only ``client_metrics``.
+            means_only: Whether to compute only ``client_metrics``, whose means over clients are metrics.
         """
         wanted = dict.fromkeys([metric.name for metric in self.client_metrics])
         wanted |= {} if means_only else dict.fromkeys(self.names)

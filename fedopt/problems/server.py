@@ -22,7 +22,7 @@ PRETRAIN_BATCH = 128
 
 @dataclass(eq=False)
 class WithServer(Supervised):
-    """Base class of problems about a network on the examples of clients and of a server.
+    """Base class of problems that train a network on the examples of clients and of a server.
 
     Args:
         test: Fraction of all examples used for testing. None: the data set's own test examples.

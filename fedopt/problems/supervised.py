@@ -62,8 +62,8 @@ class Labelled(ScoresModels):
     Attributes:
         classes: Number of classes; 0 for regression.
         fills: Means that replace missing values of a table (see `LabelledData`).
-        training_keys: The ``keys`` of training batches, ``()`` for none. A custom network is in training mode for a batch
-            with a key, even if it has no dropout.
+        training_keys: The ``keys`` of training batches, which determine dropout masks; ``()`` for none. A custom network is in
+            training mode for a batch with a key, even if it has no dropout.
         alone: Whether to fit a logistic regression to each client's own examples (`alone.logistic`), the baseline of the
             metric better_than_alone. None: fit it if clients have test examples and the table is small enough.
         own_test_seed: Seed of a stratified choice of the clients' own test examples (see `WithServer`). None: not stratified.
@@ -240,7 +240,7 @@ class Labelled(ScoresModels):
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Base class of problems about a network on labelled examples. `set_up` sets the attributes below.
+    """Base class of problems that train a network on labelled examples. `set_up` sets the attributes below.
 
     Attributes:
         net: The network: a function of parameters ``[dim]`` and inputs ``[B, features]`` that returns logits
@@ -363,7 +363,7 @@ class Supervised(Labelled):
 
 @dataclass(eq=False)
 class SupervisedMinimax(Supervised, Minimax):
-    """Base class of minimax problems about a network on labelled examples.
+    """Base class of minimax problems that train a network on labelled examples.
 
     Args:
         examples: Number of training examples to use, chosen at random. None: all.
@@ -385,7 +385,7 @@ class SupervisedMinimax(Supervised, Minimax):
 
 @dataclass(eq=False)
 class SupervisedBilevel(Supervised, Bilevel):
-    """Base class of bilevel problems about a network: f is a validation loss, and g is a training loss with penalties.
+    """Base class of bilevel problems that train a network: f is a validation loss, and g is a training loss with penalties.
 
     With the parameters y of the network, its weight matrices and biases y_k, and the norm |y| without biases::
 

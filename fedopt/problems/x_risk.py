@@ -36,7 +36,7 @@ PAIRS = 2**22  # number of pairs whose losses are computed together
 def partial_area(scores: np.ndarray, positive: np.ndarray, most: float) -> float:
     """Return the area under the ROC curve up to a given false positive rate; nan if a score is not finite.
 
-    It is scaled such that random guessing gives 1/2 and a perfect classifier 1 [McClish 1989].
+    It is scaled so that random guessing gives 1/2 and a perfect classifier 1 [McClish 1989].
 
     Args:
         scores: Scores, ``[n]``. A tie counts one half.

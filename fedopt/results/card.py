@@ -83,7 +83,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, object]) -
 
 
 def say_other_versions(folder: RunFolder) -> None:
-    """Print and log a note if a run is resumed with another commit or other versions than it was started with.
+    """Print and log a note if a run is resumed with a different commit or different versions than at its start.
 
     Args:
         folder: The run's folder.

@@ -64,9 +64,7 @@ class Checkpoint:
                 anything other than tensors and numbers.
         """
         if _kinds(state) != _kinds(self._initial):
-            raise UserError(
-                "the algorithm's step must return a state with the structure, shapes and dtypes of the one that init returns"
-            )
+            raise UserError("the algorithm's step must return the same structure, shapes and dtypes as its init")
         start = _flat(self._initial)[0]
         now = _flat(state)[0].items()
         changed = {name: leaf.changed(start[name]) for name, leaf in now if isinstance(leaf, Memory)}

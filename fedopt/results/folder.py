@@ -218,7 +218,7 @@ class RunFolder:
         return {key: value for key, value in values.items() if math.isfinite(value)}
 
     def last(self, metric: str) -> float:
-        """Return the last value of a metric for averages over runs.
+        """Return the last value of a metric, for use in averages over runs.
 
         It is nan if the value is not finite, or if the run diverged or failed. `fedopt.analysis.Recorded.last` returns the
         same number.

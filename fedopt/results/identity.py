@@ -31,8 +31,8 @@ def numbers(config: Mapping[str, object]) -> Node:
 def identity(config: Mapping[str, object]) -> Node:
     """Return the values of a resolved config that determine metrics.csv, by dotted key.
 
-    The result does not include keys about where a run writes or how it starts, keys of hardware other than its precision, and
-    keys that the configs of older runs lack if their value reproduces these runs.
+    The result omits keys about where a run writes or how it starts, and keys of hardware other than its precision. It also
+    omits keys that did not exist in older versions, if their value gives the behaviour of these versions.
     """
     values, others = flat(config), (*PLACE, "hardware")
     for key, before in _later(config).items():

@@ -62,7 +62,7 @@ class Experiment:
 def check_parts(composed: Composed, swept: Collection[str] = ()) -> None:
     """Check a config as far as possible without loading data.
 
-    Other exceptions than UserError come from the user's code. They are ignored here, since the run reports their line.
+    Exceptions other than UserError come from the user's code. They are ignored here, since the run reports their line.
 
     Args:
         composed: The config.

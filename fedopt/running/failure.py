@@ -17,7 +17,7 @@ from fedopt.running.sinks import Callback
 def mistakes_named(callback: Callback) -> Iterator[None]:
     """Convert exceptions of the user's code within the context to a UserError that names the line. sys.exit is converted too.
 
-    Exceptions of the callback and exceptions of fedopt itself, which are bugs, are raised unchanged.
+    Exceptions of the callback are raised unchanged, and so are exceptions of fedopt itself, which are bugs.
 
     Args:
         callback: The user's function ``on_eval``.

@@ -138,7 +138,7 @@ def _in_turn(count: int) -> int:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Restore all settings that `configure` changes after the context ends.
+    """Restore, when the context ends, all settings that `configure` changed.
 
     This is for runs in the user's process, which may use other modes of torch and NumPy.
     """

@@ -28,7 +28,7 @@ class Progress:
         round: The number of completed rounds.
         evaluated: Whether the metrics after this round have been computed.
         seconds: The training time in seconds.
-        points: The budget is divided into ``eval.points`` equal parts; the number of parts used up at the last round.
+        points: The number of parts of the budget (of ``eval.points`` equal ones) that were used up by the last round.
         start: The first value of each metric, by name.
         final: The last value of each metric, by name.
         best: The best value of each metric, by name. Metrics for which neither direction is better are not included.

@@ -123,9 +123,7 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
         state, metadata = checkpoint.restore(e.federation.ledger, stored)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
-        raise UserError(
-            f"budget: the run in {folder.path} has used more than that ({progress.round} rounds); set a larger budget"
-        )
+        raise UserError(f"budget: the run in {folder.path} has used more ({progress.round} rounds); increase it")
     return state, progress, metadata["rows_size"]
 
 
@@ -154,7 +152,7 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:
-        spent = f"the run at from={source} has used it in {progress.round} rounds, which count here too"
+        spent = f"the run at from={source} has used it up in {progress.round} rounds, which count here too"
         raise UserError(f"budget: {spent}; set a larger budget")
     return state, progress
 

@@ -48,7 +48,7 @@ EVALUATED = 4 * 2**20  # bytes of the variables of the configurations that are e
 
 @dataclass
 class Outcome:
-    """What became of one configuration.
+    """The outcome of one configuration.
 
     Args:
         rows: The rows of metrics.csv. Their train_seconds are the configuration's share of the time of its stack.
@@ -103,12 +103,12 @@ def at_once(
     Args:
         configs: The configurations, all with the same seed.
         heard: A function that is called with the fraction of the work that is done.
-        outcomes: An empty list, to which the outcomes are added at the start. It shows them while they change.
+        outcomes: An empty list to which the outcomes are added at the start, so that the caller can watch them change.
         processes: The number of processes that share the machine.
         fallback: Whether to run alone what cannot be computed together. If not, its outcome has no status.
 
     Raises:
-        Exception: An error of the machine, such as a full memory.
+        Exception: An error of the machine, such as running out of memory.
     """
     outcomes, algorithms = [] if outcomes is None else outcomes, dict[int, Algorithm]()
     outcomes += [Outcome() for _ in configs]
@@ -139,7 +139,7 @@ def run(
         e: The experiment. Its own algorithm and ledger are not used.
         algorithms: The configurations.
         outcomes: The outcome of each, which changes in place.
-        heard: A function that is called when they have changed.
+        heard: A function that is called whenever the outcomes have changed.
         fallback: As in `at_once`.
     """
     groups: dict[str, list[int]] = {}  # those that differ only in real numbers

@@ -100,7 +100,7 @@ def is_ours(group: str, name: str) -> bool:
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """Return the name of the problem class, such as minimax, for the name of each problem."""
+    """Return name of a problem -> name of its class, such as minimax."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 

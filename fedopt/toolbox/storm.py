@@ -173,8 +173,8 @@ class Means(NamedTuple):
     """The state between two rounds of `points_first`.
 
     Attributes:
-        z: The clients' mean of the first variables. The other variables stay on the clients and are not averaged.
-        d: The clients' mean of the directions of these variables.
+        z: The mean over clients of the variables that are averaged, which come first. The other variables stay on the clients.
+        d: The mean over clients of the directions of the averaged variables.
         memory: Each client's z and d of all variables as one vector.
     """
 

@@ -153,7 +153,7 @@ def test_lists_have_checked_methods_first(capsys):
     assert marked == [False] * (number - unchecked) + [True] * unchecked
     list_.show_list(["algorithms", "bilevel"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "[Tarzanagh et al. 2023]; compared with text" in out
+    assert "[Tarzanagh et al. 2023]; compared with the paper's text" in out
     assert out.index(" soba ") < out.index(" simfbo ")
 
 
@@ -178,19 +178,19 @@ def test_a_run_says_it_first(algo, line, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("algo", "label"),
     [
-        ("fedrep", "compared with code, which has momentum 0.5, weight decay 1e-4, and 10 or more epochs of all heads"),
-        ("per_fedavg_hvp", "compared with code by other authors"),
-        ("per_fedavg", "compared with code (of pFedMe), which adapts on test batches"),
-        ("fedavg", "compared with code (FedProx's public code)"),
-        ("fedprox", "compared with code"),
-        ("scaffold", "compared with code by other authors (FedTorch, FLGo)"),
-        ("fedadam", "compared with code (Flower), which has v_0 = 0"),
-        ("fedyogi", "compared with code (Flower), which has v_0 = 0"),
+        ("fedrep", "compared with public code, which has momentum 0.5, weight decay 1e-4, and trains all heads"),
+        ("per_fedavg_hvp", "compared with public code by other authors"),
+        ("per_fedavg", "compared with public code (of pFedMe), which adapts on test batches"),
+        ("fedavg", "compared with public code (FedProx's)"),
+        ("fedprox", "compared with public code"),
+        ("scaffold", "compared with public code by other authors (FedTorch, FLGo)"),
+        ("fedadam", "compared with public code (Flower), which has v_0 = 0"),
+        ("fedyogi", "compared with public code (Flower), which has v_0 = 0"),
         ("fedadagrad", "unverified"),
         ("fgdro", "reviews of arXiv 2410.06369"),
         ("fgdro_kl", "[Guo & Yang 2024]"),
-        ("drfa", "compared with code, which trains on uniform cohorts"),
-        ("ditto", "compared with code, which samples clients by size and averages them with equal weights"),
+        ("drfa", "compared with public code, which trains on uniform cohorts"),
+        ("ditto", "compared with public code, which samples clients by size and averages them with equal weights"),
     ],
 )
 def test_what_a_method_was_compared_with(algo, label, capsys):

@@ -198,7 +198,7 @@ def test_problems_are_not_pooled(tmp_path, command):
                 better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
                 record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
     _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
-    assert err == "note: --group-by=algo: the runs also differ in problem, so they are grouped by it\n"
+    assert err == "note: --group-by=algo: the runs are also grouped by problem, in which they differ\n"
     assert csv["runs"].tolist() == [3] * 4
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]

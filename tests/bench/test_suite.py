@@ -264,7 +264,7 @@ def test_broken_tasks(change, said, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(("one: toy sgd", "one: nobody"), "needs two entries"), (("[comm_rounds", "[rounds"), "a list of comm")],
+    [(("one: toy sgd", "one: nobody"), "must be entries"), (("[comm_rounds", "[rounds"), "a list of comm")],
 )
 def test_broken_claims(change, said, tmp_path):
     mine = written(tmp_path / "my")

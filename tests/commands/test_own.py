@@ -121,7 +121,7 @@ IN_ALGORITHM = {
         "s.x of torch.float64, but hardware.dtype is torch.float32",
         "def init",
     ),
-    "memory of an exchange without": (GRADIENT, "return client.memory", "does not give clients any", None),
+    "memory of an exchange without": (GRADIENT, "return client.memory", "does not pass memory to the clients", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "split_sizes to sum exactly to 3", None),
     "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "found Double", None),
@@ -222,7 +222,7 @@ UNCALLED = [
     (
         "    weighting =",
         '    f_split = "train"\n    weighting =',
-        "MyRegression has f_split, which belongs to bilevel, ",
+        "MyRegression has f_split, which only bilevel, ",
     ),
 ]
 
@@ -357,7 +357,7 @@ def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "resume=true", f"output_dir='{folder.relative_to(tmp_path)}'", "budget.rounds=3"
     )
     assert longer.code == 0, longer.err
-    assert f": {name} changed since this run started; delete" in longer.err
+    assert f": {name} changed since this run started; it continues" in longer.err
 
 
 def test_modules_that_ones_own_code_takes_from_count(monkeypatch, tmp_path):
@@ -494,7 +494,7 @@ def test_the_test_of_a_method_reads_rows_of_any_shape_back(row, monkeypatch, tmp
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("taken", "taken.py"), ("random", "installed"), ("Mine", "lower-case letters"), ("mco", "of fedopt")],
+    [("taken", "taken.py"), ("random", "installed"), ("Mine", "in lower case"), ("mco", "of fedopt")],
 )
 def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

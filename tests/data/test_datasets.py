@@ -256,7 +256,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("label\na\nb\n", {}, "columns except label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "CSV"),
-        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "row 1 below the names has 3 cells"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "row 1 below the header has 3 cells"),
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
@@ -549,7 +549,7 @@ def test_constant_images_normalise_without_a_warning():
             {"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)},
             r"x_test.*\[0, 4, 3\]",
         ),
-        ({"y_train": np.arange(12) - 1}, "y is -1 to 10"),
+        ({"y_train": np.arange(12) - 1}, "y ranges from -1 to 10"),
         ({"y_test": np.array([0.5, 1, 2, 3, np.nan])}, r"y has values that are not finite"),
         ({"y_train": np.zeros((12, 2), dtype=int)}, r"y_train has shape \[12, 2\]; it must be \[12\]"),
         (

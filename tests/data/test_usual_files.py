@@ -77,12 +77,12 @@ def test_options_say_how_a_table_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, not 3; correct it, or set"),
-        ("age,dose,label\n0,2,5,1\n1,3,5,0\n", "row 1 below the names has 4 cells"),  # pandas would shift the columns
-        ("age,label\n1,a,\n2,b,\n", "row 1 below the names has 3 cells"),  # a last column without a name
-        ("age,label\n1,a\n2\n", "row 2 below the names has 1 cells"),
-        ("label,age\na,1\nb\n", "row 2 below the names has 1 cells"),  # pandas would fill it
-        ("age,label\n1,a\n2,b,3\n", "row 2 below the names has 3 cells"),
+        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the header has 4 cells, not 3; correct it, or set"),
+        ("age,dose,label\n0,2,5,1\n1,3,5,0\n", "row 1 below the header has 4 cells"),  # pandas would shift the columns
+        ("age,label\n1,a,\n2,b,\n", "row 1 below the header has 3 cells"),  # a last column without a name
+        ("age,label\n1,a\n2\n", "row 2 below the header has 1 cells"),
+        ("label,age\na,1\nb\n", "row 2 below the header has 1 cells"),  # pandas would fill it
+        ("age,label\n1,a\n2,b,3\n", "row 2 below the header has 3 cells"),
         ("age;dose,label\n1;2,a\n", "age;dose"),
     ],
 )

@@ -311,7 +311,7 @@ def test_methods_with_a_rule_of_their_own():
     with pytest.raises(UserError, match=r"participation\.rule\.kind=median: this method combines"):
         steps(small("drfa", "classification", MEDIAN), 1)
     steps(small("drfa", "classification", "participation.rule={kind: mean}"), 1)
-    with pytest.raises(UserError, match="known for all clients only"):
+    with pytest.raises(UserError, match="without some clients is unknown"):
         small("local_sgda", "pl_minimax", HOSTILE)
 
 

@@ -209,8 +209,11 @@ def test_undecided_claims_get_more_seeds_though_they_are_small_scale(tmp_path, e
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
-        (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows them"),
+        (
+            ["fedmsa/fig22"],
+            "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows all experiments",
+        ),
+        (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows all experiments"),
         ([], "fedopt reproduce --list"),
         (["--jbos"], "unrecognized arguments: --jbos, did you mean --jobs?; fedopt reproduce --help lists the options"),
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 must be a whole number"),

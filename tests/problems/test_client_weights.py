@@ -1,6 +1,5 @@
 """The learnt mixture of clients against ridge and softmax regression in NumPy, and finite differences."""
 
-import re
 import runpy
 from functools import partial
 
@@ -237,10 +236,7 @@ def test_only_training_labels_of_wrong_clients_are_redrawn():
 
 def test_a_client_that_is_not_there():
     for wrong in ({"target": 4}, {"target": [0, 4]}, {"omit": [4]}):
-        ((key, value),) = wrong.items()
-        with pytest.raises(
-            UserError, match=rf"problem\.{key}={re.escape(str(value))}: is no client; choose from 0 to 3"
-        ):
+        with pytest.raises(UserError, match=rf"problem\.{next(iter(wrong))}: 4 is not a client; choose from 0 to 3"):
             problem(**wrong)
     for nobody in ({"omit": [0, 1, 2, 3]}, {"target": []}):
         with pytest.raises(UserError, match="no client is left"):

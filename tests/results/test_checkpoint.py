@@ -195,7 +195,7 @@ def test_what_a_round_accepts_a_checkpoint_gives_back(tmp_path):
 )
 def test_a_later_step_must_keep_the_kinds_too(change, tmp_path):
     file = checkpoint.Checkpoint(tmp_path / "checkpoint.safetensors", everything(0.5))
-    with pytest.raises(UserError, match="shapes and dtypes of the one"):
+    with pytest.raises(UserError, match="shapes and dtypes as its init"):
         file.store(everything(1.7)._replace(**change), Ledger(3), {})
 
 
