@@ -156,9 +156,7 @@ def _claims(nodes: Any, rows: Rows) -> Iterator[dict[str, Any]]:
             for group in _groups(axes, allowed):
                 yield from _claims(claim["claims"], group)
         else:
-            raise UserError(
-                f"claims: a group has only 'for' and 'claims'; remove {min({*claim} - {'claims'}, key=str)}"
-            )
+            raise UserError(f"claims: groups have only 'for' and 'claims'; remove {next(iter({*claim} - {'claims'}))}")
 
 
 def _allowed(axes: Mapping[Any, Any], rows: Rows) -> Rows:

@@ -91,7 +91,7 @@ MISTAKES_IN_NAMES = [
     ({"where": {"K": [1], "p(K)": 3}}, "where: cannot be read"),
     ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
     ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
-    ({"claims": [{"says": "a", "claims": []}]}, "claims: a group has only 'for' and 'claims'; remove says"),
+    ({"claims": [{"says": "a", "claims": []}]}, "claims: groups have only 'for' and 'claims'; remove says"),
     ({"claims": [{"for": 3, "says": "a"}]}, "for.3: there is no such axis"),
     ({"claims": [{"for": ["qq"], "claims": []}]}, "for.qq: there is no such axis, did you mean q?"),
     ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=[3]: choose from 1, 2, 4"),
