@@ -40,7 +40,7 @@ class Result:
 
     Args:
         folder: The run's folder.
-        which: Which values `variables` and `model` return: those of the ``last`` checkpoint, or those of the ``best``
+        which: Which values `variables` and `model` return: from the ``last`` checkpoint, or from the ``best``
             evaluation, which a run stores if it was started with ``keep=best``.
     """
 
@@ -271,7 +271,7 @@ def sweep(
             added to each.
         jobs: The number of runs in parallel. Each has its own process, which does not execute your script again.
         at_once: Whether runs that differ only in real-valued keys of the algorithm, such as step sizes, are computed
-            together, which is faster. The last digits of their metrics may differ from those of separate runs.
+            together, which is faster. The last digits of their metrics may differ from separate runs.
         output_dir: The folder that will contain the folders of all runs. None: a new folder under outputs/.
         folders: Your config folders, as with ``--config-dir``.
         quiet: Whether to write nothing to stdout and stderr.
@@ -315,7 +315,7 @@ def load(folder: str | Path, which: Which = "last") -> Result:
 
     Args:
         folder: The run's folder.
-        which: Which values `Result.variables` and `Result.model` return: those of the ``last`` checkpoint, or those of the
+        which: Which values `Result.variables` and `Result.model` return: from the ``last`` checkpoint, or from the
             ``best`` evaluation, which a run stores if it was started with ``keep=best``.
 
     Returns:

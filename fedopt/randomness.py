@@ -148,7 +148,7 @@ def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.flo
 def untouched(function: object, args: object, instead: str = SOURCES) -> Iterator[None]:
     """Check that a user's function, called in the context, does not change its arguments or use a global random generator.
 
-    The global generators are those of torch, `numpy.random` and `random`.
+    The global generators are the generators of torch, `numpy.random` and `random`.
 
     Args:
         function: The user's function, for the message.

@@ -161,7 +161,7 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 class AdaFBiO(Adaptive):
     """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022].
 
-    It has the following hyperparameters in addition to those of `Adaptive`.
+    It has the following hyperparameters in addition to the ones of `Adaptive`.
 
     Args:
         theta: The step size of the Neumann sum in the hypergradient.

@@ -71,7 +71,7 @@ class Momentum:
 class LocalBSGM(Momentum):
     """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
 
-    It has the following hyperparameters in addition to those of `Momentum`.
+    It has the following hyperparameters in addition to the ones of `Momentum`.
 
     Args:
         alpha: The newest hypergradient has the weight alpha eta in the momentum of x. The weight must be at most 1 (ValueError
@@ -107,7 +107,7 @@ class LocalBSGM(Momentum):
 class LocalBSGVRM(Momentum):
     """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    It has the following hyperparameters in addition to those of `Momentum`.
+    It has the following hyperparameters in addition to the ones of `Momentum`.
 
     Args:
         alpha: The newest hypergradient has the weight alpha eta_t^2 in the momentum of x. The weight must be at most 1 (ValueError

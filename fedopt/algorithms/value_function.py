@@ -2,7 +2,7 @@
 al. 2022]. No second derivative is taken.
 
 The server has all variables, and clients answer with gradients at the points that it sends. All answers are linear in f_i and g_i,
-so the iterates equal those of a single machine with the data of all clients. With one client, they are the papers' methods.
+so the iterates are the same as on a single machine with the data of all clients. With one client, they are the papers' methods.
 
 Explained in docs/algorithms/value_function.md.
 

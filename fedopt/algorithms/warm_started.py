@@ -3,7 +3,7 @@ Xiao & Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 
 [Dagréou et al. 2024].
 
 The server has all variables, and clients answer with derivatives at the points that it sends. All directions are linear in f_i and
-g_i, so the iterates equal those of a single machine with the data of all clients. With one client, they are the papers' methods.
+g_i, so the iterates equal the iterates of one machine with the data of all clients. With one client, they are the papers' methods.
 
 Explained in docs/algorithms/warm_started.md.
 

@@ -172,9 +172,9 @@ def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
 
     Its columns are kind, method, at and share.
 
-    Kind 'performance': the fraction of pairs of a task and a target at which the cost is at most ``at`` times that of the
-    cheapest method. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of the
-    budget. Costs and reached targets are those of `Pool.cheapest`.
+    Kind 'performance': the fraction of pairs of a task and a target at which the cost is at most ``at`` times the cost
+    of the cheapest method. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of
+    the budget. Costs and reached targets come from `Pool.cheapest`.
 
     Args:
         by_task: task -> methods. Methods that are not in all tasks are left out.

@@ -21,7 +21,7 @@ class Tuning:
     """The result of `tune`.
 
     Args:
-        best: algorithm -> the overrides of its best trial, to be added to those of the search; [] if the defaults are best.
+        best: algorithm -> the overrides of its best trial, to be added to the overrides of the search; [] if the defaults are best.
             Algorithms without a value are absent.
         trials: One row per trial.
         winners: One row per algorithm that has a value.

@@ -138,7 +138,7 @@ class Pool:
         """The values that a search finds, by the rank of its best sampled point, [seeds, n + 1, 2 * targets].
 
         A search that selects on one seed finds the mean of the values over the other seeds. It selects the theory point unless
-        a sampled point is better. The last rank is that of a search without a sampled point.
+        a sampled point is better. The last rank is for a search without a sampled point.
         """
         found, seeds = [], range(self.values.shape[1])
         for seed, order in enumerate(self.orders):
@@ -294,7 +294,7 @@ def curves(pools: ByMethod, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
 def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return how often searches reach each target, and at what cost: method, target, reach, low, high, cost.
 
-    A search reaches a target if one of its points does, on the seed of the search. The cost is that of the cheapest of them, as
+    A search reaches a target if one of its points does, on the seed of the search. The cost is the cost of the cheapest one, as
     the geometric mean over the searches that reach the target; it is nan if fewer than half of them do. The interval is the
     exact binomial one for the share of sampled points that reach the target, given the seeds.
     """

@@ -108,7 +108,7 @@ class Entry:
         ranges: key -> the name of a role, or a range. It may be followed by `` * KEY`` or `` / KEY``, once or several times: the
             value is multiplied or divided by the value of that key, which may also be a number.
         place: Where the paper has these keys.
-        form: ``paper``: the searched keys are those of the paper. ``general``: it has more keys, or other ones. ``control``: it
+        form: ``paper``: the searched keys are the paper's. ``general``: it has more keys, or other ones. ``control``: it
             is run only to measure what another key changes, and has no rank.
     """
 
@@ -131,8 +131,8 @@ class Task:
         metric: The metric to which the targets refer.
         targets: Values of the metric to reach, from easy to hard.
         budget: The cost that counts as 100 %, for each of `LIMITS`.
-        smoothness: The largest curvatures Lx and Ly in x and in y, which scale the ranges of step sizes. L is that of both
-            together; without it, the larger of the two.
+        smoothness: The largest curvatures Lx and Ly in x and in y, which scale the ranges of step sizes. L is the
+            largest curvature in both together; without it, the larger of the two.
         entries: Names of entries.
         name: The name of the file, without its extension.
         facts: What the page says about the problem, such as its condition number.

@@ -69,7 +69,7 @@ class Trial:
         statuses: How the run with each seed ended.
         loss: The median of the values, negated if higher is better. A run that did not finish counts as infinite.
         found: The loss as the search found it; None for the defaults, which are only run standalone.
-        standalone: Whether the values and statuses are those of run folders.
+        standalone: Whether the values and statuses come from run folders.
     """
 
     number: int

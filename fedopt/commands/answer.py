@@ -133,7 +133,7 @@ def launcher_of(args: argparse.Namespace) -> "Launcher":
     """Return the launcher that a command's options choose: `Queue` with --launcher, otherwise `Local`.
 
     Args:
-        args: The parsed options, including those of `add_launcher`.
+        args: The parsed options, including the options of `add_launcher`.
 
     Raises:
         UserError: Options for a cluster are used without --launcher, or submitit is not installed.

@@ -67,7 +67,7 @@ def _commit(registered: bool) -> str:
     """Return the commit of the code, as the table of runs names it.
 
     Raises:
-        UserError: The run is to be registered, and the code is not exactly that of a commit.
+        UserError: The run is to be registered, and the code is not exactly the code of a commit.
     """
     from fedopt.results import commit
 

@@ -152,7 +152,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> Node:
-    """Return the values that an option's file itself sets, by dotted key, without those of the files on which it is based.
+    """Return the values that an option's file itself sets, by dotted key, without values of the files on which it is based.
 
     Args:
         group: The config group, such as ``algo``.

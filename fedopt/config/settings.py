@@ -206,7 +206,7 @@ class Hardware:
     Args:
         device: ``cpu``, ``cuda``, ``cuda:1``, and so on.
         dtype: The dtype of the run's tensors.
-        engine: How the computations of clients are executed. ``vectorised``: those of several clients in parallel, with
+        engine: How the computations of clients are executed. ``vectorised``: for several clients in parallel, with
             torch.vmap. ``one_by_one``: one client after another. ``auto``: fedopt chooses.
         stack: The number of clients that the vectorised engine runs in parallel. None: as many as fit into the CPU's cache.
         threads: The number of threads of a process. None: OMP_NUM_THREADS if it is set, otherwise all cores, shared among

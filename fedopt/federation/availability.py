@@ -46,7 +46,7 @@ class Availability:
     def chances(self) -> list[np.ndarray]:
         """Return one period of the availability pattern: for each of its rounds, the probability of each client, ``[M]``.
 
-        The probability is that of being available. For a daily pattern, the period is the rounds of one day.
+        It is the probability of being available. For a daily pattern, the period is the rounds of one day.
         """
         return [np.ones(self.clients)] if self.pattern is None else [*self.pattern.chances(self._groups)]
 

@@ -56,7 +56,7 @@ class Counter:
     def count(self, sample: Any, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
         """Count oracle calls on a sample.
 
-        If a client function made the sample itself, the numbers of examples are those of the last sample that `hand_out`
+        If a client function made the sample itself, the numbers of examples are the ones of the last sample that `hand_out`
         returned. A part of a sample that contains its first tensor counts as the complete sample.
 
         Args:

@@ -86,7 +86,7 @@ class FlatModel(Dense):
             return self._forward(flat, x, key).to(flat.dtype)
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
-        """Return the logits, without autocast; the arguments are those of `__call__`."""
+        """Return the logits, without autocast; the arguments are the same as of `__call__`."""
         parameters = iter(self.views(flat))
         dropout = None if key is None else Dropout(key)
         if self.convolutional:

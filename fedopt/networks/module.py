@@ -37,7 +37,7 @@ class FlatModule(FlatModel):
         self._constants = {**dict(frozen), **dict(module.named_buffers())}
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
-        """Return the logits, without autocast; the arguments are those of `__call__`."""
+        """Return the logits, without autocast; the arguments are the same as of `__call__`."""
         return self.at(self.views(flat), x, key)
 
     def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:

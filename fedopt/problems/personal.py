@@ -22,7 +22,7 @@ OF_PROBABILITIES = ("loss", "brier", "calibration")  # scores of calibrated prob
 
 
 class Errors:
-    """The metrics of a regression: the root mean squared error of the first output. Its interface is that of `Scores`."""
+    """The metrics of a regression: the root mean squared error of the first output. It has the interface of `Scores`."""
 
     client_metrics, rarest, each, note = (CLIENT_RMSE,), None, dict[str, tuple[str, int]](), ""
 

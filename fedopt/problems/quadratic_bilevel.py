@@ -53,7 +53,7 @@ class NestedQuadratic(Reduced, Nested):
         dx, dy: Dimensions of x and y.
         conditioning: Condition number of the Hessians of g_i in y and of f_i in (x, y).
         delta: Heterogeneity around a fixed mean problem (see `Quadratic`). The mean A^-1 B then has norm 1, so that the
-            condition number of the outer objective is at most twice that of the lower level.
+            condition number of the outer objective is at most twice the one of the lower level.
     """
 
     dx: PositiveInt

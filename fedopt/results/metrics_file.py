@@ -38,7 +38,7 @@ class MetricsFile:
 
         Raises:
             OSError: The row cannot be written completely. Nothing of it is left in the file.
-            UserError: The columns of the row differ from those of the file.
+            UserError: The columns of the row differ from the columns of the file.
         """
         if not self.columns:
             self.columns = list(row)

@@ -90,7 +90,7 @@ class Outcome:
 
 def at_once(
     configs: Sequence[Composed],
-    heard: Callable[[float], object] = lambda share: None,
+    watch: Callable[[float], object] = lambda share: None,
     outcomes: list[Outcome] | None = None,
     processes: int = 1,
     fallback: bool = True,
@@ -102,7 +102,7 @@ def at_once(
 
     Args:
         configs: The configurations, all with the same seed.
-        heard: A function that is called with the fraction of the work that is done.
+        watch: A function that is called with the fraction of the work that is done.
         outcomes: An empty list to which the outcomes are added at the start, so that the caller can watch them change.
         processes: The number of processes that share the machine.
         fallback: Whether to run alone what cannot be computed together. If not, its outcome has no status.
@@ -122,7 +122,7 @@ def at_once(
             outcomes[number].fail(error)
     if e is not None:
         some = [outcomes[number] for number in algorithms]
-        run(e, [*algorithms.values()], some, lambda: heard(sum(one.done for one in outcomes) / len(outcomes)), fallback)
+        run(e, [*algorithms.values()], some, lambda: watch(sum(one.done for one in outcomes) / len(outcomes)), fallback)
     return outcomes
 
 
@@ -130,7 +130,7 @@ def run(
     e: Experiment,
     algorithms: Sequence[Algorithm],
     outcomes: Sequence[Outcome],
-    heard: Callable[[], object],
+    on_change: Callable[[], object],
     fallback: bool = True,
 ) -> None:
     """Run an experiment with each of several configurations of its algorithm.
@@ -139,7 +139,7 @@ def run(
         e: The experiment. Its own algorithm and ledger are not used.
         algorithms: The configurations.
         outcomes: The outcome of each, which changes in place.
-        heard: A function that is called whenever the outcomes have changed.
+        on_change: A function that is called whenever the outcomes have changed.
         fallback: As in `at_once`.
     """
     groups: dict[str, list[int]] = {}  # those that differ only in real numbers
@@ -163,8 +163,8 @@ def run(
             for n in stack.going:
                 stack.outcomes[n].alone = first_line(error)
                 if fallback:
-                    stack.only([n]).alone(heard)
-        heard()
+                    stack.only([n]).alone(on_change)
+        on_change()
 
 
 def _cannot(e: Experiment) -> str:
@@ -250,7 +250,7 @@ class _Stack:
         return [n for n, outcome in enumerate(self.outcomes) if not outcome.status]
 
     def only(self, numbers: Sequence[int]) -> "_Stack":
-        """Return a stack of those of these configurations that have not ended.
+        """Return a stack of the configurations in ``numbers`` that have not ended.
 
         Args:
             numbers: The indices of the configurations in this stack.
@@ -374,11 +374,11 @@ class _Stack:
             return None
         return {m.name: values.tolist() for m, values in zip(self.e.problem.metrics, of_all, strict=True)}
 
-    def alone(self, heard: Callable[[], object]) -> None:
+    def alone(self, on_change: Callable[[], object]) -> None:
         """Run the one configuration of this stack by itself, from where it is.
 
         Args:
-            heard: A function that is called after each round.
+            on_change: A function that is called after each round.
         """
         (outcome,), e = self.outcomes, replace(self.e, algorithm=self.algorithms[0])
         try:
@@ -386,7 +386,7 @@ class _Stack:
             for moment in loop(e, state, progress):
                 outcome.rows += [moment.row] if moment.row else []
                 outcome.done = 1.0 if moment.status else min(moment.spent, 1.0)
-                heard()
+                on_change()
             outcome.status = moment.status or ""
         except Exception as error:
             outcome.fail(error)

@@ -38,7 +38,7 @@ def bilevel_start(problem: Nested) -> Vectors:
 def bilevel_maps(client: Client, z: Vectors, xi: Sample, damping: float = 0.0) -> Vectors:
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
-    The directions are those of FedMSA (eq. 2 and 10, but eq. 10a prints grad_x f for grad_y f in Dv)::
+    The directions are FedMSA's (eq. 2 and 10, but eq. 10a prints grad_x f for grad_y f in Dv)::
 
         Dx = grad_x f_i - grad^2_xy g_i v
         Dy = grad_y g_i
