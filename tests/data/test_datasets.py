@@ -243,7 +243,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (
             ROWS.replace(",a,", ",,"),
             {"client": "hospital"},
-            r"row 2 below.*names.*nan is empty.*\(10 such cells",
+            r"row 2 below.*header.*nan is empty.*\(10 such cells",
         ),
         (
             ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"),
@@ -563,7 +563,7 @@ def test_constant_images_normalise_without_a_warning():
         ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train is .* must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "make them the same"),
         ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, r"x_train.*\[12, 4, 0\]"),
-        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y is 0 to 9223372036854775808"),
+        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y ranges from 0 to 9223372036854775808"),
         ({"y_test": np.array(["a"] * 5)}, "y is int64 and <U1; give texts or whole numbers"),
         ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "not finite"),
         ({"x_train": np.full((12, 4, 3), 1e300)}, r"x_train: 12 examples.*1e\+15"),
