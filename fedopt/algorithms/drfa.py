@@ -115,7 +115,8 @@ class Drfa:
     def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
         """Sample the cohort S, and return it with the weights of the changes of its clients, ``[|S|]``.
 
-        A client that was sampled several times is in S once, with a correspondingly larger weight.
+        With ``sampling=lambda``, clients are sampled with these probabilities; a client that was sampled several times is in S
+        once, with a correspondingly larger weight. Otherwise S is a uniform cohort, and the weights are proportional to lambda.
 
         Args:
             mixture: The weights lambda, ``[M]``.

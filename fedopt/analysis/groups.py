@@ -94,8 +94,8 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
 def departures(runs: Sequence[Recorded]) -> list[str]:
     """Return the config keys that are departures and differ between runs on the same problem.
 
-    A departure is a config key that determines which clients take part, what is communicated or for how long, and whose value
-    is not the default in at least one run.
+    A departure is a config key that determines which clients take part, what they communicate or how long a run is, and whose
+    value is not the default in at least one run.
     """
     keys = dict.fromkeys(key for run in runs for key in run.departures)
     problems = len({run.problem for run in runs})

@@ -82,7 +82,7 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
 
 
 def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:
-    """Return the rows of the chosen tasks. From runs of an older benchmark version, keep entries that still exist, by current name.
+    """Return the rows of the chosen tasks. Runs of an older version are kept if their method is still an entry.
 
     Raises:
         UserError: The rules of a task have changed since its runs, and the runs are not of an older version.
@@ -220,13 +220,13 @@ def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequenc
 
 
 def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: "pd.Index[Any]") -> dict[str, Any]:
-    """Return the interactive chart of some lines, with a menu for each of some columns.
+    """Return the interactive chart of the curves of a table, as described in `Section`.
 
     Args:
         rows: One row per point of a line, with the columns of the menus, method, points (x), score (y), low, high and title.
-        menus: The columns.
+        menus: The columns that have a menu. The chart shows the rows with the chosen values.
         x: The label of the x axis.
-        order: The board and the method of each line.
+        order: The board and the method of each line, in the order of the legend.
     """
     rows = pd.concat([rows[rows["currency"] == name].assign(currency=of.label) for name, of in CURRENCIES.items()])
     lines = []

@@ -47,7 +47,7 @@ class Pools:
     most: int = 10_000
 
     def kept(self, task: Task, name: str) -> Path:
-        """Return the file of the table of an entry on a task."""
+        """Return the path of the file with all evaluations of an entry on a task."""
         return self.out / task.name / f"{name}.parquet"
 
     def run(self, task: Task, names: Sequence[str], launcher: Launcher) -> None:

@@ -218,7 +218,7 @@ class Search:
         return [*self._stacks(points)]
 
     def runs(self, number: int, point: Point) -> list[Job]:
-        """Return the standalone runs of a trial, one per seed.
+        """Return the jobs that run a trial standalone, in a run folder, instead of together with other trials: one per seed.
 
         Args:
             number: The index of the trial.

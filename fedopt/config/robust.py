@@ -44,7 +44,7 @@ class Hostile:
 
 @dataclass(frozen=True, config=STRICT)
 class Rule:
-    """The rule by which the server combines the clients' changes, which are vectors of all entries of an answer.
+    """The rule by which the server combines the clients' changes b_i, vectors with all entries of an answer.
 
     Args:
         kind: ``mean``: the weighted mean. ``median``: of each entry. ``trimmed``: the mean of each entry without the f smallest

@@ -64,8 +64,8 @@ class Budget:
     def segments(self, points: int, row: Mapping[str, float]) -> int:
         """Return how many of ``points`` equal segments of the budget have been used. The run is evaluated after each segment.
 
-        With ``until=last``, the segments are counted separately for each limit, and the counts are added. The segments of a
-        limit have equal lengths in the logarithm of the cost, from 1 % of the limit to the limit.
+        With ``until=last``, the segments are equal in the logarithm of the cost instead, from 1 % of a limit to the limit. They
+        are counted separately for each limit, and the counts are added.
 
         Args:
             points: The number of segments, as set by ``eval.points``.

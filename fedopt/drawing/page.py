@@ -42,10 +42,11 @@ class Section(NamedTuple):
         title: The heading of the section.
         facts: Paragraphs below the heading.
         picture: A picture as a data URI. Empty: no picture.
-        chart: The interactive chart: the names of its axes (xs, ys), whether each y axis is logarithmic at first (logs),
-            target values (targets), lines (name, label, colour, dash), and their points: curves[y][x][line] is [x, mean,
-            low, high], or [x, mean] without a band, or None without points. If the optional entry menus lists names, the page has
-            one menu per name instead of one for y; the chosen values, joined by |, are the key in ys and curves. None: no chart.
+        chart: The interactive chart, None if there is none. It has the entries xs and ys (names of the axes), logs (whether
+            each y axis is logarithmic at first), targets (target values), lines (name, label, colour and dash of each) and
+            curves: curves[name of y][name of x][index of the line] is None, or the lists [x, mean] or [x, mean, low, high].
+            If it has the entry menus, a list of names, the page has one menu per name instead of one for y; the chosen
+            values, joined by |, are then the name of y.
         views: name of a y axis of the chart -> (tables, notes) that are shown while this axis is chosen.
         tables: Tables that are shown with every y axis.
         maps: label -> heat map, with its clients, classes and counts [clients, classes].

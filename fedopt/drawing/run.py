@@ -61,7 +61,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 def clients(path: Path, table: Path, metric: Metric) -> None:
     """Draw a test metric of each client with two models, so that readers see which clients gain, and write it to a file.
 
-    The models are the client's own model (or else the common model) and the model that it is compared with. The metric has a
+    The models are the first and the last of `MODELS` that were evaluated; a third one is drawn as crosses. The metric has a
     confidence interval, in a paler colour if the client has fewer than `FEW_ROWS` test examples. If only one model was
     evaluated, only its metric is drawn.
 

@@ -129,19 +129,21 @@ class Client(Oracles):
         return self._share.steps.get(name, torch.tensor(self._samples.of(name).rising_steps[-1]))
 
     def sample(self, name: str) -> Sample:
-        """Return the sample of the first local step, for draws that have only one step.
+        """Return the sample of the first local step, for exchanges that ask for only one step.
 
-        If the draws set ``samples``, the result is a list of samples.
+        If the keyword's `Steps` set ``samples``, the result is a list of samples.
 
         Args:
             name: The keyword of `Round.exchange` under which the number of local steps and the batch size were given, such as
                 ``local`` in ``exchange(..., local=Steps(5, B=10))``.
 
         Raises:
-            UserError: The exchange has no draws of that name, or the draws have no steps.
+            UserError: The exchange has no such keyword, or its number of steps is 0.
         """
         if self._samples.of(name).rising_steps[-1] < 1:
-            raise UserError(f"client.sample({name!r}): these draws have 0 steps; use Steps(1), or client.scan")
+            raise UserError(
+                f"client.sample({name!r}): the exchange asks for 0 steps; pass {name}=Steps(1), or use client.scan"
+            )
         return self._of_step(name, 0)
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:

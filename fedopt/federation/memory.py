@@ -87,7 +87,7 @@ class Memory:
         last = np.max(clients, initial=-1)
         if last >= len(self):
             why = f"client {last} has no row in a Memory of {len(self)} rows"
-            raise UserError(f"{why}; make it with a row for each client, problem.clients in all")
+            raise UserError(f"{why}; make it with problem.clients rows, one per client")
 
     def changed(self, since: "Memory") -> np.ndarray:
         """Return the sorted indices of the clients whose rows were replaced after ``since``.

@@ -259,7 +259,8 @@ class Oracles(Derivatives):
     def moved_(self, point: Tensor, direction: Tensor, step: Step) -> Tensor:
         """Return ``point - step * direction``, ``[d]``.
 
-        If the point was itself returned by this method or by another step, it may be overwritten, so do not use it afterwards.
+        If the point was itself returned by this method or by another one that takes a step, such as ``descend``, it may be
+        overwritten, so do not use it afterwards.
 
         Args:
             point: The point, ``[d]``.

@@ -123,11 +123,11 @@ class ClientSamples:
         return self._problem.keyed(sample, self._share.key + (draws << 32) + k)
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
-        """Load sample k, and return it by its index. For a stack with small samples, some of the following samples are included.
+        """Load sample k and return {k: sample}. For a stack of clients with small samples, some of the next samples are included.
 
         Args:
             name: The name that the exchange gave to these draws, as in ``fed.exchange(..., xi=Steps(...))``.
-            k: The index of the first sample.
+            k: The index of the sample.
         """
         first, positions = self.positions(name, k)
         if not positions:

@@ -38,7 +38,12 @@ class Place:
         self._index, self._known = index, dict[Any, tuple[Tensor, np.ndarray]]()
 
     def of(self, values: np.ndarray, like: Tensor) -> Tensor:
-        """Return the configuration's entry of ``values`` as a scalar tensor with the type and the device of ``like``."""
+        """Return the value of the configuration that vmap computes, a scalar tensor with the type and the device of ``like``.
+
+        Args:
+            values: The values of all configurations that are computed together.
+            like: A tensor.
+        """
         real = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
         key = id(values), real, like.device
         if key not in self._known:

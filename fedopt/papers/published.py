@@ -106,7 +106,9 @@ class Published:
                 series.
         """
         if set(self.points) != set(self.point):
-            raise UserError("points and point must have the same series; add or remove series in one of them")
+            raise UserError(
+                "the keys 'points' and 'point' must list the same series; add or remove series in one of them"
+            )
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         labels: list[tuple[str, str, Any]] = []  # where, kind, label

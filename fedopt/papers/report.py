@@ -207,7 +207,7 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     """Return the content of table.csv, with one row per cell of the paper's table: the number in the paper, and fedopt's mean
-    and standard deviation over the seeds that can be measured.
+    and standard deviation over the seeds for which the cell has a value.
 
     Args:
         published: The experiment.

@@ -105,7 +105,9 @@ def _filled(node: Any, rows: Rows) -> Any:
         for key, value in node.items():
             for group in _groups(_IN_TEXT.findall(str(key)), rows):
                 if (text := _text(str(key), group)) in result:
-                    raise UserError(f"{key}: is expanded to {text} twice; remove one, or add a {{name}} to the key")
+                    raise UserError(
+                        f"{key}: is expanded to {text} twice; remove one of these keys, or add a {{name}} to the key"
+                    )
                 result[text] = _filled(value, group)
         return result
     if isinstance(node, list):

@@ -24,6 +24,8 @@ MOST_NUMBERS, MOST_CLIENTS = 500_000, 20  # limits of rows x features and of cli
 def ridge(x: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Fit a client's ridge regression and return its coefficients and intercept, ``[features + 1]``.
 
+    The penalty is chosen by leave-one-out cross-validation. With one example, the prediction is constant.
+
     Args:
         x: Features of the client's examples, ``[n, features]``.
         t: Their targets, ``[n]``.

@@ -70,7 +70,7 @@ def loss_of(path: str, classes: Sequence[str], like: Tensor) -> tuple[Tensor, Te
         raise UserError(f"problem.loss={path}: is not a model of problem=loss_tuning; make one with fedopt export RUN")
     if [*map(str, model.classes_)] != [*classes]:
         known = f"its classes are {joined(model.classes_, MOST_NAMED)}, but the data have {joined(classes, MOST_NAMED)}"
-        raise UserError(f"problem.loss={path}: {known}; export a run on these data")
+        raise UserError(f"problem.loss={path}: {known}; use a model of a run on the same data")
     return model.scale.to(like), model.shift.to(like)
 
 

@@ -52,8 +52,8 @@ class ScoresModels(Problem):
         val_set: The validation examples that the data mark. None: the data mark none.
         local_set: The test examples of clients with training examples, or training examples that clients hold out for
             testing. None: there are none.
-        scored: Names of the metrics that `test_metrics` returns. If a problem declares them, they are replaced with all metrics
-            of ``scorer`` and by the metrics of single clients.
+        scored: Names of the metrics that `test_metrics` returns. If they are all in the problem's ``metrics``, `deploys` replaces
+            them there with the metrics of ``scorer`` and the metrics of single clients.
     """
 
     classes: int

@@ -77,7 +77,7 @@ class PlMinimax(Reduced, Minimax):
         return Outer(terms.A, -terms.c, terms.c.new_zeros(()))
 
     def hessians(self) -> tuple[Tensor, ...]:
-        """Return the Hessian of max_y f(x, y) in x, and the Hessian of -f in y at y*(x), which is its largest one over y."""
+        """Return the Hessian of max_y f(x, y) in x, and the largest Hessian of -f in y, which is at y*(x)."""
         return self._mean.A, (1 + 2 * self.rho) * self._mean.D
 
     def solution(self) -> tuple[Tensor, ...]:

@@ -29,7 +29,8 @@ class Experiment:
         algorithm: The algorithm.
         original: The problem that the config names.
         problem: The problem that the algorithm solves: the original problem, or its reduction to another problem class. If there
-            are hostile clients, both problems give them the weight 0, unlike the problem of ``federation``.
+            are hostile clients, both problems give them the weight 0, so that metrics ignore them. The federation has a problem
+            of its own, in which they keep their weights.
         federation: The clients and the server.
         budget: The budget, which determines when the run ends.
         evaluation: The evaluation settings, such as the rounds in which metrics are computed.

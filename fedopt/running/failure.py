@@ -53,7 +53,7 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
         ours = folder.held
         folder.open()
         if not ours and folder.used and folder.status() != "failed":
-            raise UserError("another process has used this folder")
+            raise UserError("another process has used this folder; choose another output_dir")
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
         machine = {"machine": True} if of_machine(error) else {}
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line, **machine})

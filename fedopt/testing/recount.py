@@ -66,7 +66,7 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hand-written derivative, wrapped so that its gradients are added to ``own``.
+        """Return a hand-written derivative, wrapped so that ``own`` counts the gradients that it computes.
 
         A `Tap` does not see gradients that are computed without automatic differentiation. A step with an anchor counts as two.
 

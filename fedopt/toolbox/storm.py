@@ -110,8 +110,8 @@ class Averages(NamedTuple):
     Attributes:
         z: The mean of the clients' z_t.
         d: The mean of the clients' d_{t-1}.
-        previous: The mean of the clients' z_{t-1} as one vector. It is used for every client if cohorts change.
-        memory: Each client's z_{t-1} as one vector. It is used instead if all clients take part in every round.
+        previous: The mean of the clients' z_{t-1} as one vector: the old point of every client's next estimate if cohorts change.
+        memory: Each client's z_{t-1} as one vector: the old point if all clients take part in every round.
     """
 
     z: Vectors

@@ -836,7 +836,7 @@ def test_draws_without_examples_or_steps_and_other_carries_are_refused(engine):
     for draws_of in (Steps, Epochs):
         with pytest.raises(UserError, match=r"B=0: must be at least 1, or null for all of a client's examples"):
             draws_of(1, B=0)
-    with pytest.raises(UserError, match=r"client.sample\('xi'\): these draws have 0 steps"):
+    with pytest.raises(UserError, match=r"client.sample\('xi'\): the exchange asks for 0 steps"):
         fed.exchange(first, x, fed.everyone(), xi=Steps(0))
     with pytest.raises(UserError, match="the next carry, of the same structure"):
         fed.exchange(other, x, fed.everyone(), xi=Steps(2))

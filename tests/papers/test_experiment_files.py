@@ -108,8 +108,8 @@ MISTAKES_IN_NAMES = [
     ({"cell": "finl(line)"}, "cell: 'finl(line)' cannot be evaluated: there is no finl(), did you mean final?"),
     ({"points": {"s": {1: "FedMSA"}}, "point": "final(lin)"}, "point: 'final(lin)' cannot be evaluated: 'lin' is not"),
     ({"points": {"s": {1: "FedMSA"}}, "point": "fit(line)"}, "point: fit() of None: the figure has no such series"),
-    ({"points": {"s": {1: "FedMSA"}}}, "points and point must have the same series"),
-    ({"point": "final(line)"}, "points and point must have the same series"),
+    ({"points": {"s": {1: "FedMSA"}}}, "the keys 'points' and 'point' must list the same series"),
+    ({"point": "final(line)"}, "the keys 'points' and 'point' must list the same series"),
 ]
 
 
@@ -173,7 +173,7 @@ def test_a_broken_file_in_the_list(experiment, command):
         ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
         ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
         ({"panels": {"p": ["B"]}}, "B: the figure has no such line"),
-        ({"points": {"s": {1: "FedMSA"}}}, "points and point must have the same series"),
+        ({"points": {"s": {1: "FedMSA"}}}, "the keys 'points' and 'point' must list the same series"),
         ({"claims": [{"says": "a", "measure": "1"}]}, "must have exactly one of at_least, at_most, within, equals"),
         ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "kind": "ours"}]}, "kind"),
     ],
