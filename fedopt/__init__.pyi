@@ -47,6 +47,7 @@ from fedopt.problems.classes import Side as Side
 from fedopt.problems.classes import TwoLevel as TwoLevel
 from fedopt.problems.classes import XRisk as XRisk
 from fedopt.problems.function import function as function
+from fedopt.problems.function import marked as marked
 from fedopt.problems.function import oracle as oracle
 from fedopt.problems.projections import ball as ball
 from fedopt.problems.projections import box as box

@@ -7,7 +7,7 @@ import pytest
 from support.command import fedopt, one_line
 
 import fedopt as package
-from fedopt.config.composed import compose
+from fedopt.config.composed import compose, recorded
 from fedopt.config.files import GROUPS, options
 from fedopt.deprecated import REMOVED, removed
 from fedopt.errors import UserError
@@ -37,6 +37,23 @@ def test_a_key_of_a_config_file(tmp_path):
     (tmp_path / "hardware" / "old.yaml").write_text("defaults: [cpu]\nprocesses: 2\n")
     with pytest.raises(UserError, match=r"hardware\.processes: was removed; start N processes with torchrun"):
         compose([*PAIR, "hardware=old"], [tmp_path])
+
+
+def test_a_key_of_a_users_class(tmp_path, monkeypatch):
+    """Only the included classes lost the key algo.kept."""
+    with pytest.raises(UserError, match=r"algo\.kept: was removed; DRFA weights"):
+        compose([*PAIR, "algo.kept=2"])
+    (tmp_path / "my_method.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedopt.algorithms.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    kept: int = 1\n"
+    )
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("defaults: [fedavg, _self_]\n_target_: my_method.Mine\nkept: 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    composed = compose(["algo=mine", PAIR[1], "algo.kept=2"], [tmp_path])
+    assert composed.nodes["algo"]["kept"] == 2
+    assert recorded(composed.nodes).nodes["algo"]["kept"] == 2
 
 
 def test_an_option_and_a_flag(monkeypatch, capsys):

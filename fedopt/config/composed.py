@@ -172,8 +172,11 @@ def recorded(
     """
     config = OmegaConf.create(_literal(nodes))
     for parent, _, name in (key.rpartition(".") for key in REMOVED):
-        if isinstance(node := OmegaConf.select(config, parent), DictConfig):
-            node.pop(name, None)  # a key of an earlier version
+        node = OmegaConf.select(config, parent)
+        if not isinstance(node, DictConfig) or name not in node:
+            continue
+        if name not in about(str(node.get("_target_")))["fields"]:  # not a key of a user's class
+            node.pop(name)  # a key of an earlier version
     for override in parsed(overrides):
         key = override.key_or_group
         if override.is_add() or override.is_delete() or OmegaConf.select(config, key, default=config) is config:

@@ -9,6 +9,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fedopt.config.files import GROUPS, options, values_of
 from fedopt.config.overrides import key_of
+from fedopt.deprecated import removed
 from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
 KINDS = {  # name of a key in other programs -> pattern in the comment of fedopt's key
@@ -61,7 +62,7 @@ def _unknown_key(key: str, overrides: Sequence[str], keys: Mapping[str, str]) ->
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains the keys"
     # Hydra reports only the first part of the key
     typed = next((name for name in map(key_of, overrides) if name.startswith(f"{key}.")), key)
-    return f"{key}: there is no such key{_meant(typed, custom, keys)}; {explained}"
+    return removed(typed) or f"{key}: there is no such key{_meant(typed, custom, keys)}; {explained}"
 
 
 def _meant(key: str, custom: bool, keys: Mapping[str, str]) -> str:

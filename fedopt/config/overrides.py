@@ -15,6 +15,8 @@ from fedopt.config.files import GROUPS, options
 from fedopt.deprecated import removed
 from fedopt.errors import UserError, first_line
 
+OF_CLASSES = ("algo.", "problem.")  # a user's class may use a name that an included class no longer has; see `explain`
+
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Parse the overrides of a command.
@@ -36,7 +38,8 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"a value is too long or too deeply nested ({first_line(error)}); shorten it") from None
     for override in parsed_overrides:
-        if message := removed(override.key_or_group):
+        message = removed(override.key_or_group)
+        if message and not override.key_or_group.startswith(OF_CLASSES):
             raise UserError(message)
     return parsed_overrides
 
