@@ -16,7 +16,8 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import Federation, engines
 from fedopt.files import expanded
-from fedopt.problems import Problem, check, projects, reduce
+from fedopt.problems import Problem, check, marked, projects, reduce, scales
+from fedopt.problems.supervised import Supervised
 from fedopt.results import division, refuse_other_data
 from fedopt.running import hardware as machine
 
@@ -148,9 +149,11 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
             f"sets projects_x, such as algo=fedavg"
         )
     participation = participation_of(composed, original.clients)
-    if mislabelled and original.labels is None:
-        raise UserError("participation.hostile.attack=labels: this problem has no classes; choose another attack")
+    if mislabelled and (original.labels is None or not isinstance(original, Supervised)):
+        why = "this problem has no classes of a data set"
+        raise UserError(f"participation.hostile.attack=labels: {why}; choose another attack")
     trained = problem = reduce(original, algorithm.solves)
+    _check_rule(participation, algorithm, trained)
     if hostile:  # metrics are those of the honest clients
         original = original.without(hostile.clients(original.clients))
         problem = reduce(original, algorithm.solves)
@@ -170,6 +173,14 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     fed = Federation(trained, engine, settings.seed, participation, getattr(algorithm, "first_order", False))
     read = "+".join(sorted(world.read)) or None
     return Experiment(algorithm, original, problem, fed, settings.budget, evaluation, settings.keep, device, read)
+
+
+def _check_rule(participation: Participation, algorithm: Algorithm, problem: Problem) -> None:
+    """Raise UserError if a rule would combine the numerator of one client's ratio with the denominator of another client's."""
+    rule = participation.rule
+    if rule and rule.kind in ("median", "trimmed") and any(scales(problem, h) is not None for h in marked(problem)):
+        why = f"pairs numerators and denominators of different clients in the ratios that {type(algorithm).__name__} averages"
+        raise UserError(f"participation.rule.kind={rule.kind}: {why}; choose krum, multikrum, geometric or clipping")
 
 
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from support.command import TINY, fedopt, torchrun, without_time
 
 from fedopt.config import Hostile, Rule
 from fedopt.errors import UserError, WrongFunction
+from fedopt.federation.client import ratio
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.robust import attacked, combined, origins
@@ -99,6 +100,29 @@ def test_a_minority_far_off_is_bounded(kind):
     b[:2] = 1e6
     assert np.abs(by(kind, b, **more)).max() < 5
     assert by("mean", b).min() > 1e5
+
+
+def test_ratios():
+    """A rule that weighs whole answers gives a weighted mean of the clients' ratios; rules of single entries are refused."""
+    rng = np.random.default_rng(0)
+    v, c = rng.standard_normal((7, 3)), rng.uniform(0.1, 2, (7, 3))
+    b = np.hstack([c * v, c])
+    squares = ((b[:, None] - b) ** 2).sum(-1)
+    order = np.argsort(np.sort(squares)[:, 1:4].sum(1))  # to the 7 - 2 - 2 nearest others
+    for kind, more, weights in (
+        ("krum", {"f": 2}, lambda z: np.isin(np.arange(7), order[:1])),
+        ("multikrum", {"f": 2}, lambda z: np.isin(np.arange(7), order[:5])),
+        ("geometric", {"passes": 400}, lambda z: 1 / np.linalg.norm(b - z, axis=1)),
+        ("clipping", {"tau": 1.5}, lambda z: np.minimum(1, 1.5 / np.linalg.norm(b, axis=1))),
+    ):
+        z = by(kind, torch.from_numpy(b), **more)
+        w = weights(z)[:, None] * c
+        np.testing.assert_allclose(ratio(torch.from_numpy(z.reshape(2, 3)).unbind()), (w * v).sum(0) / w.sum(0))
+    for algo, problem, name in (("fedsgm", "group_bounds", "FedSgm"), ("fmgda", "group_fair", "Fmgda")):
+        for kind in ("median", "trimmed, f: 1"):
+            with pytest.raises(UserError, match=rf"rule\.kind={kind[:6]}.* in the ratios that {name} averages"):
+                small(algo, problem, f"participation.rule={{kind: {kind}}}")
+        steps(small(algo, problem, "participation.rule={kind: geometric}"), 1)
 
 
 def test_too_few_answers():
@@ -368,6 +392,12 @@ def test_labels_are_turned_round_in_training_only():
     torch.testing.assert_close(
         honest, plain.federation.at(0).exchange(lambda client, x: x + client.index, x, np.arange(2))
     )
+
+
+def test_labels_that_fedopt_does_not_change_are_refused(monkeypatch):
+    monkeypatch.setattr(class_at("problem", "quadratic_minimisation"), "labels", np.zeros(6, dtype=int))
+    with pytest.raises(UserError, match="no classes of a data set"):
+        small("fedavg", "quadratic_minimisation", *words_of(attack="labels"))
 
 
 def test_personal_models_are_of_honest_answers():
