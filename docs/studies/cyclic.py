@@ -211,7 +211,7 @@ def rows() -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    heads = ["method", "contacts", "all clients", "two groups in turn", "half the step size", "five rounds each"]
+    heads = ["method", "contacts", "all clients", "two alternating groups", "half the step size", "five rounds each"]
     late_heads = ["method", "clients send", "on time", "sampled", "fixed"]
     for title_row, table in ((heads, rows), (late_heads, late_rows)):
         for line in markdown_table(title_row, table()):
