@@ -7,13 +7,13 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt import Minimisation, Schedule, Steps
+from fedopt import Memory, Minimisation, Schedule, Steps
 
 
 class State(NamedTuple):
     x: Tensor
     g: Tensor  # the robust mean of the estimates
-    G: Tensor  # the server's estimate of each client's gradient, [clients, d]
+    G: Memory  # the server's estimate of each client's gradient
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ByzEF21:
 
     def init(self, problem):
         (x,) = problem.start()
-        return State(x, torch.zeros_like(x), x.new_zeros(problem.clients, len(x)))
+        return State(x, torch.zeros_like(x), Memory(x.new_zeros(problem.clients, len(x))))
 
     def step(self, s, problem, fed):
         k = len(s.x) if fed.r == 0 else self.k  # at the starting point, clients send their gradients uncompressed
@@ -46,15 +46,15 @@ class ByzEF21:
             answer,
             x,
             fed.everyone(),
-            own=s.G,
+            own=s.G.tensor(),
             origin=s.g if estimates else None,
             combine=lambda answers, weights: answers,
             all=Steps(1, None),
         )
-        G = answers if estimates else s.G + answers
+        G = answers if estimates else s.G.tensor() + answers
         order = torch.from_numpy(fed.rng("buckets").permutation(len(G)))
         means = torch.stack([bucket.mean(0) for bucket in G[order].split(self.bucket)])
-        return State(x, means.quantile(0.5, dim=0) if self.rule == "median" else geometric_median(means), G)
+        return State(x, means.quantile(0.5, dim=0) if self.rule == "median" else geometric_median(means), Memory(G))
 
     def output(self, s):
         return (s.x,)
