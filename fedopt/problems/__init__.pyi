@@ -28,3 +28,4 @@ from fedopt.problems.projections import simplex as simplex
 from fedopt.problems.reductions import covered as covered
 from fedopt.problems.reductions import projects as projects
 from fedopt.problems.reductions import reduce as reduce
+from fedopt.problems.supervised import Supervised as Supervised

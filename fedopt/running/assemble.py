@@ -16,8 +16,7 @@ from fedopt.decimals import exact
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import Federation, engines
 from fedopt.files import expanded
-from fedopt.problems import Problem, check, marked, projects, reduce, scales
-from fedopt.problems.supervised import Supervised
+from fedopt.problems import Problem, Supervised, check, marked, projects, reduce, scales
 from fedopt.results import division, refuse_other_data
 from fedopt.running import hardware as machine
 

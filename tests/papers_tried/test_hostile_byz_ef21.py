@@ -1,4 +1,4 @@
-"""Byz-EF21, written from the documentation alone, takes the steps of its authors' code under their attacks.
+"""Byz-EF21, written with documented names only, takes the steps of its authors' code under their attacks.
 
 `theirs` is our own transcription of byz_ef21.py, functions.py and Experiments.ipynb in Nikosimus/CC-for-BR-Learning.
 docs/papers-tried.md reports the differences.
