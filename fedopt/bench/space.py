@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
+from fedopt.console import as_number
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 
@@ -20,7 +21,6 @@ DECADES = 3.5  # width of the range of a step size, around its default
 DIGITS = 4  # significant digits of a value
 ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # role -> range
 KINDS = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
-_NUMBER = re.compile(r"-?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 _RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
 
@@ -64,13 +64,10 @@ class Range:
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
             return self.ends.index(text) / max(len(self.ends) - 1, 1) if text in self.ends else math.nan
-        try:
-            value = float(text)
-        except ValueError:
+        value = as_number(text)
+        if value is None or (self.kind == "log" and value <= 0):
             return math.nan
-        if self.kind == "log":
-            return math.log(value / low) / math.log(high / low) if value > 0 else math.nan
-        return (value - low) / (high - low)
+        return math.log(value / low) / math.log(high / low) if self.kind == "log" else (value - low) / (high - low)
 
     @property
     def size(self) -> float:
@@ -89,8 +86,8 @@ class Range:
         and the largest number are at an edge. A text is never at an edge.
         """
         if self.kind == "choice":
-            numbers = sorted(filter(_NUMBER.fullmatch, {*self.ends}), key=float)
-            return len(numbers) == self.size > 2 and text in (numbers[0], numbers[-1])
+            numbers = {end: number for end in self.ends if (number := as_number(end)) is not None}
+            return len(numbers) == self.size > 2 and numbers.get(text) in (min(numbers.values()), max(numbers.values()))
         share = self.share(text)
         return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 

@@ -28,6 +28,7 @@ NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also us
 SEEDS, REPORTS = 2, 3  # seeds of each sampled configuration, and of each configuration that is reported
 EVALUATIONS, LONGEST = 24, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
 BITS = 9  # of the fraction of a stored value: 0.1 %
+PROTOCOL = (VERSION, SEEDS, REPORTS, EVALUATIONS, BITS, LONGEST)  # registered with the tasks, entries and claims
 
 
 @dataclass(frozen=True)
@@ -283,19 +284,7 @@ class Entries:
         claims = [asdict(claim) for claim in self.claims_on(task)]
         written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
         of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
-        rules = [
-            of_task,
-            asdict(entry),
-            written,
-            claims,
-            self.questions,
-            VERSION,
-            SEEDS,
-            REPORTS,
-            EVALUATIONS,
-            BITS,
-            LONGEST,
-        ]
+        rules = [of_task, asdict(entry), written, claims, self.questions, *PROTOCOL]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:
