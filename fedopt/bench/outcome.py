@@ -98,7 +98,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
             figures.describe(axis, key.removeprefix("algo."), metric.title, names[search.algo])
             _draw_trials(axis, search, key)
         for axis in axes:
-            axis.set_yscale("log" if figures.spans_decades(metric, values[np.isfinite(values)]) else "linear")
+            axis.set_yscale("log" if figures.spans_decades(metric, values) else "linear")
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

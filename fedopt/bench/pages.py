@@ -63,19 +63,14 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     _interactive(found, boards, version).write(place / "interactive.html")
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
+    sampled = ended.loc[ended["kind"] == "pool", ["task", "method", "point", "words"]].itertuples(index=False)
+    points = {tuple(key): dict(word.split("=", 1) for word in words.split()) for *key, words in sampled}
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
     null = DOCS / "bench" / VERSION / "null.csv"
-    values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "found": found, "links": links}
-    values |= {
-        "boards": boards,
-        "best": best,
-        "chosen": chosen,
-        "entries": entries,
-        "shares": shares,
-        "runs": len(ended),
-    }
-    values |= {"pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None, "old": version < VERSION}
-    values["docs"] = os.path.relpath(DOCS, place) if DOCS.is_dir() else ""
+    values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
+    values |= {"found": found, "boards": boards, "best": best, "shares": shares, "links": links, "points": points}
+    values |= {"runs": len(ended), "pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None}
+    values |= {"old": version < VERSION, "docs": os.path.relpath(DOCS, place) if DOCS.is_dir() else ""}
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
     code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
     templates.filters |= {"cell": markdown_cell, **code}
