@@ -170,11 +170,10 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
     with pictures([path], 1) as (axis,):
         axis.set_xscale("log")
         tuned = means[means["points"] > 0]
-        lines = {str(name): Line(*tuned.loc[[name]].to_numpy().T) for name in order}
-        draw_lines(axis, lines)
+        defaults = means.loc[means["points"] == 0, "score"]
+        draw_lines(axis, {str(name): Line(*tuned.loc[[name]].to_numpy().T) for name in order})
         for j, name in enumerate(order):
-            dot = means.loc[[name]].query("points == 0")["score"]
-            axis.plot(np.full(len(dot), UNTUNED), dot, **look(j) | {"linestyle": "none"})
+            axis.plot(UNTUNED, defaults[name], **look(j) | {"linestyle": "none"})
         axis.set_xticks([*TICKS], TICKS.values())
         axis.minorticks_off()
         describe(axis, "configurations tried (0: default values)", "expected score")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,6 @@ DECADES = 3.5  # width of the range of a step size, around its default
 DIGITS = 4  # significant digits of a value
 ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # role -> range
 KINDS = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
-_RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,12 @@ def read_range(override: str) -> tuple[str, Range] | None:
         UserError: The ends of the range are not two increasing numbers, or a log range does not begin above 0.
     """
     key, _, text = override.partition("=")
-    match = _RANGE.fullmatch(text.strip())
-    if match is None:
-        if call := re.fullmatch(r"(\w+)\(.*\)", text.strip()):
-            raise UserError(f"{override}: there is no range {call[1]}; there are {KINDS}")
-        alternatives = _parts(text)
-        return (key, Range("choice", tuple(alternatives))) if len(alternatives) > 1 else None
-    kind, parts = match[1], _parts(match[2])
+    call = re.fullmatch(r"(\w+)\((.*)\)", text.strip())
+    kind, parts = (call[1], _parts(call[2])) if call else ("choice", _parts(text))
     if kind == "choice":
-        return key, Range("choice", tuple(parts))
+        return (key, Range("choice", tuple(parts))) if call or len(parts) > 1 else None
+    if kind not in get_args(Kind):
+        raise UserError(f"{override}: there is no range {kind}; there are {KINDS}")
     try:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:
