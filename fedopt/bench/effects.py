@@ -71,7 +71,8 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
     variance = found if number > 1 and deviance(found) < deviance(0) else 0.0
     weights, mean = weighted(variance)
     scale = max(float(weights @ (effects - mean) ** 2) / max(number - 1, 1), 1.0)
-    quantile, error = t.isf((1 - LEVEL) / 2, number - 1 or math.inf), scale / weights.sum()
+    freedom = number - 1 or math.inf  # inf: a normal distribution
+    quantile, error = t.isf((1 - LEVEL) / 2, freedom), scale / weights.sum()
     measured, sd = (float(np.var(effects, ddof=1)), math.sqrt(variance)) if number > 1 else (math.nan, math.nan)
     half, new = (float(quantile * math.sqrt(of)) for of in (error, error + np.maximum(variance, measured)))
     return Effect(mean, mean - half, mean + half, mean - new, mean + new, sd)

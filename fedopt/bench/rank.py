@@ -69,10 +69,9 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         cost = costs[:, rows[firsts]]
         found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
     runs = table.iloc[starts][KEYS].assign(end=-values[~same]).fillna({"end": -math.inf}).reset_index(drop=True)
-    by_currency = [
-        runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)
-    ]
-    return pd.concat(by_currency, ignore_index=True)
+    by_currency = zip(CURRENCIES, found, strict=True)
+    tables = [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in by_currency]
+    return pd.concat(tables, ignore_index=True)
 
 
 def worth(cost: Any) -> Any:
@@ -295,11 +294,9 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     for name, pool in pools.items():
         n, (share, cost) = len(pool.costs) - 1, pool.cheapest()
         theory, number = np.isfinite(pool.costs[0]), np.isfinite(pool.costs[1:]).sum(axis=0)  # [seeds, targets]
-        ends = beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)
-        of_points = np.array(
-            [np.nan_to_num(end, nan=bound) for bound, end in enumerate(ends)]
-        )  # nan: no point, or all points
-        low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
+        least, most = beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)
+        ends = np.nan_to_num(least, nan=0), np.nan_to_num(most, nan=1)  # nan: no point reaches it, or all points do
+        low, high = (np.where(theory, 1, 1 - (1 - end) ** (SEARCH - 1)).mean(axis=0) for end in ends)
         row = {"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost}
         tables.append(pd.DataFrame(row))
     return pd.concat(tables, ignore_index=True)

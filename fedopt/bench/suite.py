@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from fedopt.bench.space import ROLES, Point, overrides_of, read_range, roles
-from fedopt.config import CONF, content, key_of, options, quoted
+from fedopt.config import CONF, content, last_of_each, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
 from fedopt.metrics import COSTS
@@ -180,7 +180,7 @@ class Task:
         rounds = f"budget.comm_rounds={LONGEST * self.budget['comm_rounds']:g}"
         words = [f"algo={entry.algo}", *self.words, *data, rounds, "budget.until=last", f"eval.points={EVALUATIONS}"]
         words += ["hardware.threads=1", *entry.words, *overrides_of(point)]
-        return [*{key_of(word): word for word in words}.values()]
+        return last_of_each(words)
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:

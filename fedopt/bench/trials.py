@@ -206,10 +206,8 @@ class Search:
         """
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         for seed in self.seeds:
-            place = self.place(number, seed)
-            yield Job(
-                place, first.changed(seed=seed, output_dir=str(place)), f"{self.algo} trial {number}, seed {seed}"
-            )
+            place, title = self.place(number, seed), f"{self.algo} trial {number}, seed {seed}"
+            yield Job(place, first.changed(seed=seed, output_dir=str(place)), title)
 
     def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
         """Yield the jobs that compute trials together, with each seed, as far as the table lacks them.
