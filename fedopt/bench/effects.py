@@ -126,8 +126,8 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
         ends = {"least": min(less, default=math.nan), "most": max(less, default=math.nan)} | every._asdict()
         row |= {name: math.exp(end) for name, end in ends.items() if name not in ("mean", "sd")}
         row |= {"sd": every.sd, "better": int((own["effect"] < 0).sum())}
-        row |= own["verdict"].value_counts().reindex([BEFORE, BEHIND, SAME], fill_value=0).to_dict()
-        row |= own[["misses_one", "misses_other", "seen"]].mean().to_dict()
+        row |= {name: int((own["verdict"] == name).sum()) for name in (BEFORE, BEHIND, SAME)}
+        row |= {name: own[name].mean() for name in ("misses_one", "misses_other", "seen")}
         said = verdict(every.low, every.high)
         rows.append(row | {"verdict": OPEN if said == SAME and math.isnan(row["ratio"]) else said})
     return pd.DataFrame(rows), pd.concat(by_task, ignore_index=True)

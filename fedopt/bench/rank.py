@@ -196,12 +196,12 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
     reached = hits(task, table.astype({"method": str, "kind": str})).sort_values(KEYS)
     for (currency, method), own in reached.groupby(["currency", "method"]):
         others: Any = {key: costs.to_numpy() for key, costs in own.groupby(["kind", "point"])[goals]}
-        for kind, name in (("null", f"{method}{AGAIN}"), ("pool", method)):
+        for kind, name in (("null", f"{method}{AGAIN}"), ("pool", str(method))):
             runs = own[(own["kind"] == kind) & (own["point"] >= THEORY)]
             if len(runs):
                 shape = runs["point"].nunique(), -1
                 costs, ends = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
-                pools[currency][name] = Pool(costs, ends, others)
+                pools[str(currency)][name] = Pool(costs, ends, others)
     return pools
 
 
