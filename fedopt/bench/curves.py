@@ -6,15 +6,15 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 from filelock import FileLock
 
-from fedopt.bench.space import Point
-from fedopt.config import Composed
+from fedopt.bench.space import Point, overrides_of
+from fedopt.config import Composed, compose
 from fedopt.console import Bar
 from fedopt.errors import UserError, first_line
 from fedopt.files import BROKEN, LARGEST, read_bytes, write_atomically
@@ -30,7 +30,7 @@ Rows = list[dict[str, str]]
 
 
 def read_rows(path: Path) -> Rows:
-    """Return the rows of a table of curves; an empty list if the file does not exist.
+    """Return the rows of a table of curves, by trial and seed; an empty list if the file does not exist.
 
     Args:
         path: The file.
@@ -40,8 +40,9 @@ def read_rows(path: Path) -> Rows:
     """
     try:
         rows = [*csv.DictReader(StringIO(gzip.decompress(read_bytes(path, LARGEST)).decode()))]
-        _ = [int(row[key]) for row in rows for key in ("trial", "seed")], [row["status"] for row in rows]
-        return rows
+        if rows and "status" not in rows[0]:
+            raise ValueError("the column status is missing")
+        return sorted(rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
     except FileNotFoundError:
         return []
     except (EOFError, zlib.error, *BROKEN) as error:
@@ -51,6 +52,8 @@ def read_rows(path: Path) -> Rows:
 
 def add_rows(path: Path, rows: Rows) -> None:
     """Add rows to a table of curves. Several processes may do so at the same time; a killed process leaves no partial rows.
+
+    The new rows are compressed on their own and follow the others, so that adding a trial does not take longer in a large table.
 
     Args:
         path: The file of the table, which is created if it does not exist.
@@ -62,8 +65,15 @@ def add_rows(path: Path, rows: Rows) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(".lock")):
-        ordered = sorted(read_rows(path) + rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
-        write_atomically(path, gzip.compress(pd.DataFrame(ordered).to_csv(index=False).encode(), 6, mtime=0))
+        before = read_bytes(path, LARGEST) if path.exists() else b""
+        with gzip.open(BytesIO(before), "rt") as file:
+            columns = next(csv.reader(file), [])
+        if not {name for row in rows for name in row} <= {
+            *columns
+        }:  # the table is new, or none of its trials has metrics
+            before, rows, columns = b"", [*read_rows(path), *rows], []
+        text = pd.DataFrame(rows, columns=columns or None).to_csv(index=False, header=not before)
+        write_atomically(path, before + gzip.compress(text.encode(), 6, mtime=0))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,11 +82,12 @@ class Stack(Job):
 
     Args:
         points: trial -> its point, the values of the searched keys.
-        configs: The config of each trial. They differ only in keys of the algorithm.
+        configs: The config of each trial. They differ only in keys of the algorithm. If empty, the process that computes the
+            trials composes them, since composing hundreds of configs takes a while.
     """
 
     points: Mapping[int, Point]
-    configs: Sequence[Composed]
+    configs: Sequence[Composed] = ()
     ended = settled = False  # trials that have ended get no job
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
@@ -91,6 +102,7 @@ class Stack(Job):
         from fedopt.running import at_once, reason
 
         left, done = dict(self.points), list["Computed"]()
+        words, folders = self.composed.overrides, self.composed.folders
 
         def keep(share: float, every: bool = False) -> None:
             """Add the trials that have ended to the table.
@@ -107,7 +119,8 @@ class Stack(Job):
                 bar.move(share)
 
         try:
-            at_once(self.configs, keep, done, processes)
+            configs = self.configs or [compose([*words, *overrides_of(p)], folders) for p in self.points.values()]
+            at_once(configs, keep, done, processes)
             keep(1.0, every=True)
         except Exception as error:
             return Outcome("failed", reason(error))

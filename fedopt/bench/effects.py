@@ -1,14 +1,15 @@
 """Results of the benchmark over tasks: registered claims, profiles, and all tables of the page."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
-from scipy.stats import norm, t
+from scipy.stats import t
 
 from fedopt.bench.rank import (
     AGAIN,
@@ -19,7 +20,6 @@ from fedopt.bench.rank import (
     SAME,
     SEARCH,
     ByMethod,
-    Pool,
     curves,
     pairs,
     pools_of,
@@ -29,7 +29,6 @@ from fedopt.bench.rank import (
 )
 from fedopt.bench.suite import Claim, Entries, Task
 
-TIMES = np.geomspace(1, 10, 21)  # cost of a method / cost of the cheapest one, in performance profiles
 SHARES = np.geomspace(0.01, 1, 21)  # fractions of the budget, in data profiles
 
 
@@ -49,7 +48,7 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
 
     The variance over tasks maximises the restricted likelihood. The intervals are those of Hartung and Knapp, but never shorter
     than the usual ones. That of a new task takes the variance of the effects as they were measured, since the other one is
-    often estimated as 0. For one task, there is no interval of a new task.
+    often estimated as 0. For one task, there is no interval of a new task, and no variance.
 
     Args:
         effects: The effect on each task.
@@ -71,14 +70,12 @@ def over_tasks(effects: np.ndarray, errors: np.ndarray) -> Effect:
     found = float(minimize_scalar(deviance, bounds=(0, most), method="bounded", options={"xatol": 1e-7 * most}).x)
     variance = found if number > 1 and deviance(found) < deviance(0) else 0.0
     weights, mean = weighted(variance)
-    if number == 1:
-        half = norm.isf((1 - LEVEL) / 2) * float(errors[0])
-        return Effect(mean, mean - half, mean + half, math.nan, math.nan, math.nan)
-    scale = max(float(weights @ (effects - mean) ** 2) / (number - 1), 1.0)
-    quantile, error = t.isf((1 - LEVEL) / 2, number - 1), scale / weights.sum()
-    apart = max(variance, float(np.var(effects, ddof=1)))
-    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + apart))
-    return Effect(mean, mean - half, mean + half, mean - new, mean + new, math.sqrt(variance))
+    scale = max(float(weights @ (effects - mean) ** 2) / max(number - 1, 1), 1.0)
+    freedom = number - 1 or math.inf  # inf: a normal distribution
+    quantile, error = t.isf((1 - LEVEL) / 2, freedom), scale / weights.sum()
+    measured, sd = (float(np.var(effects, ddof=1)), math.sqrt(variance)) if number > 1 else (math.nan, math.nan)
+    half, new = (float(quantile * math.sqrt(of)) for of in (error, error + np.maximum(variance, measured)))
+    return Effect(mean, mean - half, mean + half, mean - new, mean + new, sd)
 
 
 def oriented(rows: pd.DataFrame, one: str, other: str) -> pd.DataFrame:
@@ -115,15 +112,14 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
         table: The pairs of all tasks and currencies.
     """
     rows, by_task = list[dict[str, Any]](), [table.iloc[:0].assign(key="")]
-    about = [(claim, currency) for claim in told for currency in claim.by]
-    for claim, currency in about:
-        on = table["task"].map(claim.covers).astype(bool)
-        own = oriented(table[on & (table["currency"] == currency)], claim.one, claim.other)
+    tested = [(claim, currency) for claim in told for currency in claim.by]
+    for claim, currency in tested:
+        on = table["task"].map(claim.covers).astype(bool) & (table["currency"] == currency)
+        own = oriented(table[on], claim.one, claim.other)
         by_task.append(own.assign(key=claim.key))
-        known = own[np.isfinite(own["effect"])]
-        effects, errors = (known[name].to_numpy() for name in ("effect", "error"))
+        effects, errors = own.loc[np.isfinite(own["effect"]), ["effect", "error"]].to_numpy().T
         every = over_tasks(effects, errors)
-        less = [over_tasks(np.delete(effects, k), np.delete(errors, k)).mean for k in range(len(known))]
+        less = [over_tasks(np.delete(effects, k), np.delete(errors, k)).mean for k in range(len(effects))]
         row = {name: getattr(claim, name) for name in ("key", "says", "one", "other", "expects", "withdrawn")}
         row |= {"currency": currency, "tasks": len(own)}
         row |= {"ratio": math.exp(every.mean) if 2 * own["ratio"].count() >= len(own) else math.nan}
@@ -137,7 +133,7 @@ def claims(told: Sequence[Claim], table: pd.DataFrame) -> tuple[pd.DataFrame, pd
     return pd.DataFrame(rows), pd.concat(by_task, ignore_index=True)
 
 
-def places(pools: ByMethod, table: pd.DataFrame, scores: pd.DataFrame, ranked: Sequence[str]) -> pd.DataFrame:
+def places(pools: ByMethod, tables: Mapping[str, pd.DataFrame], ranked: Sequence[str]) -> pd.DataFrame:
     """Return one row per method on a task in one currency, the highest score first.
 
     Columns:
@@ -151,56 +147,41 @@ def places(pools: ByMethod, table: pd.DataFrame, scores: pd.DataFrame, ranked: S
 
     Args:
         pools: The methods.
-        table: The pairs of these methods.
-        scores: Their curves.
+        tables: Their curves, pairs and reach.
         ranked: The methods with a rank.
     """
-    found = scores[scores["points"] == SEARCH].drop(columns="points").set_index("method")
-    won = table[(table["verdict"] == BEFORE) & table["one"].isin(ranked)]
-    rows = []
-    for name, pool in pools.items():
-        before = won.loc[won["other"] == name, "one"].tolist()
-        row = {"method": name, **found.loc[name], "defaults": pool.score_of("pool", 0)}
-        row |= {"reach": pool.cheapest()[0].mean()}
-        row |= {"may_be_best": not before if name in ranked else None, "behind": ", ".join(before)}
-        rows.append(row | {"best": pool.best, "report": pool.score_of("report", pool.best)})
-    return pd.DataFrame(rows).sort_values("score", ascending=False, ignore_index=True)
+    scores, of_pairs = tables["curves"].set_index("method"), tables["pairs"]
+    won = of_pairs[(of_pairs["verdict"] == BEFORE) & of_pairs["one"].isin(ranked)]
+    before = {name: won.loc[won["other"] == name, "one"].tolist() for name in pools}
+    rows = scores[scores["points"] == SEARCH].drop(columns="points").loc[[*pools]]
+    rows["defaults"] = scores.loc[scores["points"] == 0, "score"]
+    rows["reach"] = tables["reach"].groupby("method")["reach"].mean()
+    rows["may_be_best"] = [not before[name] if name in ranked else None for name in pools]
+    rows["behind"] = [", ".join(before[name]) for name in pools]
+    rows["best"] = [pool.best for pool in pools.values()]
+    rows["report"] = [pool.score_of("report", pool.best) for pool in pools.values()]
+    return rows.sort_values("score", ascending=False).reset_index()
 
 
 def profiles(by_task: Mapping[str, ByMethod]) -> pd.DataFrame:
-    """Return the performance and data profiles of methods over several tasks, for one unit of cost, as a table.
+    """Return the data profiles of methods over several tasks, for one unit of cost: method, at, share.
 
-    Its columns are kind, method, at and share.
-
-    Kind 'performance': the fraction of pairs of a task and a target at which the cost is at most ``at`` times the cost
-    of the cheapest method. Kind 'data': the expected fraction of such pairs that a search reaches within the fraction ``at`` of
-    the budget. Costs and reached targets come from `Pool.cheapest`.
+    A share is the expected fraction of the pairs of a task and a target that a search reaches within the fraction ``at`` of the
+    budget.
 
     Args:
         by_task: task -> methods. Methods that are not in all tasks are left out.
     """
     names = [name for name in next(iter(by_task.values())) if all(name in pools for pools in by_task.values())]
-    cost, tables = dict[str, np.ndarray](), [pd.DataFrame(columns=["kind", "method", "at", "share"])]
-    for name in names:
-        pools = [of_task[name] for of_task in by_task.values()]
-        cost[name] = np.concatenate([np.where(share < 0.5, math.inf, own) for share, own in map(Pool.cheapest, pools)])
-        late = ([replace(pool, costs=np.where(pool.costs <= at, 1, math.inf)) for pool in pools] for at in SHARES)
-        shares = [np.concatenate([pool.cheapest()[0] for pool in own]).mean() for own in late]
-        tables.append(pd.DataFrame({"kind": "data", "method": name, "at": SHARES, "share": shares}))
-    for name in names:
-        least = np.minimum(np.min([*cost.values()], axis=0), 1)
-        shares = [(cost[name] <= least * at * (1 + 1e-9)).mean() for at in TIMES]
-        tables.append(pd.DataFrame({"kind": "performance", "method": name, "at": TIMES, "share": shares}))
-    return pd.concat(tables[len(names) > 0 :], ignore_index=True)
-
-
-def named(table: pd.DataFrame, **names: str) -> pd.DataFrame:
-    """Return a table with additional columns at its start. names: column -> its value in all rows."""
-    return table.assign(**names)[[*names, *table.columns]]
+    rows = []
+    for name, at in product(names, SHARES):
+        shares = [pools[name].cheapest(within=at)[0] for pools in by_task.values()]
+        rows.append((name, at, np.concatenate(shares).mean()))
+    return pd.DataFrame(rows, columns=["method", "at", "share"])
 
 
 def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> dict[str, pd.DataFrame]:
-    """Return the tables of the page: curves, reach, pairs, places, nulls, claims, claims_by_task and profiles.
+    """Return the tables of the page: curves, reach, reach_by_points, pairs, places, nulls, claims, claims_by_task and profiles.
 
     All but the claims have the columns task (profiles: board) and currency; see the functions of this module and of
     `fedopt.bench.rank` for the others. The table nulls has pairs of a method and its second scramble, and twins.
@@ -210,26 +191,28 @@ def results(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> di
         chosen: The tasks.
         entries: All entries.
     """
-    of_tasks = ("curves", "reach", "reach_by_points", "pairs", "places", "nulls", "profiles")
-    found = {name: list[pd.DataFrame]() for name in of_tasks}
-    boards = dict[tuple[str, str], dict[str, ByMethod]]()
+    found = defaultdict[str, dict[tuple[str, str], pd.DataFrame]](dict)
+    boards = defaultdict[tuple[str, str], dict[str, ByMethod]](dict)
     for task in chosen:
         for currency, every in pools_of(task, table[table["task"] == task.name]).items():
             pools = {name: pool for name, pool in every.items() if not name.endswith(AGAIN)}
             if not pools:
                 continue
             ranked = [name for name in pools if name not in entries or entries[name].form != "control"]
-            boards.setdefault((task.board, currency), {})[task.name] = {name: pools[name] for name in ranked}
-            of_pairs, scores = pairs(pools), curves(pools)
+            boards[task.board, currency][task.name] = {name: pools[name] for name in ranked}
             same = [(name, name + AGAIN) for name in pools if name + AGAIN in every]
             same += [(one, other) for one, other in task.twins if {one, other} <= {*pools}]
-            tables = {"curves": scores, "reach": reach(pools, task.targets), "pairs": of_pairs}
-            tables |= {"places": places(pools, of_pairs, scores, ranked), "nulls": pairs(every, same)}
-            tables["reach_by_points"] = reach_by_points(pools, task.targets)
+            tables = {"curves": curves(pools), "pairs": pairs(pools), "nulls": pairs(every, same)}
+            tables |= {"reach": reach(pools, task.targets), "reach_by_points": reach_by_points(pools, task.targets)}
+            tables["places"] = places(pools, tables, ranked)
             for name, own in tables.items():
-                found[name].append(named(own, task=task.name, currency=currency))
-    for (board, currency), by_task in boards.items():
-        found["profiles"].append(named(profiles(by_task), board=board, currency=currency))
-    whole = {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
+                found[name][task.name, currency] = own
+    whole = {name: _joined(tables, "task") for name, tables in found.items()}
+    whole["profiles"] = _joined({key: profiles(by_task) for key, by_task in boards.items()}, "board")
     whole["claims"], whole["claims_by_task"] = claims(entries.claims, whole["pairs"])
     return whole
+
+
+def _joined(tables: Mapping[tuple[str, str], pd.DataFrame], first: str) -> pd.DataFrame:
+    """Return tables as one, whose first columns are the two parts of their keys, called ``first`` and currency."""
+    return pd.concat(tables, names=[first, "currency"]).reset_index([0, 1]).reset_index(drop=True)

@@ -16,7 +16,6 @@ from fedopt.bench.trials import FIRST_SEED, Search, Trial
 from fedopt.config import command_line, compose, content, display_name, key_of, outputs, quoted, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import Line, figures
-from fedopt.errors import UserError
 from fedopt.files import write_atomically, yaml_text
 from fedopt.results.identity import identity
 
@@ -43,21 +42,16 @@ def table(searches: Sequence[Search]) -> pd.DataFrame:
 
 def with_values(searches: Sequence[Search]) -> list[Search]:
     """Return the searches in which a trial has a value. For each other search, print why it has none."""
-    good = []
-    for search in searches:
-        try:
-            good += [search] if search.best else []
-        except UserError as error:
-            say(str(error))
+    good = [search for search in searches if math.isfinite(search.best.loss)]
+    for search in (search for search in searches if search not in good):
+        ends = ", ".join(dict.fromkeys(status for trial in search.done for status in trial.statuses))
+        none = f"none of {len(search.done)} trials has a value ({ends})"
+        say(f"{search.name}: {none}; try smaller step sizes or a longer budget")
     return good
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per algorithm, as text: the metric of the best trial and of the defaults, and numbers of trials.
-
-    Raises:
-        UserError: No trial of a search has a finite value.
-    """
+    """Return one row per algorithm, as text: the metric of the best trial and of the defaults, and numbers of trials."""
     rows = []
     for search in searches:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
@@ -89,10 +83,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 
     Args:
         path: The file of the figure.
-        searches: Searches on the same metric.
-
-    Raises:
-        UserError: No trial of a search has a finite value.
+        searches: Searches on the same metric, which have a value.
     """
     panels = [(search, key) for search in searches for key in search.ranges]
     columns, metric = min(len(panels) + 1, COLUMNS), searches[0].metric
@@ -107,7 +98,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
             figures.describe(axis, key.removeprefix("algo."), metric.title, names[search.algo])
             _draw_trials(axis, search, key)
         for axis in axes:
-            axis.set_yscale("log" if figures.spans_decades(metric, values[np.isfinite(values)]) else "linear")
+            axis.set_yscale("log" if figures.spans_decades(metric, values) else "linear")
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -178,37 +169,29 @@ def remarks(searches: Sequence[Search]) -> Iterator[str]:
             yield f"{name}: the runs of the best trial ended differently ({best.status}); its value is their median"
         double = search.best_run.config()["hardware"]["dtype"] == "float64"
         for trial in tried:
-            found = trial.loss if trial.found is None else trial.found
-            ahead = found < best.loss and trial != best  # the order changed
-            if ahead or (double and not math.isclose(found, trial.loss, rel_tol=APART)):
-                values = f"{value_of(search, trial)} alone, {search.metric.sign * found:.7g} together with others"
+            ahead = trial.found < best.loss and trial != best  # the order changed
+            if ahead or (double and not math.isclose(trial.found, trial.loss, rel_tol=APART)):
+                values = f"{value_of(search, trial)} alone, {search.metric.sign * trial.found:.7g} together with others"
                 yield f"{name}: trial {trial.number} has the value {values}"
-        point = best.point or search.defaults
-        if at := [f"{key}={point[key]} in {search.ranges[key]}" for key in search.edges(best)]:
+        if at := [f"{key}={value} in {search.ranges[key]}" for key, value in search.edges.items()]:
             yield f"{name}: the best value is at an edge of its range or outside it, {', '.join(at)}; widen the range"
 
 
 def source(search: Search) -> str:
     """Return a line on how the tuned values of a search were found: trials, seeds, values, ranges and commit."""
-    how, best = search.how, search.best
-    card = search.best_run.card()
-    seeds = ", ".join(map(str, search.seeds))
+    seeds, commit = ", ".join(map(str, search.seeds)), search.best_run.card().get("commit") or "unknown"
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
     where = shlex.join(text for text in search.overrides if key_of(text) != "problem" and not text.startswith("eval."))
-    edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
-    return (
-        f"fedopt tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
-        f"default {value_of(search, search.done[0])}; {where}; {ranges}{edge}; commit {card.get('commit') or 'unknown'}"
-    )
+    edge = f"; at an edge: {', '.join(search.edges)}" if search.edges else ""
+    values = f"{search.metric.name} {value_of(search, search.best)}, default {value_of(search, search.done[0])}"
+    how = f"fedopt tune: {len(search.done)} trials ({search.how.sampler}), seeds {seeds}, {values}"
+    return f"{how}; {where}; {ranges}{edge}; commit {commit}"
 
 
 def write_tuned(search: Search, folder: Path) -> Path:
     """Write the best values to FOLDER/tuned/<algorithm>.yaml, under the problem's name, and return the path.
 
     Values for other problems in the file are kept.
-
-    Raises:
-        UserError: No trial has a finite value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     known = content(path) if path.exists() else {}
@@ -241,11 +224,7 @@ def _ran_on(search: Search) -> dict[str, dict[str, Any]]:
 
 
 def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
-    """Write trials.csv, tune.png and tuned/<algorithm>.yaml to a folder, and return their paths.
-
-    Raises:
-        UserError: No trial of a search has a finite value.
-    """
+    """Write trials.csv, tune.png and tuned/<algorithm>.yaml to a folder, and return their paths."""
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))
     draw(picture, searches)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from jinja2 import Environment, FileSystemLoader
 
 from fedopt.analysis import print_table, write_table
 from fedopt.bench.effects import results
-from fedopt.bench.rank import SEARCH
+from fedopt.bench.rank import BEFORE, BEHIND, OPEN, SAME, SEARCH
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task
 from fedopt.config import CONF, class_path, command_line, options
 from fedopt.console import markdown_cell, printable
 from fedopt.drawing import Line, Page, Section, describe, draw_lines, look, pictures, styled
+from fedopt.drawing.figures import GREY, MARKERS, OKABE_ITO
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 
@@ -25,14 +25,13 @@ PHASE = "phase"  # a board of many small tasks, whose pages have no figures
 DOCS = CONF.parent / "docs"
 UNTUNED = 0.5  # place of the default values on the axis of a tuning curve, which is logarithmic
 TICKS: dict[float, str] = {UNTUNED: "0"} | {k: str(k) for k in (1, 2, 4, 8, 16, 32, 48)}
-GREY = "#999999"
-COLOURS = {"before": "#0072B2", "behind": "#D55E00", "alike": "#009E73", "not resolved": GREY}  # of verdicts
+COLOURS = dict(zip((BEFORE, BEHIND, SAME, OPEN), (*OKABE_ITO[:3], GREY), strict=True))  # of verdicts
 FAR = 16  # the largest ratio on the axis of a figure of effects; longer intervals end there
 RATIOS = {1 / FAR: "1/16", 1 / 4: "1/4", 1: "1", 4: "4", FAR: "16"}
 # Entry of version 2.0 -> the entry of later versions with the same keys
 OLDER = {name: f"{name} + server steps" for name in ("local_sgda", "fedgda_gt")}
 # Marker of matplotlib -> its name in plotly, and a character for the legend
-SYMBOLS = dict(zip("os^Dv<>Ppd*", zip(
+SYMBOLS = dict(zip(MARKERS, zip(
     ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-left", "triangle-right", "cross", "pentagon",
      "diamond-tall", "star"], "●■▲◆▼◀▶✚⬟♦★", strict=True), strict=True))  # fmt: skip
 
@@ -64,21 +63,20 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     _interactive(found, boards, version).write(place / "interactive.html")
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
+    sampled = ended.loc[ended["kind"] == "pool", ["task", "method", "point", "words"]].itertuples(index=False)
+    points = {tuple(key): dict(word.split("=", 1) for word in words.split()) for *key, words in sampled}
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
     null = DOCS / "bench" / VERSION / "null.csv"
-    values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "found": found, "links": links}
-    values |= {
-        "boards": boards,
-        "best": best,
-        "chosen": chosen,
-        "entries": entries,
-        "shares": shares,
-        "runs": len(ended),
-    }
-    values |= {"pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None, "old": version < VERSION}
-    values["docs"] = os.path.relpath(DOCS, place) if DOCS.is_dir() else ""
+    values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
+    values |= {"found": found, "boards": boards, "best": best, "shares": shares, "links": links, "points": points}
+    values |= {"runs": len(ended), "pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None}
+    values |= {"old": version < VERSION, "docs": os.path.relpath(DOCS, place) if DOCS.is_dir() else ""}
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
+    code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
+    templates.filters |= {"cell": markdown_cell, **code}
     for page, task in {"index": None, **{task.name: task for task in chosen}}.items():
-        _fill("task" if task else "index", place / f"{page}.md", task=task, **values)
+        text = templates.get_template(f"{'task' if task else 'index'}.md.jinja").render(task=task, **values)
+        write_atomically(place / f"{page}.md", f"{text.rstrip()}\n".encode())
 
 
 def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:
@@ -97,20 +95,6 @@ def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> p
             why = f"the rules in its files have changed since the runs of {name}"
             raise UserError(f"{task}: {why}; restore the files, or run the task again")
     return table
-
-
-@cache
-def _environment() -> Environment:
-    """Return the settings of the templates, which are compiled once."""
-    found = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
-    code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
-    found.filters |= {"cell": markdown_cell, **code}
-    return found
-
-
-def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page. name: the template, without extension. path: the file. values: the variables of the template."""
-    write_atomically(path, (_environment().get_template(f"{name}.md.jinja").render(**values).rstrip() + "\n").encode())
 
 
 def _link(name: str, entries: Entries, place: Path) -> str:
@@ -186,11 +170,10 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
     with pictures([path], 1) as (axis,):
         axis.set_xscale("log")
         tuned = means[means["points"] > 0]
-        lines = {str(name): Line(*tuned.loc[[name]].to_numpy().T) for name in order}
-        draw_lines(axis, lines)
+        defaults = means.loc[means["points"] == 0, "score"]
+        draw_lines(axis, {str(name): Line(*tuned.loc[[name]].to_numpy().T) for name in order})
         for j, name in enumerate(order):
-            dot = means.loc[[name]].query("points == 0")["score"]
-            axis.plot(np.full(len(dot), UNTUNED), dot, **look(j) | {"linestyle": "none"})
+            axis.plot(UNTUNED, defaults[name], **look(j) | {"linestyle": "none"})
         axis.set_xticks([*TICKS], TICKS.values())
         axis.minorticks_off()
         describe(axis, "configurations tried (0: default values)", "expected score")
@@ -208,7 +191,7 @@ def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequenc
     board_of = {task.name: board for board, here in boards.items() for task in here}
     titles = {task.name: f"{task.name}: {task.title}" for here in boards.values() for task in here}
     curves = curves.assign(board=curves["task"].map(board_of), task=curves["task"].map(titles))
-    data = found["profiles"].query("kind == 'data'").rename(columns={"at": "points", "share": "score"})
+    data = found["profiles"].rename(columns={"at": "points", "share": "score"})
     order = curves.groupby(["board", "method"])["score"].mean().sort_values(ascending=False).index
     tuning = _chart(curves, ["board", "task", "currency", "target"], "configurations tried (0: default values)", order)
     data["title"] = "share of targets reached"
@@ -230,19 +213,17 @@ def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: "pd.Index[Any]")
     """
     rows = pd.concat([rows[rows["currency"] == name].assign(currency=of.label) for name, of in CURRENCIES.items()])
     lines = []
-    for board, names in order.to_frame(index=False).groupby("board")["method"]:
-        with styled():
-            looks = [look(j) for j in range(len(names))]
-        for style, name in zip(looks, names, strict=True):
-            symbol, letter = SYMBOLS.get(style["marker"], ("x", "✖"))
-            line = {"board": board, "name": name, "label": f"{letter} {name}", "symbol": symbol, "lost": False}
-            lines.append(line | {"colour": style["color"], "dash": style["linestyle"]})
+    with styled():
+        for board, names in order.to_frame(index=False).groupby("board")["method"]:
+            for style, name in zip(map(look, range(len(names))), names, strict=True):
+                symbol, letter = SYMBOLS.get(style["marker"], ("x", "✖"))
+                line = {"board": board, "name": name, "label": f"{letter} {name}", "symbol": symbol, "lost": False}
+                lines.append(line | {"colour": style["color"], "dash": style["linestyle"]})
     curves, ys = {}, {}
     for key, on in rows.groupby(menus, sort=False):
-        own = dict([*on.groupby("method")])
+        own, name = dict([*on.groupby("method")]), "|".join(map(str, key))
         mine = [own.get(line["name"]) if line["board"] == key[0] else None for line in lines]
         points = [None if of is None else _points(of, line["colour"]) for of, line in zip(mine, lines, strict=True)]
-        name = "|".join(map(str, key))
         curves[name], ys[name] = {"points": points}, on["title"].iloc[0]
     return {"menus": menus, "xs": {"points": x}, "ys": ys, "logs": {}, "targets": {}, "lines": lines, "curves": curves}
 

@@ -5,7 +5,7 @@ with other seeds, for a report.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
@@ -13,16 +13,16 @@ from shutil import rmtree
 import pandas as pd
 
 from fedopt.bench.curves import TABLE, Stack, read_rows
-from fedopt.bench.rank import goals_of, hits, worth
+from fedopt.bench.rank import THEORY, pools_of
 from fedopt.bench.release import COLUMNS, NAMES, read_table, rounded, write_table
 from fedopt.bench.space import Point, overrides_of
 from fedopt.bench.suite import COUNTS, REPORTS, SEEDS, VERSION, Entries, Entry, Task
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.bench.tune import refuse_unfinished
 from fedopt.config import compose
-from fedopt.console import Bar, note
+from fedopt.console import note
 from fedopt.errors import UserError
-from fedopt.jobs import Launcher, Outcome, run_all
+from fedopt.jobs import Launcher, run_all
 from fedopt.machine import processor
 
 # Kinds of runs: sampled, sampled a second time, and with the seeds of reports
@@ -126,7 +126,7 @@ class _Pool:
             for seed in range(REPORTS) if kind == REPORT else range(FIRST_SEED, FIRST_SEED + SEEDS):
                 if left := {number: point for number, point in points.items() if (number, seed) not in done}:
                     title = f"{self.task.name}, {self.entry.name}: {len(left)} of {kind}, seed {seed}"
-                    yield _Batch(self.folder / kind, self.composed.changed(seed=seed), title, points=left, configs=())
+                    yield Stack(self.folder / kind, self.composed.changed(seed=seed), title, points=left)
 
     def choose(self) -> None:
         """Choose the configurations of the pool that are reported.
@@ -134,11 +134,11 @@ class _Pool:
         They are the defaults, the theory point, the best ones by the mean score over all currencies, and the best in each one.
         """
         table = self.table()
-        reached = hits(self.task, table[table["kind"] == POOL])
-        worths = pd.Series(worth(reached[goals_of(self.task)]).mean(axis=1), reached.index)
-        scores = worths.groupby([reached["point"], reached["currency"]]).mean().unstack().drop(index=0)
+        pools = pools_of(self.task, table[table["kind"] == POOL])
+        scores = pd.DataFrame({name: pools[name][self.entry.name].scores.mean(axis=1) for name in sorted(pools)})
         best = scores.mean(axis=1).nlargest(-(-len(scores) // REPORTED))
-        self.points[REPORT] = {n: self.points[POOL][n] for n in (0, 1, *best.index, *scores.idxmax())}
+        numbers = (0, THEORY, *(THEORY + n for n in (*best.index, *scores.idxmax())))
+        self.points[REPORT] = {n: self.points[POOL][n] for n in numbers}
 
     def table(self) -> pd.DataFrame:
         """Return the evaluations of the runs, one row each. A run that failed has one row, without a value."""
@@ -152,12 +152,3 @@ class _Pool:
             words = rows["point"].map({number: " ".join(overrides_of(point)) for number, point in points.items()})
             tables.append(rows.assign(kind=kind, words=words, threads=1, **self.about))
         return pd.concat(tables, ignore_index=True)
-
-
-class _Batch(Stack):
-    """A `Stack` that composes its configs in the process that computes it, since composing hundreds of them takes a while."""
-
-    def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        words = self.composed.overrides
-        configs = [compose([*words, *overrides_of(point)], self.composed.folders) for point in self.points.values()]
-        return Stack.do(replace(self, configs=configs), processes, bar)

@@ -4,8 +4,9 @@ A search of k configurations tries a method's theory point and k - 1 of its samp
 on one seed, and is judged on the other seeds. All numbers are expected values over searches. They are computed from the order of
 the points (order statistics), so no search is simulated. The points are the sample: intervals come from leaving out each of them.
 
-A row of a table of hits is a run in a currency: method, kind, point, seed, currency, and for each target, from easy to hard, the
-fraction of the budget spent when the target was reached (infinite if it was missed).
+A row of a table of hits is a run in a currency: method, kind, point, seed, the last value of the metric (end; higher is better),
+currency, and for each target, from easy to hard, the fraction of the budget spent when the target was reached (infinite if it was
+missed).
 """
 
 import math
@@ -56,8 +57,8 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
     run = table.groupby(KEYS, sort=False, observed=True).ngroup().to_numpy()
     table, run = table.iloc[run.argsort(kind="stable")], np.sort(run)
     values = sign * table["value"].to_numpy(float)
-    same = np.append(run[1:] == run[:-1], False)  # whether the next row is of the same run
-    starts = np.flatnonzero(~np.roll(same, 1)) if len(run) else run
+    same = np.append(run[1:] == run[:-1], False)[: len(run)]  # whether the next row is of the same run
+    starts = np.flatnonzero(~np.roll(same, 1))
     scale = sign * values[starts][run] if task.relative else 1.0
     costs = np.array([spent(table, currency) / task.limit(currency) for currency in CURRENCIES])
     found = np.full((len(CURRENCIES), len(starts), len(task.targets)), math.inf)
@@ -67,16 +68,10 @@ def hits(task: Task, table: pd.DataFrame) -> pd.DataFrame:
         of_runs, firsts = np.unique(run[rows], return_index=True)
         cost = costs[:, rows[firsts]]
         found[:, of_runs, goal] = np.where(cost <= 1, cost, math.inf)
-    runs = table.iloc[starts][KEYS].reset_index(drop=True)
-    return pd.concat(
-        [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in zip(CURRENCIES, found, strict=True)],
-        ignore_index=True,
-    )
-
-
-def goals_of(task: Task) -> list[int]:
-    """Return the names of the columns with one cost per target (0, 1, ...) in a table made by `hits`."""
-    return [*range(len(task.targets))]
+    runs = table.iloc[starts][KEYS].assign(end=-values[~same]).fillna({"end": -math.inf}).reset_index(drop=True)
+    by_currency = zip(CURRENCIES, found, strict=True)
+    tables = [runs.join(pd.DataFrame(own)).assign(currency=name) for name, own in by_currency]
+    return pd.concat(tables, ignore_index=True)
 
 
 def worth(cost: Any) -> Any:
@@ -90,18 +85,13 @@ def worth(cost: Any) -> Any:
     return 1 - np.clip(np.log(np.asarray(cost, float) / START) / SPAN, 0, 1)
 
 
-def chances_by_rank(n: int, size: int) -> np.ndarray:
-    """Return the probability that the best of ``size`` configurations among n is the r-th best of all, [n]."""
-    size = min(size, n)
-    return binom(np.arange(n - 1, -1, -1), size - 1) / binom(n, size)  # the others are among the n - r worse ones
-
-
 def chances(n: int, size: int) -> np.ndarray:
     """Return the probability of each rank of the best sampled point in a search of ``size`` points, [n + 1].
 
     The last entry is the probability that the search tries no sampled point, only the theory point.
     """
-    return np.append(chances_by_rank(n, size - 1) if size > 1 else np.zeros(n), float(size == 1))
+    drawn = min(size - 1, n)  # the best of them is the r-th best of all if the others are among the n - r worse ones
+    return np.append(binom(np.arange(n - 1, -1, -1), drawn - 1) / binom(n, drawn), size == 1)
 
 
 @dataclass(frozen=True)
@@ -160,16 +150,22 @@ class Pool:
             found[order[order > 0]] += np.cumsum(above, axis=0) - above + np.cumsum(below[::-1], axis=0)[::-1]
         return found[1:] / len(self.orders)
 
-    def cheapest(self, size: int = SEARCH) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def lowest(self) -> np.ndarray:
+        """The lowest cost that a search finds, by the rank of its cheapest sampled point, [n + 1, seeds, targets]."""
+        rest = np.full((1, *self.costs.shape[1:]), math.inf)
+        return np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
+
+    def cheapest(self, size: int = SEARCH, within: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """Return the fraction of searches with a point that reaches each target, and the cost of the cheapest one, [targets].
 
         The cost is the geometric mean over the searches that reach the target; it is nan if fewer than half of them do.
 
         Args:
             size: The number of points of a search.
+            within: The fraction of the budget within which a target must be reached.
         """
-        rest = np.full((1, *self.costs.shape[1:]), math.inf)
-        costs = np.minimum(np.concatenate([np.sort(self.costs[1:], axis=0), rest]), self.costs[0])
+        costs = np.where(self.lowest <= within, self.lowest, math.inf)
         chance = chances(len(self.costs) - 1, size) / costs.shape[1]
         logs = chance @ np.log(np.where(np.isfinite(costs), costs, 1)).sum(axis=1)
         share = chance @ np.isfinite(costs).sum(axis=1)
@@ -196,20 +192,16 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
         table: The runs of the task.
     """
     pools = {currency: dict[str, Pool]() for currency in CURRENCIES}
-    goals, higher = goals_of(task), task.targets[-1] > task.targets[0]
-    table = table.astype({"method": str, "kind": str})
-    ends = table.drop_duplicates(KEYS, keep="last").set_index(KEYS)["value"] * (1 if higher else -1)
-    reached = hits(task, table).set_index(KEYS).sort_index()
-    for currency, rows in reached.groupby("currency"):
-        ended = ends.reindex(rows.index).fillna(-math.inf).to_numpy(float)
-        for (method, kind), own in rows.assign(end=ended).groupby(["method", "kind"]):
-            if kind in ("pool", "null"):
-                runs = own[own.index.get_level_values("point") >= THEORY]
-                shape = runs.index.get_level_values("point").nunique(), -1
-                arrays = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
-                of_others = rows.loc[str(method)].drop("null", errors="ignore")[goals].groupby(["kind", "point"])
-                others: Any = {} if kind == "null" else {key: costs.to_numpy() for key, costs in of_others}
-                pools[str(currency)][f"{method}{AGAIN * (kind == 'null')}"] = Pool(*arrays, others)
+    goals = [*range(len(task.targets))]
+    reached = hits(task, table.astype({"method": str, "kind": str})).sort_values(KEYS)
+    for (currency, method), own in reached.groupby(["currency", "method"]):
+        others: Any = {key: costs.to_numpy() for key, costs in own.groupby(["kind", "point"])[goals]}
+        for kind, name in (("null", f"{method}{AGAIN}"), ("pool", str(method))):
+            runs = own[(own["kind"] == kind) & (own["point"] >= THEORY)]
+            if len(runs):
+                shape = runs["point"].nunique(), -1
+                costs, ends = runs[goals].to_numpy().reshape(*shape, len(goals)), runs["end"].to_numpy().reshape(shape)
+                pools[str(currency)][name] = Pool(costs, ends, others)
     return pools
 
 
@@ -302,9 +294,9 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     for name, pool in pools.items():
         n, (share, cost) = len(pool.costs) - 1, pool.cheapest()
         theory, number = np.isfinite(pool.costs[0]), np.isfinite(pool.costs[1:]).sum(axis=0)  # [seeds, targets]
-        ends = [beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)]
-        of_points = np.where(number == [[[0]], [[n]]], [[[0]], [[1]]], ends)
-        low, high = np.where(theory, 1, 1 - (1 - of_points) ** (SEARCH - 1)).mean(axis=1)
+        least, most = beta.ppf(tail, number, n - number + 1), beta.isf(tail, number + 1, n - number)
+        ends = np.nan_to_num(least, nan=0), np.nan_to_num(most, nan=1)  # nan: no point reaches it, or all points do
+        low, high = (np.where(theory, 1, 1 - (1 - end) ** (SEARCH - 1)).mean(axis=0) for end in ends)
         row = {"method": name, "target": targets, "reach": share, "low": low, "high": high, "cost": cost}
         tables.append(pd.DataFrame(row))
     return pd.concat(tables, ignore_index=True)
@@ -312,12 +304,9 @@ def reach(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
 
 def reach_by_points(pools: ByMethod, targets: Sequence[float]) -> pd.DataFrame:
     """Return the share of searches that reach each target, by the number of their points: method, points, target, share."""
-    tables = list[pd.DataFrame]()
-    for name, pool in pools.items():
-        for size in (size for size in SIZES if size <= len(pool.costs)):
-            row = {"method": name, "points": size, "target": targets, "share": pool.cheapest(size)[0]}
-            tables.append(pd.DataFrame(row))
-    return pd.concat(tables, ignore_index=True)
+    sizes = ((name, pool, size) for name, pool in pools.items() for size in SIZES if size <= len(pool.costs))
+    rows = ({"method": name, "points": k, "target": targets, "share": pool.cheapest(k)[0]} for name, pool, k in sizes)
+    return pd.concat(map(pd.DataFrame, rows), ignore_index=True)
 
 
 def seen(one: Pool, other: Pool) -> float:

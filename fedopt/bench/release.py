@@ -30,8 +30,7 @@ def rounded(values: pd.Series) -> np.ndarray:
     """Round values to single precision with `BITS` bits of the fraction, which compresses well. inf and nan are unchanged."""
     exact, dropped = values.to_numpy(np.float32), 23 - BITS
     kept = (exact.view(np.uint32) + np.uint32(1 << dropped - 1)) & np.uint32(2**32 - (1 << dropped))
-    bits = kept.view(np.float32)
-    return np.where(np.isfinite(exact), bits, exact)
+    return np.where(np.isfinite(exact), kept.view(np.float32), exact)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
@@ -89,8 +88,8 @@ def with_newer(table: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
 
     Rows of another version of the benchmark are left out. If the newer table is empty, the other one is returned.
     """
-    same = table[table["bench_version"].isin(newer["bench_version"].unique())] if len(newer) else table
-    if not len(newer) or not len(same):
-        return newer if len(newer) else same
+    same = table[table["bench_version"].isin(newer["bench_version"].unique())]
+    if newer.empty or same.empty:
+        return table if newer.empty else newer
     pairs = [pd.MultiIndex.from_frame(rows[["task", "method"]]) for rows in (same, newer)]
     return pd.concat([same[~pairs[0].isin(pairs[1])], newer], ignore_index=True)

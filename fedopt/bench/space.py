@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
+from fedopt.console import as_number
 from fedopt.decimals import exact
 from fedopt.errors import UserError
 
@@ -20,8 +21,6 @@ DECADES = 3.5  # width of the range of a step size, around its default
 DIGITS = 4  # significant digits of a value
 ROLES = {"momentum": "log(0.01,1)", "penalty": "log(1,1000)", "probability": "log(0.05,1)"}  # role -> range
 KINDS = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH) and choice(A,B,C)"
-_NUMBER = re.compile(r"-?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-_RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,10 @@ class Range:
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
             return self.ends.index(text) / max(len(self.ends) - 1, 1) if text in self.ends else math.nan
-        try:
-            value = float(text)
-        except ValueError:
+        value = as_number(text)
+        if value is None or (self.kind == "log" and value <= 0):
             return math.nan
-        if self.kind == "log":
-            return math.log(value / low) / math.log(high / low) if value > 0 else math.nan
-        return (value - low) / (high - low)
+        return math.log(value / low) / math.log(high / low) if self.kind == "log" else (value - low) / (high - low)
 
     @property
     def size(self) -> float:
@@ -90,8 +86,8 @@ class Range:
         is never at an edge.
         """
         if self.kind == "choice":
-            numbers = sorted(filter(_NUMBER.fullmatch, {*self.ends}), key=float)
-            return len(numbers) == self.size > 2 and text in (numbers[0], numbers[-1])
+            numbers = {end: number for end in self.ends if (number := as_number(end)) is not None}
+            return len(numbers) == self.size > 2 and numbers.get(text) in (min(numbers.values()), max(numbers.values()))
         share = self.share(text)
         return math.isfinite(share) and not EDGE <= share <= 1 - EDGE
 
@@ -105,15 +101,12 @@ def read_range(override: str) -> tuple[str, Range] | None:
         UserError: The ends of the range are not two increasing numbers, or a log range does not begin above 0.
     """
     key, _, text = override.partition("=")
-    match = _RANGE.fullmatch(text.strip())
-    if match is None:
-        if call := re.fullmatch(r"(\w+)\(.*\)", text.strip()):
-            raise UserError(f"{override}: there is no range {call[1]}; there are {KINDS}")
-        alternatives = _parts(text)
-        return (key, Range("choice", tuple(alternatives))) if len(alternatives) > 1 else None
-    kind, parts = match[1], _parts(match[2])
+    call = re.fullmatch(r"(\w+)\((.*)\)", text.strip())
+    kind, parts = (call[1], _parts(call[2])) if call else ("choice", _parts(text))
     if kind == "choice":
-        return key, Range("choice", tuple(parts))
+        return (key, Range("choice", tuple(parts))) if call or len(parts) > 1 else None
+    if kind not in get_args(Kind):
+        raise UserError(f"{override}: there is no range {kind}; there are {KINDS}")
     try:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from fedopt.bench.space import ROLES, Point, overrides_of, read_range, roles
-from fedopt.config import CONF, content, key_of, options, quoted
+from fedopt.config import CONF, content, last_of_each, options, quoted
 from fedopt.config.build import build
 from fedopt.errors import UserError, unknown
 from fedopt.metrics import COSTS
@@ -28,6 +28,7 @@ NAME = re.compile(r"\w[\w +-]{0,60}")  # of a task, a board or an entry; also us
 SEEDS, REPORTS = 2, 3  # seeds of each sampled configuration, and of each configuration that is reported
 EVALUATIONS, LONGEST = 24, 2  # evaluations of a run, and its length as a multiple of the budget of communication rounds
 BITS = 9  # of the fraction of a stored value: 0.1 %
+PROTOCOL = (VERSION, SEEDS, REPORTS, EVALUATIONS, BITS, LONGEST)  # registered with the tasks, entries and claims
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class Task:
         rounds = f"budget.comm_rounds={LONGEST * self.budget['comm_rounds']:g}"
         words = [f"algo={entry.algo}", *self.words, *data, rounds, "budget.until=last", f"eval.points={EVALUATIONS}"]
         words += ["hardware.threads=1", *entry.words, *overrides_of(point)]
-        return [*{key_of(word): word for word in words}.values()]
+        return last_of_each(words)
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:
@@ -283,19 +284,7 @@ class Entries:
         claims = [asdict(claim) for claim in self.claims_on(task)]
         written = [self.roles.get(text.split(" ")[0]) for text in entry.ranges.values()]
         of_task = asdict(task) | {"title": "", "facts": {}}  # texts, which may change
-        rules = [
-            of_task,
-            asdict(entry),
-            written,
-            claims,
-            self.questions,
-            VERSION,
-            SEEDS,
-            REPORTS,
-            EVALUATIONS,
-            BITS,
-            LONGEST,
-        ]
+        rules = [of_task, asdict(entry), written, claims, self.questions, *PROTOCOL]
         return sha256(dumps(rules, sort_keys=True).encode()).hexdigest()[:12]
 
     def points(self, task: Task, entry: Entry, scramble: int = 0) -> list[Point]:

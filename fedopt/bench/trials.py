@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from fedopt.analysis import Recorded, read
+from fedopt.analysis import read
 from fedopt.bench import SAMPLERS
 from fedopt.bench.curves import TABLE, Stack, read_rows
 from fedopt.bench.space import Point, Range, cube, distinct, grid, overrides_of
-from fedopt.config import compose, flat, key_of, quoted
-from fedopt.errors import UserError, first_line, nearest
+from fedopt.config import compose, flat, quoted
+from fedopt.errors import UserError, first_line, unknown
 from fedopt.jobs import Job, alike
 from fedopt.metrics import Metric
 from fedopt.results import OVER, RunFolder, numbers_of, stamp
@@ -52,8 +52,7 @@ class How:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            meant = nearest(self.sampler, [*SAMPLERS])
-            raise UserError(f"sampler={self.sampler}: must be one of {', '.join(SAMPLERS)}{meant}")
+            raise UserError(unknown("sampler", self.sampler, [*SAMPLERS]))
         if self.trials < 1 or self.seeds < 1:
             raise UserError(f"trials={self.trials}, seeds={self.seeds}: both must be at least 1")
 
@@ -68,7 +67,7 @@ class Trial:
         values: The last value of the metric with each seed; None if it is not finite.
         statuses: How the run with each seed ended.
         loss: The median of the values, negated if higher is better. A run that did not finish counts as infinite.
-        found: The loss as the search found it; None for the defaults, which are only run standalone.
+        found: The loss as the search found it, before standalone runs.
         standalone: Whether the values and statuses come from run folders.
     """
 
@@ -77,7 +76,7 @@ class Trial:
     values: Sequence[float | None]
     statuses: Sequence[str]
     loss: float
-    found: float | None
+    found: float
     standalone: bool
 
     @property
@@ -91,6 +90,7 @@ class Search:
 
     Args:
         algo: The algorithm.
+        problem: The problem.
         overrides: The overrides of all runs, without ranges and algo.
         folders: The user's config folders.
         ranges: key -> range.
@@ -104,6 +104,7 @@ class Search:
     """
 
     algo: str
+    problem: str
     overrides: tuple[str, ...]
     folders: tuple[str, ...]
     ranges: dict[str, Range]
@@ -117,10 +118,6 @@ class Search:
     def name(self) -> str:
         return f"{self.algo} on {self.problem}"
 
-    @property
-    def problem(self) -> str:
-        return next(text for text in self.overrides if key_of(text) == "problem").partition("=")[2]
-
     def command(self, point: Point) -> list[str]:
         """Return the overrides of a run at a point, without seed and folder."""
         return [f"algo={self.algo}", *self.overrides, *overrides_of(point)]
@@ -133,35 +130,18 @@ class Search:
 
     @property
     def best(self) -> Trial:
-        """The trial with the lowest loss, the earliest of equal ones.
+        """The trial with the lowest loss, the earliest of equal ones."""
+        return min(self.done, key=lambda trial: trial.loss)
 
-        Raises:
-            UserError: No trial has a finite value.
-        """
-        best = min(self.done, key=lambda trial: trial.loss)
-        if not math.isfinite(best.loss):
-            ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
-            none = f"none of {len(self.done)} trials has a value ({ends})"
-            raise UserError(f"{self.name}: {none}; try smaller step sizes or a longer budget")
-        return best
-
-    def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range, or outside it. See `Range.at_edge`.
-
-        Args:
-            trial: The trial. The values of trial 0 are the defaults.
-        """
-        point = trial.point or self.defaults
-        return [key for key, values in self.ranges.items() if values.at_edge(point[key])]
+    @property
+    def edges(self) -> dict[str, str]:
+        """The best trial's values that lie at an edge of their range, or outside it, by key. See `Range.at_edge`."""
+        point = self.best.point or self.defaults
+        return {key: point[key] for key, values in self.ranges.items() if values.at_edge(point[key])}
 
     @property
     def seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
-
-    @property
-    def table(self) -> Path:
-        """The path of the table with the curves of all trials."""
-        return self.folder / TABLE
 
     def place(self, number: int, seed: int) -> Path:
         """Return the folder of the standalone run of a trial with a seed.
@@ -208,7 +188,7 @@ class Search:
         if (first := len(self.done)) == 0:
             return [*self.runs(0, {})]
         if first == self.planned:
-            best = min(self.done, key=lambda trial: trial.loss)
+            best = self.best
             return [] if best.standalone or math.isinf(best.loss) else [*self.runs(best.number, best.point)]
         first -= (first - 1) % self.batch
         proposed = enumerate(self._points(first, min(self.batch, self.planned - first)), first)
@@ -217,17 +197,17 @@ class Search:
             return [job for number, point in points.items() for job in self.runs(number, point)]
         return [*self._stacks(points)]
 
-    def runs(self, number: int, point: Point) -> list[Job]:
-        """Return the jobs that run a trial standalone, in a run folder, instead of together with other trials: one per seed.
+    def runs(self, number: int, point: Point) -> Iterator[Job]:
+        """Yield the jobs that run a trial standalone, in a run folder, instead of together with other trials: one per seed.
 
         Args:
             number: The index of the trial.
             point: Its point; empty for the defaults.
         """
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
-        places, title = {seed: self.place(number, seed) for seed in self.seeds}, f"{self.algo} trial {number}, seed"
-        changed = {seed: first.changed(seed=seed, output_dir=str(place)) for seed, place in places.items()}
-        return [Job(places[seed], one, f"{title} {seed}") for seed, one in changed.items()]
+        for seed in self.seeds:
+            place, title = self.place(number, seed), f"{self.algo} trial {number}, seed {seed}"
+            yield Job(place, first.changed(seed=seed, output_dir=str(place)), title)
 
     def _stacks(self, points: Mapping[int, Point]) -> Iterator[Stack]:
         """Yield the jobs that compute trials together, with each seed, as far as the table lacks them.
@@ -235,14 +215,14 @@ class Search:
         Args:
             points: trial -> its point.
         """
-        commands = {n: [*self.command(point), f"seed={FIRST_SEED}"] for n, point in points.items()}
-        configs = {n: compose(command, self.folders) for n, command in commands.items()}
+        first = [f"seed={FIRST_SEED}"]
+        configs = {n: compose([*self.command(point), *first], self.folders) for n, point in points.items()}
         for seed in self.seeds:
             left = {n: one.changed(seed=seed) for n, one in configs.items() if (n, seed) not in self.ends}
             for numbers in alike(left):
                 title = f"{self.algo} trials {numbers[0]} to {numbers[-1]}, seed {seed}"
-                of_stack = {n: points[n] for n in numbers}, [left[n] for n in numbers]
-                yield Stack(self.folder, of_stack[1][0], title, points=of_stack[0], configs=of_stack[1])
+                together = [left[n] for n in numbers]
+                yield Stack(self.folder, together[0], title, points={n: points[n] for n in numbers}, configs=together)
 
     def update(self) -> None:
         """Read which trials have ended.
@@ -250,38 +230,31 @@ class Search:
         Raises:
             UserError: The table or a run is damaged, or the folder has more trials than this search.
         """
-        self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.table)}
+        self.ends = {(int(row["trial"]), int(row["seed"])): row for row in read_rows(self.folder / TABLE)}
         if self.place(self.planned, FIRST_SEED).exists() or any(number >= self.planned for number, _ in self.ends):
             raise UserError(f"{self.folder.parent}: has over {self.planned} {self.algo} trials; give a larger --trials")
-        self.done = []
-        while len(self.done) < self.planned and (trial := self._ended(len(self.done))) is not None:
-            self.done.append(trial)
+        self.done = [*self._ended()]
 
-    def _ended(self, number: int) -> Trial | None:
-        """Return a trial with its result, or None if it has not ended. The result of standalone runs comes before the table's.
+    def _ended(self) -> Iterator[Trial]:
+        """Yield the trials that have ended, in order, up to the first one that has not.
 
-        None is also returned for the defaults if the algorithm refuses them: such a search cannot begin.
-
-        Args:
-            number: The index of the trial.
+        The result of standalone runs comes before the table's. If the algorithm refuses the defaults, the search cannot begin, and
+        no trial has ended.
         """
-        folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
-        rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
-        found = self._result(rows) if len(rows) == len(folders) else None
-        result = found
-        if standalone := all(folder.settled for folder in folders):
-            if number == 0 and any(folder.status() is None for folder in folders):
-                return None
-            for path in (folder.path for folder in folders if folder.status() in OVER):
-                ended(path)
-            summaries = [folder.summary() for folder in folders]
-            result = self._result([{**numbers_of(one.get("final")), "status": one["status"]} for one in summaries])
-        if result is None:
-            return None
-        if (point := self._begun(number)) is None:
-            where = self.table if found else folders[0].path.parent
-            raise UserError(f"{where}: is damaged, or belongs to another search; delete it and repeat the command")
-        return Trial(number, point, *result, found and found[2], standalone)
+        for number in range(self.planned):
+            folders = [RunFolder(self.place(number, seed)) for seed in self.seeds]
+            rows = [self.ends[number, seed] for seed in self.seeds if (number, seed) in self.ends]
+            found = result = self._result(rows) if len(rows) == len(folders) else None
+            if standalone := all(folder.settled for folder in folders):
+                if number == 0 and any(folder.status() is None for folder in folders):
+                    return
+                result = self._result([*map(end_of, folders)])
+            if result is None:
+                return
+            if (point := self._begun(number)) is None:
+                where = self.folder / TABLE if found else folders[0].path.parent
+                raise UserError(f"{where}: is damaged, or belongs to another search; delete it and repeat the command")
+            yield Trial(number, point, *result, (found or result)[2], standalone)
 
     def _result(self, ends: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], list[str], float]:
         """Return the values and statuses of a trial, one for each seed, and its loss.
@@ -323,7 +296,7 @@ class Search:
         if self.how.sampler == "tpe":
             from fedopt.bench.parzen import proposed
 
-            outcomes = [(trial.point, trial.loss if trial.found is None else trial.found) for trial in before]
+            outcomes = [(trial.point, trial.found) for trial in before]
             new = proposed(self.ranges, outcomes, CANDIDATES * count, self._seed(first), self.how.trials)
         else:
             many = self.how.trials if self.how.sampler == "grid" else CANDIDATES * self.planned
@@ -335,13 +308,13 @@ class Search:
         return int(np.random.SeedSequence([self.how.seed, 0, number]).generate_state(1)[0])
 
 
-def ended(path: Path) -> Recorded:
-    """Read a run that has ended, and check that its files agree with each other.
+def end_of(folder: RunFolder) -> dict[str, Any]:
+    """Return the status and the last metrics of a run, and check that the files of a run that has ended agree with each other.
 
     A missing checkpoint is allowed, because users delete checkpoints to save space.
 
     Args:
-        path: The run's folder.
+        folder: The run's folder.
 
     Raises:
         UserError: A file is damaged, or a necessary file is missing.
@@ -349,17 +322,18 @@ def ended(path: Path) -> Recorded:
     from fedopt.results import checkpoint  # imports torch
     from fedopt.running import counted_rows
 
-    folder = RunFolder(path)
+    summary = folder.summary()
+    final = numbers_of(summary.get("final"))
     try:
-        run, summary = read(path, "comm_rounds"), folder.summary()
-        if os.path.lexists(folder.checkpoint):
-            metadata = checkpoint.read(folder.checkpoint)[1]
-            checkpoint.refuse_foreign(folder.checkpoint, metadata, stamp(folder.config())["run"])
-            counted_rows(folder, metadata)
-        last = {name: run.table[name].iloc[-1] for name in run.table}
-        if {"round": summary.get("round"), **numbers_of(summary.get("final"))}.items() - last.items():
-            raise UserError("the last row of metrics.csv differs from the final values in summary.json")
+        if folder.status() in OVER:
+            rows = read(folder.path, "comm_rounds").table
+            if os.path.lexists(folder.checkpoint):
+                metadata = checkpoint.read(folder.checkpoint)[1]
+                checkpoint.refuse_foreign(folder.checkpoint, metadata, stamp(folder.config())["run"])
+                counted_rows(folder, metadata)
+            if {"round": summary.get("round"), **final}.items() - rows.iloc[-1].to_dict().items():
+                raise UserError("the last row of metrics.csv differs from the final values in summary.json")
     except (OSError, ValueError, UserError) as error:
-        where = "" if str(path) in str(error) else f"{path}: "
-        raise UserError(f"{where}{first_line(error)}; delete {path} and repeat the command") from None
-    return run
+        where = "" if str(folder.path) in str(error) else f"{folder.path}: "
+        raise UserError(f"{where}{first_line(error)}; delete {folder.path} and repeat the command") from None
+    return {**final, "status": summary["status"]}

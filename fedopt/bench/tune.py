@@ -107,7 +107,7 @@ def _search(
         raise UserError(f"--metric {metric}: there is no such metric{among(str(metric), [one.name for one in goals])}")
     chosen.check_goal(f"--metric {chosen.name}")
     overrides = (*fixed, f"eval.metric={chosen.name}")
-    return Search(algo, overrides, composed.folders, ranges, chosen, how, folder / algo)
+    return Search(algo, composed.chosen["problem"], overrides, composed.folders, ranges, chosen, how, folder / algo)
 
 
 def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:

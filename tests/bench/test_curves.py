@@ -106,6 +106,25 @@ def test_a_damaged_table_is_one_line(damage, monkeypatch, capsys, searched, sear
     assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
 
 
+def test_a_trial_is_added_without_reading_the_others(monkeypatch, tmp_path):
+    """The table stays one CSV file, also if its first trial failed before it had metrics."""
+    path = tmp_path / "curves.csv.gz"
+    about = {"seed": "5", "algo.eta": "0.1", "error": "", "alone": ""}
+    finished = [{**about, "status": "finished", "round": str(k), "loss": "0.5"} for k in range(2)]
+    curves.add_rows(path, [{"trial": "3", **about, "status": "failed"}])
+    curves.add_rows(path, [{"trial": "2", **row} for row in finished])
+    monkeypatch.setattr(curves, "read_rows", None)
+    before = path.read_bytes()
+    curves.add_rows(path, [{"trial": "0", **row} for row in finished])
+    curves.add_rows(path, [{"trial": "1", **about, "status": "failed"}])
+    assert path.read_bytes().startswith(before)
+    monkeypatch.undo()
+    rows = curves.read_rows(path)
+    assert [row["trial"] for row in rows] == ["0", "0", "1", "2", "2", "3"]
+    assert [row["loss"] for row in rows] == ["0.5", "0.5", "", "0.5", "0.5", ""]
+    assert len(pd.read_csv(path)) == 6
+
+
 MINE = """
 from dataclasses import dataclass
 from fedopt.algorithms.fedavg import FedAvg

@@ -98,6 +98,9 @@ def test_a_toy_whose_order_is_known(done):
     assert {*pairs[pairs["other"] == "slow"]["one"]} == {"toy sgd", "twin"}
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
     assert "# toy: a toy &lt;img src=x>" in page
+    best, table = places.loc[("comm_rounds", "toy sgd"), "best"], read_table(done / "smoke" / TABLE)
+    runs = table[(table["method"] == "toy sgd") & (table["kind"] == POOL) & (table["point"] == best)]
+    assert f" {runs['words'].iloc[0]} --config-dir" in page
     for name in [*re.findall(r"\]\((\w+\.(?:svg|md))\)", page + index)]:
         assert (pages / name).is_file(), name
 

@@ -406,5 +406,7 @@ def test_classification_trains_with_a_tuned_loss(model, monkeypatch):
     assert p.evaluate(w)["test_loss"] == pytest.approx(
         losses(p.net(w, p.test_examples.x).numpy(), data.data.y_test).mean()
     )
-    with pytest.raises(UserError, match="its classes are 0, 1, but the data have 0, 1, 2; use a model of a run on the same data"):
+    with pytest.raises(
+        UserError, match="its classes are 0, 1, but the data have 0, 1, 2; use a model of a run on the same data"
+    ):
         Classification(replace(here, dataset=table()), model, [5], **keys, loss="model.json")
