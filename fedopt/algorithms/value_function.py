@@ -51,9 +51,9 @@ class F2SA:
         n: The number of inner steps per round.
         B: The batch size. None: all examples of the client.
 
-    Unverified: reconstructed without the paper's text. The paper's step size of x decays with the power 5/7; the default here is
-    4/7, as in the public code benchmark_bilevel. That code takes the gradients of f at s instead of y and lets lam eta_y grow
-    like t^(1/7), so it must diverge eventually.
+    Unverified: reconstructed without the paper's text. In the paper, the step size of x decays with the power 5/7 of the round;
+    by default, the power here is 4/7, as in the public code benchmark_bilevel. That code takes the gradients of f at s instead
+    of y and lets lam eta_y grow like t^(1/7), so it must diverge eventually.
     """
 
     eta_x: Schedule

@@ -130,7 +130,7 @@ class Stack(Job):
         return Outcome("finished", f"{text} ({failed[0]})" if failed else text)
 
     def _rows(self, number: int, point: Point, one: "Computed") -> Rows:
-        """Return the rows of a trial for the table.
+        """Return the rows of a trial for the table of curves, one per evaluation.
 
         Args:
             number: The index of the trial.

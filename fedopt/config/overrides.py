@@ -139,7 +139,8 @@ def _written(key: str, value: object) -> str:
 def of_folder(override: str) -> str:
     """Return an override with quotes around its value if the value is the path of an existing file or folder.
 
-    Only paths with an equals sign, and the folders in output_dir and from, are recognised. Other overrides are unchanged.
+    Only paths that contain an equals sign, and the values of the keys output_dir and from, are recognised. Other overrides are
+    unchanged.
     """
     key, _, name = override.partition("=")
     is_path = os.path.exists(name) if "=" in name else key in ("output_dir", "from") and Path(name).is_dir()

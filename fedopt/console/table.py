@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def show_table(heads: Sequence[str], rows: Rows, right: Sequence[str] = (), below: Rows = ()) -> None:
-    """Print a table of texts, wrapped between words. Columns that do not fit are printed below their rows, the last one first.
+    """Print a table of texts, wrapped between words. Columns that do not fit are printed below their rows.
 
     In a table without heads, the first column is not wrapped, since it may contain commands.
 

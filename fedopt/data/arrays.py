@@ -280,7 +280,9 @@ def _examples(x: np.ndarray, where: str, channels: Channels | None, tokens: bool
             which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
             raise UserError(f"{where}: {which} have values that are not finite, or above {MOST_MAGNITUDE:g}; fix them")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
-        raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first or last")
+        raise UserError(
+            f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first if it is, else last"
+        )
     if tokens:
         x = x.astype(np.int64)
     elif x.ndim == 4 and channels != "first":

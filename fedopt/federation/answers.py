@@ -34,7 +34,7 @@ class Answers:
         self.structure: Any = None
 
     def take(self, of_stack: Any, members: np.ndarray) -> None:
-        """Add the answers of a stack of clients.
+        """Add the answers of a stack of clients to the weighted sums, or store them if the server needs each of them.
 
         Args:
             of_stack: The answers: a (nested) tuple of tensors ``[stack, ...]``.

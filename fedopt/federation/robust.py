@@ -153,7 +153,7 @@ class Robust:
 
 
 def in_order(b: Tensor) -> Tensor:
-    """Return the changes with each entry sorted in ascending order, ``[n, d]``. On the CPU, NumPy is several times faster."""
-    if b.device.type == "cpu" and depth() == 0:
+    """Return the changes of n clients, ``[n, d]``, with each of the d entries sorted over the clients, in ascending order."""
+    if b.device.type == "cpu" and depth() == 0:  # NumPy is several times faster
         return torch.from_numpy(np.sort(b.numpy(), axis=0))
     return b.sort(dim=0).values

@@ -20,7 +20,7 @@ class Dropout(TorchFunctionMode):
     a batch does not change the masks of its other examples.
 
     Args:
-        key: Integer tensor (int64), a scalar. Only `kept` also accepts several keys, ``[...]``.
+        key: Integer tensor (int64), a scalar. The method `kept` also accepts several keys, ``[...]``.
 
     Attributes:
         sampled: Number of masks sampled so far.

@@ -103,7 +103,7 @@ class Quadratic(Problem):
 
         Its argument is a function such as `spd` or `gaussian`: ``generate(rng, count, *args)`` returns ``count`` random terms.
         Without delta, one common term and each client's own term are mixed in the proportion 1 : heterogeneity. The common term
-        does not depend on the number of clients.
+        does not depend on the number of clients. With delta, deviations whose mean is zero are added to the common term.
         """
         own_share, delta = self.heterogeneity / (1 + self.heterogeneity), self.delta or 0.0
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)

@@ -49,7 +49,8 @@ def run_name(composed: Composed, naming: Collection[str] | None) -> str:
 
     Args:
         composed: The run's config.
-        naming: The keys that appear in the name, in addition to ``seed``, which always appears. None: all keys.
+        naming: The keys that appear in the name, in addition to ``seed``, which always appears. None: all keys that
+            overrides set.
     """
     groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
     overrides = (override for override in composed.overrides if key_of(override) not in FIRST)

@@ -40,7 +40,7 @@ def advising(advice: str) -> Iterator[None]:
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     """Return how a run with this config starts in a folder.
 
-    A folder that contains a run is locked if resume=true or if the status of the run is ``running``.
+    If the folder contains a run, and resume=true or the status of that run is ``running``, it is locked for this process.
 
     Args:
         folder: The folder.

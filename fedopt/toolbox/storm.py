@@ -173,7 +173,7 @@ class Means(NamedTuple):
     """The state between two rounds of `points_first`.
 
     Attributes:
-        z: The mean over clients of the variables that are averaged, which come first. The other variables stay on the clients.
+        z: The mean over clients of the averaged variables, the first ones of a point. The other variables stay on the clients.
         d: The mean over clients of the directions of the averaged variables.
         memory: Each client's z and d of all variables as one vector.
     """
@@ -184,7 +184,8 @@ class Means(NamedTuple):
 
 
 def means_at_start(z: Vectors, averaged: int, clients: int) -> Means:
-    """Return the state of `points_first` before the first round: all clients have the point z, and d = 0.
+    """Return the state of `points_first` before the first round: all clients have the point z, and the
+    direction 0.
 
     Args:
         z: The initial point.
