@@ -16,8 +16,7 @@ from fedopt.bench.rank import BEFORE, BEHIND, OPEN, SAME, SEARCH
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task
 from fedopt.config import CONF, class_path, command_line, options
 from fedopt.console import markdown_cell, printable
-from fedopt.drawing import Line, Page, Section, describe, draw_lines, look, pictures, styled
-from fedopt.drawing.figures import GREY, MARKERS, OKABE_ITO
+from fedopt.drawing import GREY, MARKERS, OKABE_ITO, Line, Page, Section, describe, draw_lines, look, pictures, styled
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
 

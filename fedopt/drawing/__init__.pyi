@@ -1,6 +1,9 @@
 from fedopt.drawing.figures import FEW as FEW
 from fedopt.drawing.figures import FORMATS as FORMATS
+from fedopt.drawing.figures import GREY as GREY
 from fedopt.drawing.figures import LEGENDS as LEGENDS
+from fedopt.drawing.figures import MARKERS as MARKERS
+from fedopt.drawing.figures import OKABE_ITO as OKABE_ITO
 from fedopt.drawing.figures import STYLE as STYLE
 from fedopt.drawing.figures import WIDTH as WIDTH
 from fedopt.drawing.figures import Line as Line

@@ -111,6 +111,15 @@ def marked(problem: Any) -> dict[str, int]:
 
     Args:
         problem: The problem.
+
+    Example:
+        >>> import fedopt
+        >>> class TwoObjectives:
+        ...     @fedopt.oracle(2)
+        ...     def h(self, x, sample):
+        ...         return x[:2]
+        >>> fedopt.marked(TwoObjectives())
+        {'h': 2}
     """
     return {name: getattr(problem, K) if isinstance(K, str) else K for name, K in _marks(problem.__class__)}
 

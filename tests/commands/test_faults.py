@@ -826,7 +826,7 @@ def test_config_folders_of_any_name(monkeypatch, capsys, tmp_path):
         ("experiment/own.yaml", b"seed: \xff", "UTF-8"),
         ("experiment/own.yaml", "# @package _global_\n2\n", "int"),
         ("experiment/own.yaml", "# @package _global_\n[1]\n", "ListConfig"),
-        ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "in a cycle"),
+        ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "form a cycle"),
     ],
 )
 def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, tmp_path):
