@@ -639,7 +639,10 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
             "mine: no comment in conf/algo/mine.yaml says what a key is tuned as; write one, such as "
             "'eta: 0.1 # step size; tuned as a step size'",
         ),
-        (["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"], "algo.eta=0: step sizes are searched"),
+        (
+            ["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"],
+            "algo.eta=0: step sizes are searched",
+        ),
     ],
 )
 def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
