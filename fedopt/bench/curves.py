@@ -4,7 +4,8 @@ import csv
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -38,16 +39,11 @@ def read_rows(path: Path) -> Rows:
     Raises:
         UserError: The file is damaged.
     """
-    try:
-        rows = [*csv.DictReader(StringIO(gzip.decompress(read_bytes(path, LARGEST)).decode()))]
+    with _damage_named(path):
+        rows = [*csv.DictReader(StringIO(gzip.decompress(_content(path)).decode()))]
         if rows and "status" not in rows[0]:
             raise ValueError("the column status is missing")
         return sorted(rows, key=lambda row: (int(row["trial"]), int(row["seed"])))
-    except FileNotFoundError:
-        return []
-    except (EOFError, zlib.error, *BROKEN) as error:
-        why = first_line(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command") from None
 
 
 def add_rows(path: Path, rows: Rows) -> None:
@@ -65,15 +61,28 @@ def add_rows(path: Path, rows: Rows) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(".lock")):
-        before = read_bytes(path, LARGEST) if path.exists() else b""
-        with gzip.open(BytesIO(before), "rt") as file:
-            columns = next(csv.reader(file), [])
-        if not {name for row in rows for name in row} <= {
-            *columns
-        }:  # the table is new, or none of its trials has metrics
+        with _damage_named(path):
+            before = _content(path)
+            with gzip.open(BytesIO(before), "rt") as file:
+                columns = next(csv.reader(file), [])
+        if {name for row in rows for name in row} - {*columns}:  # the table is new, or none of its trials has metrics
             before, rows, columns = b"", [*read_rows(path), *rows], []
         text = pd.DataFrame(rows, columns=columns or None).to_csv(index=False, header=not before)
         write_atomically(path, before + gzip.compress(text.encode(), 6, mtime=0))
+
+
+def _content(path: Path) -> bytes:
+    return read_bytes(path, LARGEST) if path.exists() else b""
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raise a UserError that names the table if it cannot be read."""
+    try:
+        yield
+    except (EOFError, zlib.error, *BROKEN) as error:
+        why = first_line(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: cannot be read ({why}); delete it, and repeat the command") from None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,6 +15,7 @@ from support.command import code_of
 from fedopt.bench import curves
 from fedopt.bench.trials import FIRST_SEED
 from fedopt.commands import tune as command
+from fedopt.errors import UserError
 from fedopt.results import RunFolder
 from fedopt.running import together
 
@@ -249,3 +250,12 @@ def test_a_value_that_differs_alone_is_reported(monkeypatch, capsys, search):
     table = pd.read_csv(search / "trials.csv")
     assert f"trial{int(table.loc[table['loss'].idxmin(), 'trial']):03d}" in places
     assert table.loc[number, "loss"] == 1000
+
+
+@pytest.mark.parametrize("content", [b"trial,seed\n", gzip.compress(b"trial,seed\n")[:5]], ids=["text", "cut"])
+def test_no_rows_are_added_to_a_damaged_table(content, tmp_path):
+    path = tmp_path / "curves.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"curves\.csv\.gz: cannot be read .*; delete it, and repeat the command"):
+        curves.add_rows(path, [{"trial": "1", "seed": "0", "status": "finished"}])
+    assert path.read_bytes() == content
