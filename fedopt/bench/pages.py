@@ -1,6 +1,7 @@
 """The benchmark's results as pages, tables, figures and one interactive HTML file, made from the table of all runs."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 from fedopt.analysis import print_table, write_table
 from fedopt.bench.effects import results
 from fedopt.bench.rank import BEFORE, BEHIND, OPEN, SAME, SEARCH
+from fedopt.bench.space import Point
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task
 from fedopt.config import CONF, class_path, command_line, options
 from fedopt.console import markdown_cell, printable
@@ -62,20 +64,27 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     _interactive(found, boards, version).write(place / "interactive.html")
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
-    sampled = ended.loc[ended["kind"] == "pool", ["task", "method", "point", "words"]].itertuples(index=False)
-    points = {tuple(key): dict(word.split("=", 1) for word in words.split()) for *key, words in sampled}
+    words = (
+        ended[ended["kind"] == "pool"].drop_duplicates(["task", "method", "point"]).astype({"task": str, "method": str})
+    )
+    words = words.set_index(["task", "method", "point"])["words"].sort_index()
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
     null = DOCS / "bench" / VERSION / "null.csv"
     values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
-    values |= {"found": found, "boards": boards, "best": best, "shares": shares, "links": links, "points": points}
+    values |= {"found": found, "boards": boards, "best": best, "shares": shares, "links": links, "words": words}
     values |= {"runs": len(ended), "pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None}
     values |= {"old": version < VERSION, "docs": os.path.relpath(DOCS, place) if DOCS.is_dir() else ""}
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
     code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
-    templates.filters |= {"cell": markdown_cell, **code}
+    templates.filters |= {"cell": markdown_cell, "point": _point, **code}
     for page, task in {"index": None, **{task.name: task for task in chosen}}.items():
         text = templates.get_template(f"{'task' if task else 'index'}.md.jinja").render(task=task, **values)
         write_atomically(place / f"{page}.md", f"{text.rstrip()}\n".encode())
+
+
+def _point(words: str) -> Point:
+    """Return a configuration from the overrides in a table of runs, which are separated by blanks. Values may contain blanks."""
+    return dict(word.partition("=")[::2] for word in re.split(r" (?=\S+=)", words) if word)
 
 
 def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:

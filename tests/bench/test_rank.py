@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from support.command import ROOT
 
-from fedopt.bench import rank, release
+from fedopt.bench import pages, rank, release
 from fedopt.bench.rank import Pool, chances, curves, hits, pairs, pools_of, reach, seen, spent, worth
 from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, released, with_newer
 from fedopt.bench.suite import CURRENCIES, LIMITS, VERSION, Task
@@ -328,3 +328,16 @@ def test_newer_runs_replace_those_of_the_same_method_and_version():
     assert methods(one("2.1", "a"), one("2.1", "a")) == ["a"]
     assert methods(one("2.0", "a"), one("2.1", "b")) == methods(one("2.1", "b")[:0], one("2.1", "b")) == ["b"]
     assert methods(one("2.0", "a"), one("2.1", "b")[:0]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "point"),
+    [
+        ("", {}),
+        ("algo.eta=0.1 algo.tau=5", {"algo.eta": "0.1", "algo.tau": "5"}),
+        ("algo.tau=2 epochs algo.steps=[1, 2]", {"algo.tau": "2 epochs", "algo.steps": "[1, 2]"}),
+        ("no override", {"no override": ""}),  # of a table that somebody else has made
+    ],
+)
+def test_a_configuration_is_read_from_a_table(words, point):
+    assert pages._point(words) == point
