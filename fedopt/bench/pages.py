@@ -64,10 +64,9 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     _interactive(found, boards, version).write(place / "interactive.html")
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
-    words = (
-        ended[ended["kind"] == "pool"].drop_duplicates(["task", "method", "point"]).astype({"task": str, "method": str})
-    )
-    words = words.set_index(["task", "method", "point"])["words"].sort_index()
+    point = ["task", "method", "point"]
+    sampled = ended[ended["kind"] == "pool"].drop_duplicates(point).astype({"task": str, "method": str})
+    words = sampled.set_index(point)["words"].sort_index()
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
     null = DOCS / "bench" / VERSION / "null.csv"
     values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
