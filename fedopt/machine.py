@@ -2,9 +2,10 @@
 
 import os
 import platform
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedopt.errors import UserError
 
@@ -52,6 +53,23 @@ def short_spins() -> dict[str, str]:
     how threads wait, by an environment variable.
     """
     return {"GOMP_SPINCOUNT": "0"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Return a context in which OpenBLAS, the linear algebra of NumPy and SciPy, uses one thread.
+
+    SciPy's and scikit-learn's L-BFGS needs small matrices only, on which more threads are five times slower.
+    """
+    return _blas().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas() -> Any:
+    """Return a controller of the threads of the libraries that are loaded."""
+    import scipy.linalg  # noqa: F401  (SciPy has an OpenBLAS of its own, which the controller must find)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def memory() -> int:

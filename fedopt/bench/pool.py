@@ -145,7 +145,8 @@ class _Pool:
         tables = []
         for kind, points in self.points.items():
             found = pd.DataFrame(read_rows(self.folder / kind / TABLE))
-            numbers = found.reindex(columns=[*COUNTS.values(), self.task.metric]).apply(pd.to_numeric)
+            numbers = found.reindex(columns=[*COUNTS.values(), self.task.metric])
+            numbers = numbers.apply(pd.to_numeric, errors="coerce")  # '' and 'nan' become nan
             rows = pd.DataFrame({name: numbers[column].fillna(0).astype(int) for name, column in COUNTS.items()})
             rows["value"], rows["status"] = rounded(numbers[self.task.metric]), found["status"]
             rows["point"], rows["seed"] = found["trial"].astype(int), found["seed"].astype(int)

@@ -195,7 +195,8 @@ def pools_of(task: Task, table: pd.DataFrame) -> dict[str, dict[str, Pool]]:
     goals = [*range(len(task.targets))]
     reached = hits(task, table.astype({"method": str, "kind": str})).sort_values(KEYS)
     for (currency, method), own in reached.groupby(["currency", "method"]):
-        others: Any = {key: costs.to_numpy() for key, costs in own.groupby(["kind", "point"])[goals]}
+        judged = own[(own["kind"] == "report") | (own["point"] < THEORY)]
+        others: Any = {key: costs.to_numpy() for key, costs in judged.groupby(["kind", "point"])[goals]}
         for kind, name in (("null", f"{method}{AGAIN}"), ("pool", str(method))):
             runs = own[(own["kind"] == kind) & (own["point"] >= THEORY)]
             if len(runs):

@@ -12,6 +12,7 @@ import warnings
 
 import numpy as np
 
+from fedopt.machine import one_blas_thread
 from fedopt.metrics import EQUAL
 
 RATIOS = np.logspace(3, -3, 25)  # the strongest penalty comes first, since the first of equal errors is chosen
@@ -67,7 +68,7 @@ def logistic(x: np.ndarray, y: np.ndarray, tests: np.ndarray, weights: np.ndarra
         if folds > 1:
             options |= {"Cs": INVERSES, "cv": int(folds), "scoring": "neg_log_loss"}
             models[0] = LogisticRegressionCV(l1_ratios=(0,), use_legacy_attributes=False, **options)
-        with warnings.catch_warnings():
+        with one_blas_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # separable classes cause this warning
             for its, model in zip(shares, models, strict=True):
                 its[:, present] = smoothed[present].sum() * model.fit(x, y).predict_proba(tests)

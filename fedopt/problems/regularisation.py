@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedopt.data import Batch, Batches, LabelledData, cross_entropy
 from fedopt.errors import UserError
+from fedopt.machine import one_blas_thread
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.networks import Dense
 from fedopt.problems.classes import Bilevel, Weighting
@@ -194,7 +195,8 @@ class Regularisation(Labelled, Bilevel):
             return float(value), columns.flatten().cpu().numpy()
 
         start, most = np.zeros(len(self._start[1])), {"maxiter": 200, "ftol": 0, "gtol": 1e-7}
-        return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
+        with one_blas_thread():
+            return model(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=most).x)
 
     def _scale(self, x: Tensor, batch: Batch) -> Tensor | None:
         """Return the Cholesky factors L of the Hessian of g at y = 0, ``[outputs, features, features]``.

@@ -15,7 +15,7 @@ from support.cases import few
 from support.command import ROOT, code_of
 
 from fedopt.bench import Entries, Pools, curves, tasks, write_table
-from fedopt.bench.pool import NULL, POOL, REPORT
+from fedopt.bench.pool import NULL, POOL, REPORT, _Pool
 from fedopt.bench.release import COLUMNS, NAMES, TABLE, read_table, rounded
 from fedopt.bench.space import overrides_of, roles
 from fedopt.bench.suite import CURRENCIES
@@ -127,6 +127,18 @@ def test_what_is_kept(done):
         f"{name}.parquet" for name in ("toy sgd", "twin", "slow")
     }
     assert table["cpu"].notna().all()
+
+
+def test_a_metric_may_be_nan_and_a_failed_run_has_no_metrics(folder, tmp_path):
+    entries, (task,) = Entries([folder]), tasks(["toy"], [folder])
+    pools = Pools(tmp_path, entries, "abc")
+    of = tmp_path / "toy" / f"slow {entries.digest(task, entries['slow'])} abc" / POOL / curves.TABLE
+    first, counts = {"trial": "0", "seed": "1"}, {"round": "3", "comm_rounds": "3"}
+    rows = [first | counts | {"status": "diverged", "distance": text} for text in ("0.5", "nan", "inf")]
+    curves.add_rows(of, [*rows, {"trial": "1", "seed": "1", "status": "failed"}])
+    table = _Pool(pools, task, entries["slow"]).table()
+    np.testing.assert_array_equal(table["value"], [0.5, np.nan, np.inf, np.nan])
+    assert table["step"].tolist() == [3, 3, 3, 0]
 
 
 @pytest.mark.full
