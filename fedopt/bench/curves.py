@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedopt.running import Outcome as Computed
 
 TABLE = "curves.csv.gz"
-# One per evaluation of a trial with a seed: the trial, the seed, the searched keys, how the run ended, and the metrics
+# One per evaluation of a trial with a seed: the trial, the seed, the tuned keys, how the run ended, and the metrics
 Rows = list[dict[str, str]]
 
 
@@ -90,7 +90,7 @@ class Stack(Job):
     """A job that computes trials of a search with one seed, together where possible, and adds their curves to a table.
 
     Args:
-        points: trial -> its point, the values of the searched keys.
+        points: trial -> its point, the values of the tuned keys.
         configs: The config of each trial. They differ only in keys of the algorithm. If empty, the process that computes the
             trials composes them, since composing hundreds of configs takes a while.
     """

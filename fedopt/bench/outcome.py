@@ -29,7 +29,7 @@ MARKS: dict[str, dict[str, Any]] = {  # of the trials in the figure
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return one row per trial: algorithm, number, status, loss, the value with each seed, and the searched keys."""
+    """Return one row per trial: algorithm, number, status, loss, the value with each seed, and the tuned keys."""
     rows = [
         {"algo": search.algo, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
@@ -79,7 +79,7 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """Draw the best of k trials, and all trials in one panel per algorithm and searched key.
+    """Draw the best of k trials, and all trials in one panel per algorithm and tuned key.
 
     Args:
         path: The file of the figure.
@@ -140,7 +140,7 @@ def comparing(searches: Sequence[Search], folder: Path) -> list[str]:
     """Return the commands that compare the algorithms at their best values on three seeds that the search did not use.
 
     One command suffices if the files in the search's `tuned/` folder reproduce the configs of the best trials. If an
-    experiment file sets a searched key, they do not; there is then one command per algorithm, with its values as overrides.
+    experiment file sets a tuned key, they do not; there is then one command per algorithm, with its values as overrides.
     """
     # A folder that is not shared with runs of untuned values or of a search with fewer trials
     place = outputs() / "tuned" / f"{folder.name}_{sum(len(search.done) for search in searches)}"

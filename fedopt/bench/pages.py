@@ -29,8 +29,6 @@ TICKS: dict[float, str] = {UNTUNED: "0"} | {k: str(k) for k in (1, 2, 4, 8, 16, 
 COLOURS = dict(zip((BEFORE, BEHIND, SAME, OPEN), (*OKABE_ITO[:3], GREY), strict=True))  # of verdicts
 FAR = 16  # the largest ratio on the axis of a figure of effects; longer intervals end there
 RATIOS = {1 / FAR: "1/16", 1 / 4: "1/4", 1: "1", 4: "4", FAR: "16"}
-# Entry of version 2.0 -> the entry of later versions with the same keys
-OLDER = {name: f"{name} + server steps" for name in ("local_sgda", "fedgda_gt")}
 # Marker of matplotlib -> its name in plotly, and a character for the legend
 SYMBOLS = dict(zip(MARKERS, zip(
     ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-left", "triangle-right", "cross", "pentagon",
@@ -49,7 +47,7 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     Raises:
         UserError: See `compared`, or plotly is not installed.
     """
-    table, version = compared(table, chosen, entries), str(table["bench_version"].iloc[0])
+    table = compared(table, chosen, entries)
     found = results(table, chosen, entries)
     for name, rows in found.items():
         write_table(place / f"{name}.csv", rows)
@@ -61,7 +59,7 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     _draw_effects(found["claims"], place / "effects.svg")
     for name, here in {**boards, **{task.name: [task] for task in chosen if task.board != PHASE}}.items():
         _draw_curves(found["curves"], here, place / f"curves_{name.replace(' ', '_')}.svg")
-    _interactive(found, boards, version).write(place / "interactive.html")
+    _interactive(found, boards).write(place / "interactive.html")
     ended = table.drop_duplicates(["task", "method", "kind", "point", "seed"], keep="last")
     shares = {task.name: _reach(found["reach"], task) for task in chosen}
     point = ["task", "method", "point"]
@@ -69,10 +67,9 @@ def write_pages(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries, p
     words = sampled.set_index(point)["words"].sort_index()
     links = {name: _link(name, entries, place) for name in table["method"].unique()}
     null = DOCS / "bench" / VERSION / "null.csv"
-    values = {"version": version, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
+    values = {"version": VERSION, "search": SEARCH, "currencies": CURRENCIES, "chosen": chosen, "entries": entries}
     values |= {"found": found, "boards": boards, "best": best, "shares": shares, "links": links, "words": words}
     values |= {"runs": len(ended), "pools": _pools(ended), "null": pd.read_csv(null) if null.is_file() else None}
-    values |= {"old": version < VERSION, "docs": os.path.relpath(DOCS, place) if DOCS.is_dir() else ""}
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
     code = {"code": lambda words: printable(" ".join(words)).replace("`", "'"), "command": command_line}
     templates.filters |= {"cell": markdown_cell, "point": _point, **code}
@@ -87,16 +84,13 @@ def _point(words: str) -> Point:
 
 
 def compared(table: pd.DataFrame, chosen: Sequence[Task], entries: Entries) -> pd.DataFrame:
-    """Return the rows of the chosen tasks. Runs of an older version are kept if their method is still an entry.
+    """Return the rows of the chosen tasks.
 
     Raises:
-        UserError: The rules of a task have changed since its runs, and the runs are not of an older version.
+        UserError: The rules of a task have changed since its runs.
     """
     by_name = {task.name: task for task in chosen}
     table = table[table["task"].isin(by_name)]
-    if max(map(str, table["bench_version"].unique()), default=VERSION) < VERSION:
-        table = table.assign(method=table["method"].astype(str).replace(OLDER))
-        return table[table["method"].isin([name for name in table["method"].unique() if name in entries])]
     for task, name, digest in table[["task", "method", "task_digest"]].drop_duplicates().itertuples(index=False):
         if name in entries and digest != entries.digest(by_name[task], entries[name]):
             why = f"the rules in its files have changed since the runs of {name}"
@@ -189,7 +183,7 @@ def _draw_curves(curves: pd.DataFrame, here: Sequence[Task], path: Path) -> None
 # The interactive file
 
 
-def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequence[Task]], version: str) -> Page:
+def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequence[Task]]) -> Page:
     """Return the interactive page: tuning curves, and the share of targets reached against the fraction of the budget."""
     curves = found["curves"].assign(target="all (score)", title="expected score")
     by_target = found["reach_by_points"].rename(columns={"share": "score"})
@@ -206,7 +200,7 @@ def _interactive(found: Mapping[str, pd.DataFrame], boards: Mapping[str, Sequenc
     searched = "What a search finds, by the number of configurations that it tries. Press a method to hide it."
     reached = f"The targets of all tasks that a search of {SEARCH} configurations reaches."
     sections = [Section("Tuning curves", [searched], chart=tuning), Section("Targets reached", [reached], chart=budget)]
-    return Page(f"fedopt benchmark {version}", sections)
+    return Page(f"fedopt benchmark {VERSION}", sections)
 
 
 def _chart(rows: pd.DataFrame, menus: list[str], x: str, order: "pd.Index[Any]") -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Entry:
         ranges: key -> the name of a role, or a range. It may be followed by `` * KEY`` or `` / KEY``, once or several times: the
             value is multiplied or divided by the value of that key, which may also be a number.
         place: Where the paper has these keys.
-        form: ``paper``: the searched keys are the paper's. ``general``: it has more keys, or other ones. ``control``: it
+        form: ``paper``: the tuned keys are the paper's. ``general``: it has more keys, or other ones. ``control``: it
             is run only to measure what another key changes, and has no rank.
     """
 
@@ -211,7 +211,7 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
 
 
 class Entries:
-    """The benchmark's entries (methods with searched keys) by name, the search ranges by role, and the registered claims.
+    """The benchmark's entries (methods with tuned keys) by name, the search ranges by role, and the registered claims.
 
     An entry is built when it is first used. Whether its algorithm exists and fits a task is checked by `Pools.fits`, not here.
 
