@@ -55,8 +55,9 @@ def judged(costs, ends, size):
     """
     n, seeds, parts = len(costs) - 1, range(costs.shape[1]), []
     values = np.stack([worth(costs), np.isfinite(costs)], axis=2)  # [points, seeds, 2, targets]
+    scores = values[:, :, 0].mean(axis=2)
     for seed in seeds:
-        order = sorted(range(n + 1), key=lambda p: (-worth(costs[p, seed]).mean(), -ends[p, seed], p))
+        order = sorted(range(n + 1), key=lambda p: (-scores[p, seed], -ends[p, seed], p))
         others = [other for other in seeds if other != seed] or [seed]
         tried, total, found = size - 1, math.comb(n, size - 1), np.zeros(values.shape[2:])
         worse = n  # sampled points that are not better than those looked at so far
