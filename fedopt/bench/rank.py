@@ -121,7 +121,8 @@ class Pool:
     @cached_property
     def orders(self) -> np.ndarray:
         """The indices of all points from best to worst on each seed, [seeds, 1 + n]. Of equal points, the first is the best."""
-        return np.lexsort((-self.ends.T, -self.scores.T), axis=-1)
+        exact = self.scores.round(9)  # equal products of costs give scores that differ by rounding
+        return np.lexsort((-self.ends.T, -exact.T), axis=-1)
 
     @cached_property
     def found(self) -> np.ndarray:
