@@ -17,7 +17,7 @@ from fedopt.bench.rank import BEFORE, BEHIND, OPEN, SAME, SEARCH
 from fedopt.bench.space import Point
 from fedopt.bench.suite import CURRENCIES, VERSION, Entries, Task
 from fedopt.config import CONF, class_path, command_line, options
-from fedopt.console import markdown_cell, printable
+from fedopt.console import counted, markdown_cell, printable
 from fedopt.drawing import GREY, MARKERS, OKABE_ITO, Line, Page, Section, describe, draw_lines, look, pictures, styled
 from fedopt.errors import UserError
 from fedopt.files import write_atomically
@@ -150,7 +150,8 @@ def _draw_effects(claims: pd.DataFrame, path: Path) -> None:
             for ends, width in ((("new_low", "new_high"), 0.8), (("low", "high"), 2.4)):
                 axis.plot(np.clip([claim[end] for end in ends], 1 / FAR, FAR), [y, y], color=colour, linewidth=width)
             axis.plot(claim["ratio"], y, "o", color=colour)
-            words = f"{claim['one']} / {claim['other']}, {CURRENCIES[claim['currency']].short}, {claim['tasks']} tasks"
+            by, tasks = CURRENCIES[claim["currency"]].short, counted(claim["tasks"], "task")
+            words = f"{claim['one']} / {claim['other']}, {by}, {tasks}"
             axis.text(0.01, y + 0.22, words, transform=axis.get_yaxis_transform(), fontsize=7, va="bottom")
         axis.axvspan(0.8, 1.25, color="#dddddd", zorder=0)
         axis.set(xscale="log", xlim=(1 / FAR, FAR), ylim=(-0.5, len(claims)), yticks=[])
