@@ -58,7 +58,7 @@ def short_spins() -> dict[str, str]:
 def one_blas_thread() -> AbstractContextManager[Any]:
     """Return a context in which OpenBLAS, the linear algebra of NumPy and SciPy, uses one thread.
 
-    SciPy's and scikit-learn's L-BFGS needs small matrices only, on which more threads are five times slower.
+    L-BFGS in SciPy and scikit-learn works on small matrices, for which two threads take five times as long as one.
     """
     return _blas().limit(limits=1, user_api="blas")
 
